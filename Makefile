@@ -1,0 +1,69 @@
+# Every target is the only command you need to type: each makes .venv itself, once, and again when pyproject.toml changes.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+MARK   := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
+
+# More for pytest:                       make test PYTEST_ARGS="-k string -x"
+PYTEST_ARGS ?=
+# Test processes; "0" runs in one:       make test JOBS=4
+JOBS        ?= 2
+# A server to compare with:              make bench VS=triton
+VS          ?=
+# More for the benchmark:                make bench BENCH_ARGS=--help
+BENCH_ARGS  ?=
+# The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
+PYTHON      ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench docs clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(MARK)-examples ## start a server on the examples and call each with an unmodified Triton client
+	@$(BIN)/python examples/demo.py
+
+test: lint ## the linters, then every test
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(MARK)-dev ## ruff, mypy and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(MARK)-dev ## let ruff format and fix what it can
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+
+bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the reference server
+	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+docs: $(MARK)-docs ## build the site into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html is ready"
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# --- The environment ---
+
+# .venv/.installed-EXTRA: the package itself, editable, with that extra.
+$(MARK)-%: pyproject.toml | $(BIN)/python
+	@echo "installing pybackend[$*] into $(VENV) (the first time this takes a minute)"
+	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+# The first of these that is CPython 3.11 or newer and can make environments.
+$(BIN)/python:
+	@for candidate in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3); do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
+	    "$$candidate" -m venv --clear $(VENV) && exit 0; exit 1; \
+	  fi; \
+	done; \
+	echo "pybackend needs CPython 3.11 or newer with its venv module (on Debian and Ubuntu: apt install python3-venv);" \
+	     "none was found. Name one with: make PYTHON=/path/to/python3" >&2; exit 1

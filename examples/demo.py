@@ -1,0 +1,221 @@
+"""Starts one server on the models of all examples, runs every example's client against it, and stops it.
+
+    python examples/demo.py [EXAMPLE ...]
+
+Exits 0 if every client that could run printed its PASS line, 1 otherwise. `tests/examples` uses the parts of this file.
+"""
+
+import argparse
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+NEEDS = {"torch_linear": "torch"}
+"""Examples whose models import a package that is not always there."""
+
+READY_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 40
+CLIENT_TIMEOUT_S = 60
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message is for the person who started it."""
+
+
+def find_examples():
+    """The folders here that hold a client and a model repository, in alphabetical order."""
+    return sorted(client.parent for client in HERE.glob("*/client.py") if (client.parent / "model_repository").is_dir())
+
+
+def missing_package(example):
+    """The package that keeps this example from running here, or None."""
+    package = NEEDS.get(example.name)
+    return package if package and importlib.util.find_spec(package) is None else None
+
+
+def assemble_repository(examples, folder):
+    """Makes `folder` a repository with every model of `examples`, by links; returns the models' names."""
+    models = [model for example in examples for model in sorted((example / "model_repository").iterdir())]
+    for model in models:
+        (folder / model.name).symlink_to(model, target_is_directory=True)
+    return [model.name for model in models]
+
+
+def run_client(example, url):
+    """Runs one example's client; returns (whether it passed, what it printed)."""
+    try:
+        done = subprocess.run(
+            [sys.executable, str(example / "client.py"), "--url", url],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=CLIENT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        printed = expired.stdout or b""
+        return False, f"{printed.decode(errors='replace')}no end after {CLIENT_TIMEOUT_S} s\n"
+    lines = done.stdout.splitlines()
+    return done.returncode == 0 and bool(lines) and lines[-1] == f"PASS: {example.name}", done.stdout
+
+
+class Server:
+    """A `pybackend serve` process on free ports of this machine.
+
+    `url` and `metrics_url` are known once the server has printed where it listens. Use it in a `with` statement: it is
+    entered when every model is ready, and left when the process has ended.
+    """
+
+    LISTENS = re.compile(r"Started (HTTPService|Metrics Service) at (\S+:\d+)")
+
+    def __init__(self, repository, *flags):
+        self.command = [sys.executable, "-m", "pybackend", "serve", str(repository), "--http-address", "127.0.0.1"]
+        self.command += ["--http-port", "0", "--metrics-port", "0", *flags]
+        self.log = deque(maxlen=2000)  # the last lines that it printed
+        self.addresses = {}
+        self.listening = threading.Event()
+        self.ended = threading.Event()
+
+    @property
+    def url(self):
+        return self.addresses["HTTPService"]
+
+    @property
+    def metrics_url(self):
+        return f"http://{self.addresses['Metrics Service']}/metrics"
+
+    def __enter__(self):
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.reader = threading.Thread(target=self._read_log, daemon=True)
+        self.reader.start()
+        try:
+            self._wait_until_ready(time.monotonic() + READY_TIMEOUT_S)
+        except BaseException:
+            self.process.kill()
+            self._reap()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self._reap()
+
+    def _reap(self):
+        self.process.wait()
+        self.reader.join(5)
+        self.process.stdout.close()
+
+    def _read_log(self):
+        for line in self.process.stdout:
+            self.log.append(line)
+            found = self.LISTENS.search(line)
+            if found:
+                self.addresses[found[1]] = found[2]
+                if len(self.addresses) == 2:
+                    self.listening.set()
+        self.ended.set()
+        self.listening.set()
+
+    def _wait_until_ready(self, deadline):
+        self.listening.wait(deadline - time.monotonic())
+        while len(self.addresses) < 2 or not self._is_ready():
+            # Returns at once if the server gives up; a server that loads its models is asked again.
+            if self.ended.wait(0.05):
+                raise DemoError(f"the server ended before it was ready; it printed:\n{''.join(self.log)}")
+            if time.monotonic() > deadline:
+                raise DemoError(f"not ready after {READY_TIMEOUT_S} s; the server printed:\n{''.join(self.log)}")
+
+    def _is_ready(self):
+        try:
+            with urllib.request.urlopen(f"http://{self.url}/v2/health/ready", timeout=5) as reply:
+                return reply.status == 200
+        except urllib.error.HTTPError as not_yet:
+            not_yet.close()
+            return False
+        except OSError:
+            return False
+
+
+def choose_examples(names):
+    """The examples of these names (all if there are none), less those that cannot run here."""
+    examples = find_examples()
+    unknown = set(names) - {example.name for example in examples}
+    if unknown:
+        raise DemoError(f"no such example: {', '.join(sorted(unknown))}")
+    chosen = []
+    for example in examples:
+        if names and example.name not in names:
+            continue
+        package = missing_package(example)
+        if package:
+            print(f"SKIP: {example.name}: {package} is not installed here (pip install 'pybackend[{package}]')")
+        else:
+            chosen.append(example)
+    return chosen
+
+
+def demo(names):
+    """Runs the demo; returns the names of the examples that failed."""
+    examples = choose_examples(names)
+    with tempfile.TemporaryDirectory(prefix="pybackend-demo-") as folder:
+        models = assemble_repository(examples, Path(folder))
+        print(f"Starting pybackend with {len(models)} models: {', '.join(models)}")
+        started = time.monotonic()
+        with Server(folder) as server:
+            seconds = time.monotonic() - started
+            print(f"Ready after {seconds:.1f} s: http://{server.url}, metrics at {server.metrics_url}")
+            failed = []
+            for example in examples:
+                print(f"\n--- examples/{example.name}/client.py --url {server.url}")
+                passed, printed = run_client(example, server.url)
+                print(printed, end="")
+                if not passed:
+                    failed.append(example.name)
+            print("\nStopping the server with SIGTERM ...", end=" ", flush=True)
+        status = server.process.returncode
+        print(f"it ended with status {status}.")
+    if failed or status:
+        print(f"\nThe server's last lines:\n{''.join(list(server.log)[-40:])}")
+    return failed + ([] if status == 0 else ["the server's own end"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", metavar="EXAMPLE", nargs="*", help="folders beside this file (default: all)")
+    try:
+        failed = demo(parser.parse_args().names)
+    except DemoError as error:
+        print(f"FAIL: {error}")
+        return 1
+    if failed:
+        print(f"FAIL: {', '.join(failed)}")
+        return 1
+    print("\nEverything passed. What ran is in examples/: a model.py, a config.pbtxt and a client.py each.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

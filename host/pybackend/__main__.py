@@ -1,0 +1,7 @@
+"""``python -m pybackend``."""
+
+import sys
+
+from pybackend.cli import main
+
+sys.exit(main())

@@ -1,0 +1,13 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    from pybackend.cli.commands import run
+
+    return run(sys.argv[1:] if arguments is None else list(arguments))

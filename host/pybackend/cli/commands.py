@@ -1,0 +1,53 @@
+"""What the commands do. Imports are in the order of their cost: models' processes start before the web stack is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pybackend.cli.options import UsageError, parse, print_help
+from pybackend.errors import PybackendError
+from pybackend.settings import Settings
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name; returns the exit status."""
+    try:
+        settings = parse(arguments)
+        if settings is None:
+            print_help()
+            return 1
+        return serve(settings)
+    except UsageError as error:
+        print(f"{error.usage}{error}", file=sys.stderr)
+    except PybackendError as error:
+        print(f"error: {error}" if not str(error).startswith("Error") else str(error), file=sys.stderr)
+    return 1
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Raises:
+        PybackendError: the server cannot start.
+    """
+    from pybackend.instance.bundle import stage_bundle
+    from pybackend.instance.stub_process import StubLauncher
+    from pybackend.observability.logging import set_up_logging
+    from pybackend.repository.layout import scan_repositories
+
+    set_up_logging(settings.log)
+    scan = scan_repositories(settings.repositories)
+    launcher = StubLauncher(stage_bundle())
+    launcher.start_ahead(min(len(scan.models), settings.model_load_count))
+    try:
+        import uvloop
+
+        from pybackend.server import Server
+
+        async def main() -> int:
+            return await Server(settings, scan, launcher).run()
+
+        return uvloop.run(main())
+    finally:
+        launcher.close()

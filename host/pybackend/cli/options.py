@@ -1,0 +1,215 @@
+"""The flags of ``pybackend serve``, under the reference's names, and what they become."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pybackend import __version__
+from pybackend.errors import ServerError
+from pybackend.observability.logging import LogSettings
+from pybackend.settings import DEFAULT_MAX_INPUT_SIZE_BYTES, HttpSettings, Settings, half_of_memory_bytes
+
+_TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
+
+
+class UsageError(ServerError):
+    """The command line is wrong; ``usage`` says how it would be right."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, self.format_usage())
+
+
+def boolean(text: str) -> bool:
+    """``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
+
+
+def integer(least: int, most: int = 2**63 - 1) -> object:
+    """A parser of whole numbers within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"Invalid option value. Got {text}") from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(
+                f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
+            )
+        return number
+
+    return parse
+
+
+def verbosity(text: str) -> int:
+    """A number, or true for 1 and false for 0."""
+    return int(boolean(text)) if not text.isdecimal() else int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(prog="pybackend", description="Serves models written for Triton's Python backend.")
+    parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve the models of a repository", description="Serve models over HTTP.")
+    _add_repository(serve)
+    _add_http(serve)
+    _add_server(serve)
+    return parser
+
+
+def _flag(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str) -> None:
+    group.add_argument(
+        name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=f"{text} [{str(default).lower()}]"
+    )
+
+
+def _add_repository(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("models")
+    group.add_argument("repository", nargs="?", type=Path, metavar="REPOSITORY", help="directory that holds the models")
+    group.add_argument(
+        "--model-repository",
+        "--model-store",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="another directory of models; may be given several times",
+    )
+    group.add_argument(
+        "--disable-auto-complete-config",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="take configurations as they are written; models cannot complete them [false]",
+    )
+    _flag(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
+    _flag(group, "--strict-readiness", default=True, text="be ready only while every model is")
+    group.add_argument(
+        "--model-load-thread-count",
+        type=integer(1, 1024),  # type: ignore[arg-type]
+        default=4,
+        metavar="N",
+        help="models that are loaded at the same time [4]",
+    )
+    group.add_argument(
+        "--model-memory-limit",
+        type=integer(1024 * 1024),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="most tensor memory for the inputs of a model, and for the outputs of each instance [half of the machine's]",
+    )
+
+
+def _add_http(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("endpoints")
+    port = integer(0, 65535)
+    _flag(group, "--allow-http", default=True, text="serve HTTP")
+    group.add_argument("--http-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
+    group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 takes a free port [8000]")  # type: ignore[arg-type]
+    group.add_argument(
+        "--http-max-input-size",
+        type=integer(-(2**63)),  # type: ignore[arg-type]
+        default=DEFAULT_MAX_INPUT_SIZE_BYTES,
+        metavar="BYTES",
+        help=f"largest JSON part or raw body of a request [{DEFAULT_MAX_INPUT_SIZE_BYTES}]",
+    )
+    _flag(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
+    group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
+    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+
+
+def _add_server(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("server")
+    group.add_argument("--id", default="triton", metavar="NAME", help="name in the server's metadata [triton]")
+    group.add_argument(
+        "--exit-timeout-secs",
+        type=integer(0),  # type: ignore[arg-type]
+        default=30,
+        metavar="SECONDS",
+        help="how long requests under way and `finalize` may take at the end [30]",
+    )
+    group.add_argument(
+        "--log-verbose",
+        type=verbosity,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="LEVEL",
+        help="1 writes verbose lines too, those of models included [0]",
+    )
+    _flag(group, "--log-info", default=True, text="write informational lines")
+    _flag(group, "--log-warning", default=True, text="write warnings")
+    _flag(group, "--log-error", default=True, text="write errors")
+
+
+def parse(arguments: Sequence[str]) -> Settings | None:
+    """The settings that a command line asks for; None if it names no command.
+
+    Raises:
+        UsageError: it asks for something that does not exist.
+        ServerError: what it asks for contradicts itself.
+    """
+    parser = make_parser()
+    given, rest = parser.parse_known_args(list(arguments))
+    if rest:
+        if rest[0].startswith("-"):
+            raise UsageError(f'Bad option: "{rest[0].split("=")[0]}".', parser.format_usage())
+        raise UsageError(f"Unexpected argument: {rest[0]}", parser.format_usage())
+    return None if given.command is None else _settings(given)
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    repositories = ([given.repository] if given.repository else []) + given.model_repository
+    if not repositories:
+        raise ServerError(
+            "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
+        )
+    if given.http_max_input_size <= 0:
+        raise ServerError("Error: --http-max-input-size must be greater than 0.")
+    metrics_address = given.metrics_address or given.http_address
+    both = given.allow_http and given.allow_metrics
+    if both and given.http_port == given.metrics_port != 0 and given.http_address == metrics_address:
+        raise ServerError(
+            "The server cannot listen to HTTP requests and Metrics requests at the same address and port "
+            f"{given.http_address}:{given.http_port}"
+        )
+    return Settings(
+        repositories=tuple(repositories),
+        server_id=given.id,
+        auto_complete=not given.disable_auto_complete_config,
+        exit_on_error=given.exit_on_error,
+        strict_readiness=given.strict_readiness,
+        model_load_count=given.model_load_thread_count,
+        model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
+        exit_timeout_s=given.exit_timeout_secs,
+        http=HttpSettings(
+            enabled=given.allow_http,
+            address=given.http_address,
+            port=given.http_port,
+            max_input_size_bytes=given.http_max_input_size,
+            metrics_enabled=given.allow_metrics,
+            metrics_address=metrics_address,
+            metrics_port=given.metrics_port,
+        ),
+        log=LogSettings(given.log_info, given.log_warning, given.log_error, given.log_verbose),
+    )
+
+
+def print_help() -> None:
+    """How to use the command."""
+    make_parser().print_help(sys.stdout)

@@ -1,0 +1,18 @@
+"""Which status an error code becomes over HTTP: one table, and the body that goes with it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from pybackend.errors import ErrorCode
+
+STATUS: dict[ErrorCode, HTTPStatus] = {
+    ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
+    ErrorCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+    ErrorCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ErrorCode.INVALID_ARG: HTTPStatus.BAD_REQUEST,
+    ErrorCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: HTTPStatus.NOT_IMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: HTTPStatus.BAD_REQUEST,
+    ErrorCode.CANCELLED: HTTPStatus.BAD_REQUEST,
+}

@@ -1,0 +1,123 @@
+"""The metrics endpoint: an ASGI application for its own port, filled from the counters when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pybackend.model.model import Model, ModelState
+from pybackend.model.statistics import ModelStatistics
+from pybackend.observability.cpu import CpuMeter, memory_bytes
+from pybackend.observability.metrics import Family, render
+from pybackend.repository.repository import ModelRepository
+
+_NS_PER_US = 1000
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    (
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        lambda statistics: statistics.success_count,
+    ),
+    (
+        "nv_inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda statistics: statistics.inference_count,
+    ),
+    (
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda statistics: statistics.execution_count,
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda statistics: statistics.success_ns // _NS_PER_US,
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda statistics: statistics.queue_ns // _NS_PER_US,
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda statistics: statistics.compute_input_ns // _NS_PER_US,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda statistics: statistics.compute_infer_ns // _NS_PER_US,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        lambda statistics: statistics.compute_output_ns // _NS_PER_US,
+    ),
+)
+"""Per-model counters: name, help text, value."""
+
+
+class MetricsApp:
+    """``GET /metrics`` in the text format of Prometheus."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+        self._cpu = CpuMeter()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["path"] not in {"/metrics", "/metrics/"}:
+            status, body = 404, b"Not Found: the metrics are at /metrics\n"
+        elif scope["method"] != "GET":
+            status, body = 405, b"Method Not Allowed\n"
+        else:
+            status, body = 200, render(self._families())
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _families(self) -> Iterator[Family]:
+        models = [model for model in self._repository.models() if model.state is ModelState.READY]
+        for name, text, value in _COUNTERS:
+            yield Family(name, "counter", text, [(_labels(model), value(model.statistics)) for model in models])
+        yield Family(
+            "nv_inference_request_failure",
+            "counter",
+            "Number of failed inference requests, all batch sizes",
+            [
+                ({**_labels(model), "reason": reason.value}, count)
+                for model in models
+                for reason, count in model.statistics.failures.items()
+            ],
+        )
+        yield Family(
+            "nv_inference_pending_request_count",
+            "gauge",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            [(_labels(model), model.pending_count) for model in models],
+        )
+        yield Family(
+            "nv_model_load_duration_secs",
+            "gauge",
+            "Model load time in seconds",
+            [(_labels(model), model.statistics.load_duration_ns / 1e9) for model in models],
+        )
+        yield from self._machine()
+
+    def _machine(self) -> Iterator[Family]:
+        total_bytes, used_bytes = memory_bytes()
+        for name, text, value in (
+            # There is no pinned memory without a GPU; dashboards expect the family all the same.
+            ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0),
+            ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0),
+            ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu.utilization()),
+            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes),
+            ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used_bytes),
+        ):
+            yield Family(name, "gauge", text, [({}, value)])
+
+
+def _labels(model: Model) -> dict[str, str]:
+    tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+    return {"model": model.name, "version": model.version, **tags}

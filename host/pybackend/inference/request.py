@@ -1,0 +1,79 @@
+"""An inference request, whoever sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntFlag
+
+from pybackend.inference.tensor import InputTensor
+
+ParameterValue = bool | int | float | str
+
+
+class RequestFlags(IntFlag):
+    """Sequence flags, with the numbers models see in ``request.flags()``."""
+
+    SEQUENCE_START = 1
+    SEQUENCE_END = 2
+
+
+class InferenceRequest:
+    """One request to one model. It owns its inputs' memory until :meth:`release`.
+
+    Attributes:
+        model_name: the model asked for.
+        model_version: decimal version, or ``""`` for the newest that is ready.
+        id: the client's request id, ``""`` if it gave none.
+        inputs: in the client's order.
+        requested_outputs: names in the client's order; empty means every configured output.
+        parameters: custom parameters that the model may read; None if there are none.
+        correlation_id: sequence id, 0 or ``""`` if the request belongs to no sequence.
+        flags: :class:`RequestFlags` bits.
+        priority: 1 is the highest; 0 means the model's default.
+        timeout_us: the client's time-out in microseconds; 0 means none.
+        batch_size: the first dimension for models that batch, else 1 (and never 0).
+        queued_ns: ``time.monotonic_ns()`` when the engine took the request.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "correlation_id",
+        "flags",
+        "id",
+        "inputs",
+        "model_name",
+        "model_version",
+        "parameters",
+        "priority",
+        "queued_ns",
+        "requested_outputs",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str = "",
+        *,
+        id: str = "",  # noqa: A002  the protocol's own word
+        inputs: list[InputTensor] | None = None,
+        requested_outputs: tuple[str, ...] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs: list[InputTensor] = [] if inputs is None else inputs
+        self.requested_outputs = requested_outputs
+        self.parameters = parameters
+        self.correlation_id: int | str = 0
+        self.flags = 0
+        self.priority = 0
+        self.timeout_us = 0
+        self.batch_size = 1
+        self.queued_ns = 0
+
+    def release(self) -> None:
+        """Give the inputs' memory back; called once, by whoever owns the request last."""
+        for tensor in self.inputs:
+            tensor.release()

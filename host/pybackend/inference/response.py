@@ -1,0 +1,62 @@
+"""A response: one element of the stream that every request is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pybackend.errors import InferenceError
+from pybackend.inference.request import ParameterValue
+from pybackend.inference.tensor import OutputTensor
+
+
+class InferenceResponse:
+    """One response. Its outputs may lie in shared memory: call :meth:`release` once they have been sent or copied.
+
+    Attributes:
+        model_name: the model that answered.
+        model_version: decimal version that answered.
+        id: the request's id.
+        outputs: in the order the model produced them.
+        parameters: response parameters, None if there are none.
+        error: what failed, None for a result.
+        final: True on the last element of the stream.
+    """
+
+    __slots__ = ("_on_release", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str = "",  # noqa: A002  the protocol's own word
+        *,
+        outputs: list[OutputTensor] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        error: InferenceError | None = None,
+        final: bool = True,
+        on_release: Callable[[], None] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.outputs: list[OutputTensor] = [] if outputs is None else outputs
+        self.parameters = parameters
+        self.error = error
+        self.final = final
+        self._on_release = on_release
+
+    @property
+    def holds_memory(self) -> bool:
+        """True if outputs lie in shared memory that :meth:`release` gives back."""
+        return self._on_release is not None
+
+    def release(self) -> None:
+        """Give the outputs' memory back. Every further call does nothing."""
+        if self._on_release is not None:
+            on_release, self._on_release = self._on_release, None
+            self.outputs = []
+            on_release()
+
+
+OnResponse = Callable[[InferenceResponse], None]
+"""Called on the event loop, never from inside ``submit``, once per response; the last one has ``final`` set."""

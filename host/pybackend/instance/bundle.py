@@ -1,0 +1,107 @@
+"""The stub's code as a directory that any Python can run: staged once, outside every environment, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import py_compile
+import shutil
+import stat
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from pybackend.errors import ServerError
+
+_PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub")
+_MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
+_MAIN = "import sys\n\nfrom pybackend_stub.bootstrap import main\n\nsys.exit(main(sys.argv[1:]))\n"
+_NOT_STAGED = ("testing", "__pycache__")
+
+
+def stage_bundle(cache_directory: Path | None = None) -> Path:
+    """The directory to start stubs from; made if this version's is not there yet.
+
+    It holds the stub, the wire and the SDK, and nothing else of the host's environment, so that a model never imports
+    the host's packages by accident. Compiled files for this interpreter lie beside the sources.
+
+    Raises:
+        ServerError: no directory can be written.
+    """
+    sources = _sources()
+    digest = hashlib.blake2b(version("pybackend").encode() + _MAIN.encode(), digest_size=12)
+    for name, path in sources:
+        digest.update(name.encode() + b"\0" + path.read_bytes())
+    for parent in [cache_directory] if cache_directory else _cache_directories():
+        target = parent / f"stub-{digest.hexdigest()}"
+        try:
+            if not (target / "__main__.py").exists():
+                _stage(sources, target)
+        except OSError:
+            continue
+        if _is_ours(target):
+            return target
+    raise ServerError(
+        "no directory to stage the model runner in: set XDG_CACHE_HOME to one that this user can write and execute from"
+    )
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Every file of the bundle as (name inside it, path)."""
+    found: list[tuple[str, Path]] = []
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ServerError(f"package {package} is missing: this installation of pybackend is incomplete, reinstall it")
+        root = Path(next(iter(spec.submodule_search_locations)))
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if not set(_NOT_STAGED) & set(relative.parts):
+                found.append((f"{package}/{relative.as_posix()}", path))
+    for module in _MODULES:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ServerError(f"module {module} is missing: this installation of pybackend is incomplete, reinstall it")
+        found.append((f"{module}.py", Path(spec.origin)))
+    return found
+
+
+def _cache_directories() -> list[Path]:
+    """Where a bundle may lie, the best place first; nothing there is temporary, so nothing is left behind by a crash."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [Path(home) / "pybackend", Path(tempfile.gettempdir()) / f"pybackend-{os.getuid()}"]
+
+
+def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
+    """Fill a private directory and move it into place: another host may be doing the same."""
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+    try:
+        draft.chmod(0o755)
+        for name, path in sources:
+            copy = draft / name
+            copy.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copyfile(path, copy)
+            py_compile.compile(
+                str(copy),
+                dfile=str(target / name),
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+        (draft / "__main__.py").write_text(_MAIN)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not (target / "__main__.py").exists():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_ours(target: Path) -> bool:
+    """True if nobody else could have put code there: stubs will run it."""
+    for path in (target, target / "__main__.py"):
+        status = path.stat()
+        if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True

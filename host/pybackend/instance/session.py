@@ -1,0 +1,377 @@
+"""One life of one stub, from its start to its end, as seen by the host.
+
+A session knows messages, memory and states; what requests mean and whether to start another life is the instance's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.inference.tensor import OutputTensor
+from pybackend.instance.stub_process import StubProcess
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease, growth_bytes
+from pybackend.ipc.channel import StubChannel
+from pybackend.ipc.segment import Segment
+from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import (
+    LEGAL,
+    PROTOCOL_VERSION,
+    TAIL,
+    BlockPlace,
+    HostMessage,
+    SegmentRole,
+    StubState,
+)
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class StubSettings:
+    """What one instance tells its stub.
+
+    Attributes:
+        instance_name: for messages and models.
+        model_name: the model.
+        model_file: absolute path of the file to import.
+        version_directory: what ``get_model_dir()`` returns.
+        output_memory_limit_bytes: most that the instance's output segments may hold together.
+    """
+
+    instance_name: str
+    model_name: str
+    model_file: str
+    version_directory: str
+    output_memory_limit_bytes: int
+
+
+class SessionOwner(Protocol):
+    """Who is told what a session's stub does."""
+
+    def on_result(self, result: heard.Result, tail: bytearray) -> None:
+        """The oldest execution is answered."""
+
+    def on_log(self, line: heard.Log) -> None:
+        """The model logs a line."""
+
+    def on_end(self, session: StubSession, cause: str) -> None:
+        """The stub is gone, expected or not; ``cause`` completes the sentence "The process ..."."""
+
+
+@dataclass
+class _OutputSegment:
+    memory: Segment
+    held: set[int] = field(default_factory=set)
+    """Offsets of blocks that the host still reads."""
+
+
+class StubSession:
+    """A running stub."""
+
+    def __init__(self, process: StubProcess, settings: StubSettings, owner: SessionOwner) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = process
+        self._settings = settings
+        self._owner = owner
+        self._state = StubState.STARTING
+        self._awaited: asyncio.Future[Any] | None = None
+        self._progress = Segment(_PROGRESS_BYTES)
+        self._attached: set[int] = set()
+        self._lent: dict[tuple[int, int], ArenaLease] = {}
+        self._outputs: dict[int, _OutputSegment] = {}
+        self._freed: list[BlockPlace] = []
+        self._end_cause = ""
+        self._channel = StubChannel(self._loop, process.socket, self._on_messages, self._on_channel_end)
+        process.watch(self._loop, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        """The stub's process id."""
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the stub executes requests."""
+        return self._state is StubState.READY
+
+    # Life
+
+    async def load(self, config_json: str | None) -> dict[str, Any] | None:
+        """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there.
+
+        Raises:
+            ModelLoadError: the model's code failed, or its process died.
+        """
+        hello: heard.Hello = await self._answer_in(StubState.STARTING)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            self.kill()
+            raise ModelLoadError(
+                f"the model runner speaks version {hello.protocol_version} of the protocol, this host {PROTOCOL_VERSION}: "
+                "remove the cached runner and start again"
+            )
+        codec = "msgpack" if "msgpack" in hello.codecs else "json"
+        settings = self._settings
+        self._channel.post_descriptor(
+            (HostMessage.ATTACH, self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS),
+            self._progress.descriptor,
+        )
+        self._channel.post(
+            (
+                HostMessage.LOAD,
+                codec,
+                settings.model_file,
+                settings.model_name,
+                settings.instance_name,
+                settings.version_directory,
+                config_json,
+            )
+        )
+        self._channel.flush()
+        self._channel.use_codec(codec)
+        completed: heard.Completed = await self._answer_in(StubState.LOADING)
+        self._state = StubState.LOADED
+        return completed.config
+
+    async def initialize(
+        self, args: dict[str, str], output_names: Sequence[str], *, copy_inputs: bool
+    ) -> None:
+        """Call ``initialize``; afterwards the stub executes.
+
+        Raises:
+            ModelLoadError: the model's code failed, or its process died.
+        """
+        self._channel.post((HostMessage.INITIALIZE, args, list(output_names), copy_inputs))
+        await self._answer_in(StubState.INITIALIZING)
+        self._state = StubState.READY
+
+    async def finalize(self) -> None:
+        """Let the model end; returns when its process is gone."""
+        if self._state in {StubState.READY, StubState.LOADED}:
+            self._channel.post((HostMessage.FINALIZE,))
+            try:
+                await self._answer_in(StubState.FINALIZING)
+            except ModelLoadError:
+                return  # it died on the way, which is what was wanted
+        elif self._state is not StubState.GONE:
+            self.kill()
+        if self._state is not StubState.GONE:
+            self._awaited = self._loop.create_future()
+            with suppress(ModelLoadError):  # a death is an end too
+                await self._awaited
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+
+    # Requests
+
+    def execute(self, requests: Sequence[tuple[Any, ...]]) -> None:
+        """Send one execution; see :meth:`place_input` for how its tensors are placed."""
+        self._channel.post((HostMessage.EXECUTE, requests))
+
+    def place_inline(self, data: Any, nbytes: int) -> int:
+        """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
+        return self._channel.append_tail(data, nbytes)
+
+    def lend(self, lease: ArenaLease) -> None:
+        """Hand an input block to the stub, which gives it back when the model lets go of it."""
+        if lease.segment not in self._attached:
+            self._attached.add(lease.segment)
+            self._channel.post_descriptor(
+                (HostMessage.ATTACH, lease.segment, lease.memory.size_bytes, SegmentRole.INPUT), lease.memory.descriptor
+            )
+        lease.publish()
+        self._lent[lease.segment, lease.offset] = lease
+
+    def take_back(self, lease: ArenaLease) -> None:
+        """Undo :meth:`lend` for a stub that is dead and had not begun the request."""
+        self._lent.pop((lease.segment, lease.offset), None)
+
+    def executions_begun(self) -> int:
+        """How many executions the stub has begun in its life; for a stub that is dead (it could still write there)."""
+        return int.from_bytes(self._progress.read(0, 8), "little")
+
+    def flush(self) -> None:
+        """Send what was posted in this turn now."""
+        self._channel.flush()
+
+    # Output memory
+
+    def outputs_of(
+        self, result: heard.RequestResult, tail: bytearray
+    ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
+        """The tensors of a result, and how to give their memory back (None if they lie in the frame).
+
+        Raises:
+            RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
+        """
+        tensors: list[OutputTensor] = []
+        blocks: list[BlockPlace] | None = None
+        view = memoryview(tail)
+        for place in result.outputs:
+            nbytes = place.nbytes
+            itemsize = ITEMSIZE.get(place.datatype)
+            if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
+                raise RemoteProtocolError(f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}")
+            if place.segment == TAIL:
+                data = view[place.offset : place.offset + nbytes]
+                if len(data) != nbytes:
+                    raise RemoteProtocolError(f"output '{place.name}' reaches beyond its frame")
+            else:
+                data = self._hold(place)
+                if blocks is None:
+                    blocks = []
+                blocks.append(BlockPlace(place.segment, place.offset))
+            tensors.append(OutputTensor(place.name, place.datatype, place.shape, data))
+        if blocks is None:
+            return tensors, None
+        held = blocks
+        return tensors, lambda: self._let_go(held)
+
+    def _hold(self, place: heard.Place) -> memoryview:
+        output = self._outputs.get(place.segment)
+        if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
+            raise RemoteProtocolError(f"output '{place.name}' lies in memory that the stub may not use")
+        output.held.add(place.offset)
+        return output.memory.read(place.offset, place.nbytes)
+
+    def _let_go(self, blocks: Sequence[BlockPlace]) -> None:
+        for block in blocks:
+            output = self._outputs.get(block.segment)
+            if output is not None:
+                output.held.discard(block.offset)
+        if self._channel.is_open:
+            if not self._freed:
+                self._loop.call_soon(self._post_freed)
+            self._freed.extend(blocks)
+
+    def _post_freed(self) -> None:
+        freed, self._freed = self._freed, []
+        if self._channel.is_open:
+            self._channel.post((HostMessage.FREE_OUTPUT, freed))
+
+    def _grow_outputs(self, nbytes: int) -> None:
+        present = sum(output.memory.size_bytes for output in self._outputs.values())
+        size = growth_bytes(nbytes, present)
+        try:
+            if present + size > self._settings.output_memory_limit_bytes:
+                raise InferenceError("limit", ErrorCode.UNAVAILABLE)
+            segment = Segment(size)
+        except InferenceError:
+            self._channel.post((HostMessage.NO_OUTPUT,))
+            return
+        self._outputs[segment.number] = _OutputSegment(segment)
+        self._channel.post_descriptor(
+            (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
+        )
+
+    def detach_input(self, segment: int) -> None:
+        """An input segment goes back to the system."""
+        if segment in self._attached:
+            self._attached.discard(segment)
+            if self._channel.is_open:
+                self._channel.post((HostMessage.DETACH, segment))
+
+    def trim_outputs(self) -> None:
+        """Ask for output segments that the host does not read from; the stub keeps those it is writing to."""
+        for number, output in self._outputs.items():
+            if not output.held and self._channel.is_open:
+                self._channel.post((HostMessage.DETACH, number))
+
+    # What the stub says
+
+    def _on_messages(self, messages: list[heard.Message], tail: bytearray) -> None:
+        for message in messages:
+            if type(message) is heard.Result and self._state in _EXECUTES:
+                self._owner.on_result(message, tail)
+                continue
+            if heard.KIND[type(message)] not in LEGAL[self._state]:
+                raise RemoteProtocolError(f"{type(message).__name__} is out of place while {self._state.name.lower()}")
+            self._on_message(message)
+
+    def _on_message(self, message: heard.Message) -> None:
+        match message:
+            case heard.FreeInput():
+                for place in message.blocks:
+                    lease = self._lent.pop(place, None)
+                    if lease is None:
+                        raise RemoteProtocolError(f"input block {place} was not lent")
+                    lease.release()
+            case heard.NeedOutput():
+                self._grow_outputs(message.nbytes)
+            case heard.Detached():
+                output = self._outputs.get(message.segment)
+                if output is not None:
+                    if output.held:
+                        raise RemoteProtocolError("the stub dropped output memory that is still being read")
+                    del self._outputs[message.segment]
+                    output.memory.close()
+            case heard.Log():
+                self._owner.on_log(message)
+            case heard.Failed():
+                self._settle(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
+            case _:
+                self._settle(message)
+
+    async def _answer_in(self, state: StubState) -> Any:
+        """The message that ends a state, or the error that it said instead."""
+        if self._state is StubState.GONE:
+            raise self._death()
+        self._state = state
+        self._awaited = self._loop.create_future()
+        return await self._awaited
+
+    def _settle(self, outcome: heard.Message | ModelLoadError | None) -> None:
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None and not awaited.done():
+            if isinstance(outcome, ModelLoadError):
+                awaited.set_exception(outcome)
+            else:
+                awaited.set_result(outcome)
+
+    # The end
+
+    def _on_channel_end(self, error: RemoteProtocolError | None) -> None:
+        if error is not None:
+            log.error("stub process '%s' broke the protocol and is killed: %s", self._settings.instance_name, error)
+            self._end_cause = f"broke the protocol between host and model process ({error}) and was killed"
+        if error is not None or self._state is not StubState.FINALIZING:
+            # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
+            self.kill()
+
+    def _on_exit(self) -> None:
+        self._channel.drain()
+        cause = self._end_cause or self._process.exit_cause
+        state, self._state = self._state, StubState.GONE
+        self._owner.on_end(self, cause)
+        for lease in self._lent.values():
+            lease.release()
+        self._lent.clear()
+        for output in self._outputs.values():
+            output.memory.close()
+        self._progress.close()
+        self._end_cause = cause
+        self._settle(None if state is StubState.FINALIZING else self._death())
+
+    def _death(self) -> ModelLoadError:
+        return ModelLoadError(unhealthy(self._settings.instance_name, self._end_cause))
+
+
+_EXECUTES = frozenset({StubState.READY, StubState.FINALIZING})
+
+
+def unhealthy(instance_name: str, cause: str) -> str:
+    """The text for whatever a dead stub leaves undone."""
+    text = f"Stub process '{instance_name}' is not healthy."
+    return f"{text} The process {cause}." if cause else text

@@ -1,0 +1,148 @@
+"""One operating-system process that runs a stub: starting it, learning how it ended, ending it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pybackend.errors import ErrorCode, ModelLoadError
+
+_SOCKET_BUFFER_BYTES = 1024 * 1024
+"""Room for a turn's frame, so that the host rarely has to keep a rest."""
+
+_LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
+
+
+class StubProcess:
+    """A started stub and the host's end of its socket."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+        self._process = process
+        self.socket = sock
+        self.pid = process.pid
+        self._pidfd: int | None = None
+        self._on_exit: Callable[[], None] | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+        """Call ``on_exit`` once, on the loop, when the process has ended."""
+        self._on_exit = on_exit
+        self._loop = loop
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(self._pidfd, self._exited)
+
+    def _exited(self) -> None:
+        self._unwatch()
+        self._process.wait()
+        self._kill_group()
+        if self._on_exit is not None:
+            self._on_exit()
+
+    def _unwatch(self) -> None:
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def exit_cause(self) -> str:
+        """How the process ended, as part of a sentence; empty while it runs."""
+        status = self._process.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = "unknown"
+            advice = ", which is also how the kernel ends a process when memory runs out" if status == -9 else ""
+            return f"was killed by signal {-status} ({name}){advice}"
+        return f"exited with status {status}"
+
+    def kill(self) -> None:
+        """End the process and everything it started in its session, now."""
+        if self._process.poll() is None:
+            self._kill_group()
+            self._process.kill()
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def reap(self) -> None:
+        """Wait for a process that was killed and forget it; for the end of the host, when no loop runs any more."""
+        self._unwatch()
+        self._process.wait()
+
+
+class StubLauncher:
+    """Starts stubs from one bundle.
+
+    Stubs are alike until they are told which model to load, so they can be started ahead of time: while the host still
+    reads configurations and imports its own packages, they already import numpy.
+    """
+
+    def __init__(self, bundle: Path, python: str = sys.executable) -> None:
+        self._bundle = bundle
+        self._python = python
+        self._spare: list[StubProcess] = []
+
+    def start_ahead(self, count: int) -> None:
+        """Start stubs that the next calls of :meth:`start` will hand out."""
+        for _ in range(count):
+            self._spare.append(self._spawn())
+
+    def start(self) -> StubProcess:
+        """A stub that has said nothing yet.
+
+        Raises:
+            ModelLoadError: the process cannot be started.
+        """
+        while self._spare:
+            stub = self._spare.pop(0)
+            if not stub.exit_cause:
+                return stub
+            stub.socket.close()
+        return self._spawn()
+
+    def close(self) -> None:
+        """End the stubs that nobody asked for."""
+        for stub in self._spare:
+            stub.socket.close()
+            stub.kill()
+            stub.reap()
+        self._spare.clear()
+
+    def _spawn(self) -> StubProcess:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        ours.setblocking(False)
+        try:
+            process = subprocess.Popen(  # noqa: S603  our own bundle under a chosen interpreter
+                [self._python, "-I", "-B", str(self._bundle), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=stub_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise ModelLoadError(
+                f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
+            ) from error
+        finally:
+            theirs.close()
+        return StubProcess(process, ours)
+
+
+def stub_environment(host: os._Environ[str]) -> dict[str, str]:
+    """The host's environment less what would change which code the stub's Python runs."""
+    return {name: value for name, value in host.items() if not name.startswith("PYTHON") and name not in _LEFT_OUT}

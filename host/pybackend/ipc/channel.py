@@ -1,0 +1,164 @@
+"""The host's end of a stub's control socket, on the event loop: frames out once per turn, frames in as they come."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from pybackend.ipc.stub_messages import Message, decode
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.framing import FrameDecoder, frame_header
+
+_encode_msgpack = msgspec.msgpack.Encoder().encode
+
+OnMessages = Callable[[list[Message], bytearray], None]
+OnEnd = Callable[[RemoteProtocolError | None], None]
+
+
+class StubChannel:
+    """Frames to and from one stub.
+
+    Messages posted in one turn of the loop leave in one frame. Nothing here ever waits for the stub: what its socket does
+    not take at once is kept and sent when it drains; how much that can be is bounded by what the scheduler sends.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, on_messages: OnMessages, on_end: OnEnd
+    ) -> None:
+        self._loop = loop
+        self._socket = sock
+        self._descriptor = sock.fileno()
+        self._on_messages = on_messages
+        self._on_end = on_end
+        self._codec = "json"
+        self._decoder = FrameDecoder()
+        self._messages: list[Any] = []
+        self._tail: list[Any] = []
+        self._tail_bytes = 0
+        self._descriptors: list[int] = []
+        self._backlog = bytearray()
+        self._open = True
+        loop.add_reader(self._descriptor, self._readable)
+
+    @property
+    def is_open(self) -> bool:
+        """False after the end of file, a broken contract, or :meth:`close`."""
+        return self._open
+
+    def use_codec(self, name: str) -> None:
+        """Encode and decode with this codec from the next frame on."""
+        self._codec = name
+
+    def post(self, message: Sequence[Any]) -> None:
+        """Put a message into this turn's frame."""
+        if not self._messages:
+            self._loop.call_soon(self.flush)
+        self._messages.append(message)
+
+    def post_descriptor(self, message: Sequence[Any], descriptor: int) -> None:
+        """Put a message into this turn's frame whose descriptor travels with it (a duplicate: it may be closed)."""
+        self._descriptors.append(os.dup(descriptor))
+        self.post(message)
+
+    def append_tail(self, data: Any, nbytes: int) -> int:
+        """Put bytes into the tail of this turn's frame and return their offset there."""
+        offset = self._tail_bytes
+        if nbytes:
+            self._tail.append(data)
+            self._tail_bytes = offset + nbytes
+        return offset
+
+    def flush(self) -> None:
+        """Send this turn's frame now."""
+        if not self._messages or not self._open:
+            return
+        metadata = _encode_msgpack(self._messages) if self._codec == "msgpack" else _encode_json(self._messages)
+        header = frame_header(len(metadata), self._tail_bytes)
+        data = b"".join((header, metadata, *self._tail)) if self._tail else header + metadata
+        self._messages.clear()
+        self._tail.clear()
+        self._tail_bytes = 0
+        if self._backlog:
+            self._backlog += data
+        else:
+            self._send(data)
+
+    def close(self) -> None:
+        """Stop reading and writing; the stub sees the end of file."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._descriptor)
+            if self._backlog:
+                self._loop.remove_writer(self._descriptor)
+            self._socket.close()
+            self._close_descriptors()
+
+    def drain(self) -> None:
+        """Read what a stub that is dead has left in the socket, then end, even if a child of it still holds the socket."""
+        while self._open and self._read():
+            pass
+        self._end(None)
+
+    def _send(self, data: bytes | bytearray) -> None:
+        try:
+            if self._descriptors:
+                rights = array.array("i", self._descriptors)
+                sent = self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                self._close_descriptors()
+            else:
+                sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the other end is gone: reading tells, after what it said last
+        if sent < len(data):
+            self._backlog += memoryview(data)[sent:]
+            self._loop.add_writer(self._descriptor, self._writable)
+
+    def _close_descriptors(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _writable(self) -> None:
+        data, self._backlog = self._backlog, bytearray()
+        self._loop.remove_writer(self._descriptor)
+        self._send(data)
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take what one system call gives; False if there is nothing more for now."""
+        try:
+            count = self._socket.recv_into(self._decoder.room())
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
+            self._end(None)
+            return False
+        try:
+            for frame in self._decoder.received(count):
+                self._on_messages(decode(self._codec, frame), frame.tail)
+        except RemoteProtocolError as error:
+            self._end(error)
+        return True
+
+    def _end(self, error: RemoteProtocolError | None) -> None:
+        if self._open:
+            self.close()
+            self._on_end(error)
+
+
+def _encode_json(messages: list[Any]) -> bytes:
+    # The standard library's encoder: parameters may be NaN or infinite, which it writes and the stub's reader takes.
+    return json.dumps(messages, separators=(",", ":")).encode("ascii")

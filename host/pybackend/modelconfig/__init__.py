@@ -1,0 +1,1 @@
+"""Model configurations: read from disk, completed, checked; and what requests are held against."""

@@ -1,0 +1,96 @@
+"""Which backend a configuration means, said or inferred, and whether this server has it. First step of a load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.modelconfig.model_directory import scan_versions
+from pybackend.modelconfig.schema import ModelConfig
+
+PYTHON = "python"
+DEFAULT_MODEL_FILENAME = "model.py"
+
+_BACKEND_OF_PLATFORM = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+_BACKEND_OF_FILE = {
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.plan": "tensorrt",
+    "model.onnx": "onnxruntime",
+    "model.xml": "openvino",
+    "model.pt": "pytorch",
+    "model.pt2": "pytorch",
+    DEFAULT_MODEL_FILENAME: PYTHON,
+}
+"""Backends by the file they leave in a version directory; the first that is there decides."""
+
+
+def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
+    """The backend of a configuration that names none, from its platform, its files or the model's name.
+
+    Args:
+        document: complete; its name is the model's.
+        model_directory: whose lowest version is looked into.
+
+    Raises:
+        ModelConfigError: nothing tells.
+        ModelLoadError: the directory cannot be read.
+    """
+    platform = document["platform"]
+    if platform:
+        return _BACKEND_OF_PLATFORM.get(platform, "")
+    if document["default_model_filename"] == DEFAULT_MODEL_FILENAME:
+        return PYTHON
+    if not document["default_model_filename"]:
+        first_version = next(iter(scan_versions(model_directory).versions.values()), None)
+        if first_version is not None:
+            for filename, backend in _BACKEND_OF_FILE.items():
+                if os.path.exists(first_version / filename):
+                    return backend
+    name = document["name"]
+    backend = str(name).partition(".")[2]
+    if not backend:
+        raise ModelConfigError(
+            f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'. For a Python model, put its code "
+            f'into {model_directory / "1" / DEFAULT_MODEL_FILENAME} or set backend: "python" in config.pbtxt.'
+        )
+    return backend
+
+
+def check_backend(config: ModelConfig) -> None:
+    """Refuse a configuration whose platform and backend contradict each other, or that is not for Python.
+
+    Raises:
+        ModelConfigError: with UNSUPPORTED where the configuration is right, but not for this server.
+    """
+    name, platform, backend, source = config.name, config.platform, config.backend, config.source
+    if not platform and not backend:
+        raise ModelConfigError(f"must specify 'platform' or 'backend' for '{name}': set backend: \"python\" ({source})")
+    if not backend and platform not in _BACKEND_OF_PLATFORM:
+        raise ModelConfigError(
+            f"unexpected platform type '{platform}' for {name}: leave 'platform' out and set backend: \"python\" "
+            f"({source})"
+        )
+    if backend and _BACKEND_OF_PLATFORM.get(platform, backend) != backend:
+        raise ModelConfigError(
+            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}. A Python model has no 'platform' "
+            f"({source})"
+        )
+    if (backend or _BACKEND_OF_PLATFORM[platform]) != PYTHON:
+        raise ModelConfigError(
+            f"unable to find backend library for backend '{backend or _BACKEND_OF_PLATFORM[platform]}' of model "
+            f"'{name}': this server runs models of the Python backend only, with backend: \"python\" and a model.py "
+            f"({source})",
+            ErrorCode.UNSUPPORTED,
+        )

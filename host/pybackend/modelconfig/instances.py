@@ -1,0 +1,50 @@
+"""The instances that a configuration asks for, one by one: what the model starts processes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance to be.
+
+    Attributes:
+        name: ``<group>_<n>``; instances of one group on several GPUs share a name.
+        group: its group's name.
+        kind: ``CPU``, ``GPU`` or ``MODEL``, as models get it.
+        device_id: the GPU's number; 0 for the other kinds.
+        passive: created, but never given a request.
+        host_policy: name of the host policy, ``""`` for the kind's own.
+    """
+
+    name: str
+    group: str
+    kind: str
+    device_id: int
+    passive: bool
+    host_policy: str
+
+
+def instances(config: ModelConfig) -> list[InstanceSpec]:
+    """All instances of a finished configuration, in configured order."""
+    return [
+        InstanceSpec(
+            name=f"{group.name}_{index}",
+            group=group.name,
+            kind=group.kind.removeprefix("KIND_"),
+            device_id=device_id,
+            passive=group.passive,
+            host_policy=group.host_policy,
+        )
+        for group in config.instance_groups
+        for index in range(group.count)
+        for device_id in _devices(group)
+    ]
+
+
+def _devices(group: InstanceGroup) -> Iterator[int]:
+    yield from group.gpus if group.kind is InstanceKind.GPU else (0,)

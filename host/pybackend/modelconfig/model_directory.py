@@ -1,0 +1,80 @@
+"""What lies in a model's own directory: its configuration file and its version directories. Read at load time only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pybackend.errors import ModelLoadError
+
+_NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__"})
+_HIGHEST_VERSION = 2**63 - 1
+_MOST_DIGITS = 100  # a file name may have more digits than int() takes
+
+
+@dataclass(frozen=True, slots=True)
+class VersionScan:
+    """The version directories of one model.
+
+    Attributes:
+        versions: path by version number, ascending.
+        warnings: directories that were passed over although they might have been meant as versions.
+    """
+
+    versions: Mapping[int, Path]
+    warnings: tuple[str, ...]
+
+
+def scan_versions(model_directory: Path) -> VersionScan:
+    """Find the version directories of a model; links to directories count as directories.
+
+    Raises:
+        ModelLoadError: the model's directory cannot be read.
+    """
+    versions: dict[int, Path] = {}
+    warnings: list[str] = []
+    try:
+        names = subdirectories(model_directory)
+    except OSError as error:
+        raise ModelLoadError(f"failed to read model directory {model_directory}: {error.strerror}") from None
+    for name in names:
+        if name in _NOT_VERSIONS:
+            continue
+        if not _is_version_number(name):
+            warnings.append(
+                f"ignore version directory '{printable(name)}' which fails to convert to integral number, "
+                f"in {model_directory}"
+            )
+        elif name.startswith("0") and name != "0":
+            warnings.append(
+                f"ignore version directory '{name}' which has a leading zero, in {model_directory}; "
+                f"rename it to '{int(name)}'"
+            )
+        else:
+            versions[int(name)] = model_directory / name
+    return VersionScan(dict(sorted(versions.items())), tuple(warnings))
+
+
+def subdirectories(directory: Path) -> list[str]:
+    """Names of the directories in ``directory``, links to directories included, hidden ones left out.
+
+    Raises:
+        OSError: ``directory`` cannot be listed.
+    """
+    with os.scandir(directory) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_directory(entry))
+
+
+def printable(name: str) -> str:
+    """A file name for a message; bytes that are not UTF-8 are replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # a loop of links is no directory
+
+
+def _is_version_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS and int(name) <= _HIGHEST_VERSION

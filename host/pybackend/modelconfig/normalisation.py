@@ -1,0 +1,60 @@
+"""Defaults that depend on more than one field, filled in so that every later reader sees explicit values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.modelconfig.parser import FIELD_NAMES, Document, parse_config_json
+
+
+def with_policies(document: Mapping[str, Any]) -> Document:
+    """A document with its version policy and its pinned memory flags filled: what auto-complete gets to see."""
+    policy = document.get("version_policy") or {"latest": {}}
+    if policy.get("latest") is not None:
+        policy = {"latest": {"num_versions": policy["latest"].get("num_versions", 0) or 1}}
+    optimization = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
+    optimization.update(document.get("optimization", {}))
+    return _replaced(document, {"version_policy": policy, "optimization": optimization})
+
+
+def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
+    """A document with preferred batch sizes and instance groups filled; for a document that is complete otherwise.
+
+    Args:
+        document: auto-completed.
+        gpu_count: GPUs of this machine, numbered from 0.
+    """
+    changes: Document = {"instance_group": _instance_groups(document, gpu_count)}
+    batching = document.get("dynamic_batching")
+    if batching is not None and not batching["preferred_batch_size"] and document["max_batch_size"] > 0:
+        changes["dynamic_batching"] = {**batching, "preferred_batch_size": [document["max_batch_size"]]}
+    return _replaced(document, changes)
+
+
+def _replaced(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Document:
+    """``document`` with some fields replaced by the complete form of ``changes``, in the schema's order."""
+    complete = parse_config_json(changes, "defaults")
+    merged = {**document, **{name: complete[name] for name in changes}}
+    return {name: merged[name] for name in FIELD_NAMES if name in merged}
+
+
+def _instance_groups(document: Mapping[str, Any], gpu_count: int) -> list[Document]:
+    model_name = document["name"]
+    configured = document["instance_group"]
+    if not configured:
+        return [_instance_group({"name": model_name, "kind": "KIND_AUTO", "count": 0, "gpus": []}, gpu_count)]
+    return [
+        _instance_group({**group, "name": group["name"] or f"{model_name}_{index}"}, gpu_count)
+        for index, group in enumerate(configured)
+    ]
+
+
+def _instance_group(group: Document, gpu_count: int) -> Document:
+    kind, gpus = group["kind"], group["gpus"]
+    if kind == "KIND_AUTO":
+        has_gpus = gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in gpus)
+        kind = "KIND_GPU" if has_gpus else "KIND_CPU"
+    if kind == "KIND_GPU" and not gpus:
+        gpus = list(range(gpu_count))
+    return {**group, "kind": kind, "count": group["count"] or 1, "gpus": gpus}

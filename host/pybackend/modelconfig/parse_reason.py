@@ -1,0 +1,67 @@
+"""Why a config.pbtxt does not parse, in words that help its author: where, what, and what was probably meant."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+_SNIPPET_LENGTH = 60
+_REASON_LENGTH = 300
+
+
+def parse_reason(reason: str, line: int | None, column: int | None, text: str, pool: Any) -> str:
+    """The reason that protobuf's text format gives, with the place in front and advice behind.
+
+    Args:
+        reason: as the parser's error says it, place and quoted line included.
+        line: counted from 1; None if unknown.
+        column: counted from 1; None if unknown.
+        text: what was parsed.
+        pool: the descriptors of the messages that ``reason`` may name.
+    """
+    if line is None or column is None:
+        return _readable(reason)
+    lines = text.split("\n")
+    shown = lines[line - 1] if line <= len(lines) else ""
+    reason = re.sub(r"^\d+:\d+ : ", "", reason)
+    # text_format quotes the line before its reason, unless the text is at its end.
+    at_end = reason.startswith(("'': ", 'Expected "'))
+    reason = reason.removeprefix("'': ").removeprefix(f"'{shown}': ")
+    if at_end and reason.startswith("Expected"):
+        advice = " The text ends here: is a quote, bracket or brace left open?"
+    else:
+        advice = f"{_advice(reason, pool)} (in: {_readable(_snippet(shown, column))})"
+    return f"line {line}, column {column}: {_readable(reason)}{advice}"
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A sentence, with a space before it, that offers the known word most like ``word``, or else all of them."""
+    near = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.75)
+    if near:
+        return f" Did you mean {next(name for name in known if name.lower() == near[0])}?"
+    suffixed = [name for name in known if name.endswith(f"_{word}")]  # FP32 for TYPE_FP32
+    if suffixed:
+        return f" Did you mean {suffixed[0]}?"
+    return f" Known: {', '.join(known)}."
+
+
+def _advice(reason: str, pool: Any) -> str:
+    if match := re.match(r'Message type "([\w.]+)" has no field named "([^"]*)"', reason):
+        return nearest(match[2], list(pool.FindMessageTypeByName(match[1]).fields_by_name))
+    if match := re.match(r'Enum type "([\w.]+)" has no value named (\S+?)\.?$', reason):
+        return nearest(match[2], list(pool.FindEnumTypeByName(match[1]).values_by_name))
+    if reason.startswith("Expected string"):
+        return "; put text in double quotes"
+    return ""
+
+
+def _snippet(line: str, column: int) -> str:
+    start = max(0, min(column - _SNIPPET_LENGTH // 2, len(line) - _SNIPPET_LENGTH))
+    return line[start : start + _SNIPPET_LENGTH].strip()
+
+
+def _readable(reason: str) -> str:
+    """A reason that quotes the author's text, fit for one line of a terminal."""
+    shown = reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}..."
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in shown)

@@ -1,0 +1,216 @@
+"""The effective configuration of a model, typed. Built from its document, which stays the one source of truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pybackend_wire.dtypes import BY_CONFIG_NAME
+
+CONFIG_FILENAME = "config.pbtxt"
+
+
+class Scheduling(StrEnum):
+    """How requests reach executions; the names of the one-of in config.pbtxt."""
+
+    DEFAULT = "default"
+    DYNAMIC_BATCHING = "dynamic_batching"
+    SEQUENCE_BATCHING = "sequence_batching"
+    ENSEMBLE = "ensemble_scheduling"
+
+
+class InstanceKind(StrEnum):
+    """What an instance group runs on, by its name in config.pbtxt."""
+
+    AUTO = "KIND_AUTO"
+    GPU = "KIND_GPU"
+    CPU = "KIND_CPU"
+    MODEL = "KIND_MODEL"
+
+
+class VersionChoice(StrEnum):
+    """The three version policies."""
+
+    LATEST = "latest"
+    ALL = "all"
+    SPECIFIC = "specific"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which version directories are served.
+
+    Attributes:
+        choice: the rule.
+        num_versions: how many of the highest versions, for ``LATEST``.
+        versions: the versions asked for, for ``SPECIFIC``.
+    """
+
+    choice: VersionChoice = VersionChoice.LATEST
+    num_versions: int = 1
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorConfig:
+    """One configured input or output.
+
+    Attributes:
+        name: as configured, ``""`` if missing.
+        datatype: wire name, e.g. ``FP32``; ``""`` if missing.
+        dims: shape without the batch dimension; -1 is any size.
+        reshape: the shape the model sees in place of ``dims``; None if it sees ``dims``.
+        optional: an input that a request may leave out.
+        allow_ragged_batch: an input whose shape may differ between the requests of a batch.
+        label_filename: file with one label per element of an output, ``""`` if there is none.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+    allow_ragged_batch: bool = False
+    label_filename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """Instances that share a kind and a device choice.
+
+    Attributes:
+        name: of the group; its instances append ``_<n>``.
+        kind: never ``AUTO`` in a finished configuration.
+        count: instances, or for ``GPU`` instances per device.
+        gpus: device numbers, for ``GPU``.
+        passive: created, but never given a request.
+        host_policy: name of the host policy, ``""`` for the kind's own.
+    """
+
+    name: str
+    kind: InstanceKind
+    count: int
+    gpus: tuple[int, ...] = ()
+    passive: bool = False
+    host_policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model's configuration. Immutable by agreement: nobody changes ``document`` in place.
+
+    Attributes:
+        name: the model's name.
+        platform: framework hint, usually ``""``.
+        backend: ``python`` once loaded.
+        runtime: as configured.
+        version_policy: which versions are served.
+        max_batch_size: 0 if requests carry no batch dimension.
+        inputs: in configured order.
+        outputs: in configured order.
+        instance_groups: in configured order; at least one once finished.
+        default_model_filename: path of the model file inside a version directory.
+        parameters: text by key, for models and for the backend.
+        metric_tags: extra metric labels.
+        decoupled: the model may answer any number of times.
+        scheduling: which scheduler was chosen.
+        response_cache_enabled: responses may come from a cache.
+        document: the complete configuration as JSON data, the truth that all of the above is read from.
+        source: where the configuration came from, for messages.
+        warnings: what will not work as configured; one sentence each, for the log.
+    """
+
+    name: str
+    platform: str
+    backend: str
+    runtime: str
+    version_policy: VersionPolicy
+    max_batch_size: int
+    inputs: tuple[TensorConfig, ...]
+    outputs: tuple[TensorConfig, ...]
+    instance_groups: tuple[InstanceGroup, ...]
+    default_model_filename: str
+    parameters: Mapping[str, str]
+    metric_tags: Mapping[str, str]
+    decoupled: bool
+    scheduling: Scheduling
+    response_cache_enabled: bool
+    document: Mapping[str, Any]
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The document as JSON text: what models get as ``args["model_config"]``."""
+        return json.dumps(self.document, separators=(",", ":"))
+
+    def with_warnings(self, warnings: tuple[str, ...]) -> ModelConfig:
+        """This configuration with other warnings."""
+        return replace(self, warnings=warnings)
+
+
+def from_document(document: Mapping[str, Any], source: str) -> ModelConfig:
+    """The typed configuration of a complete document, as the parser gives it.
+
+    Args:
+        document: kept, not copied.
+        source: where it came from, for messages.
+    """
+    return ModelConfig(
+        name=document["name"],
+        platform=document["platform"],
+        backend=document["backend"],
+        runtime=document.get("runtime", ""),
+        version_policy=_version_policy(document.get("version_policy", {})),
+        max_batch_size=document["max_batch_size"],
+        inputs=tuple(_tensor(tensor) for tensor in document["input"]),
+        outputs=tuple(_tensor(tensor) for tensor in document["output"]),
+        instance_groups=tuple(_instance_group(group) for group in document["instance_group"]),
+        default_model_filename=document["default_model_filename"],
+        parameters={key: value["string_value"] for key, value in document["parameters"].items()},
+        metric_tags=document["metric_tags"],
+        decoupled=document.get("model_transaction_policy", {}).get("decoupled", False),
+        scheduling=scheduling_of(document),
+        response_cache_enabled=document.get("response_cache", {}).get("enable", False),
+        document=document,
+        source=source,
+    )
+
+
+def scheduling_of(document: Mapping[str, Any]) -> Scheduling:
+    """The scheduler that a document chooses."""
+    return next((choice for choice in Scheduling if choice in document), Scheduling.DEFAULT)
+
+
+def _version_policy(policy: Mapping[str, Any]) -> VersionPolicy:
+    if VersionChoice.SPECIFIC in policy:
+        return VersionPolicy(VersionChoice.SPECIFIC, versions=tuple(policy["specific"]["versions"]))
+    if VersionChoice.ALL in policy:
+        return VersionPolicy(VersionChoice.ALL)
+    return VersionPolicy(VersionChoice.LATEST, policy.get("latest", {}).get("num_versions", 0) or 1)
+
+
+def _tensor(tensor: Mapping[str, Any]) -> TensorConfig:
+    datatype = BY_CONFIG_NAME.get(tensor["data_type"])
+    return TensorConfig(
+        name=tensor["name"],
+        datatype="" if datatype is None else datatype.name,
+        dims=tuple(tensor["dims"]),
+        reshape=tuple(tensor["reshape"]["shape"]) if "reshape" in tensor else None,
+        optional=tensor.get("optional", False),
+        allow_ragged_batch=tensor.get("allow_ragged_batch", False),
+        label_filename=tensor.get("label_filename", ""),
+    )
+
+
+def _instance_group(group: Mapping[str, Any]) -> InstanceGroup:
+    return InstanceGroup(
+        name=group["name"],
+        kind=InstanceKind(group["kind"]),
+        count=group["count"],
+        gpus=tuple(group["gpus"]),
+        passive=group["passive"],
+        host_policy=group["host_policy"],
+    )

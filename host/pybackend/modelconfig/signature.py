@@ -1,0 +1,114 @@
+"""What a model takes and gives: the part of a configuration that every request is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from pybackend.modelconfig.schema import ModelConfig, TensorConfig
+from pybackend_wire.dtypes import ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """One input or output.
+
+    Attributes:
+        name: as configured.
+        datatype: wire name, e.g. ``FP32``.
+        dims: configured dimensions without the batch dimension; -1 is any size.
+        optional: an input that a request may leave out.
+        reshape: dimensions as the model has them, where they differ from ``dims``; else None.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element, 0 for BYTES."""
+        return ITEMSIZE[self.datatype]
+
+    @property
+    def element_count(self) -> int | None:
+        """Elements per batch item, None if a dimension is variable."""
+        return None if -1 in self.dims else prod(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """The tensors of one model version.
+
+    Attributes:
+        model_name: for messages.
+        max_batch_size: 0 if requests carry no batch dimension.
+        inputs: by name, in configured order.
+        outputs: by name, in configured order.
+        required_input_count: inputs that every request must give.
+        has_reshape: some tensor's shape differs between clients and the model.
+    """
+
+    model_name: str
+    max_batch_size: int
+    inputs: Mapping[str, TensorSignature]
+    outputs: Mapping[str, TensorSignature]
+    required_input_count: int = field(init=False)
+    has_reshape: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        required = sum(not tensor.optional for tensor in self.inputs.values())
+        object.__setattr__(self, "required_input_count", required)
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        object.__setattr__(self, "has_reshape", any(tensor.reshape is not None for tensor in tensors))
+
+    def shape_for_model(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
+        """The shape in which the model gets an input.
+
+        Args:
+            tensor: the input.
+            shape: as the client sent it, batch dimension included; checked against ``dims`` before.
+        """
+        if tensor.reshape is None:
+            return shape
+        return _reshaped(shape, tensor.dims, tensor.reshape, int(self.max_batch_size > 0))
+
+    def shape_for_client(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
+        """The shape in which clients get an output; one that is not as configured stays as the model made it.
+
+        Args:
+            tensor: the output.
+            shape: as the model returned it, batch dimension included.
+        """
+        if tensor.reshape is None:
+            return shape
+        return _reshaped(shape, tensor.reshape, tensor.dims, int(self.max_batch_size > 0))
+
+
+def signature_of(config: ModelConfig) -> ModelSignature:
+    """The signature of a finished configuration."""
+    return ModelSignature(
+        config.name,
+        config.max_batch_size,
+        {tensor.name: _tensor_signature(tensor) for tensor in config.inputs},
+        {tensor.name: _tensor_signature(tensor) for tensor in config.outputs},
+    )
+
+
+def _tensor_signature(tensor: TensorConfig) -> TensorSignature:
+    return TensorSignature(tensor.name, tensor.datatype, tensor.dims, tensor.optional, tensor.reshape)
+
+
+def _reshaped(shape: Sequence[int], pattern: Sequence[int], target: Sequence[int], batch_dims: int) -> Sequence[int]:
+    """``shape``, which follows ``pattern`` after its batch dimension, in the form of ``target``.
+
+    Variable dimensions are as many in both and keep their order.
+    """
+    sizes = shape[batch_dims:]
+    if len(sizes) != len(pattern) or any(dim not in (-1, size) for dim, size in zip(pattern, sizes, strict=True)):
+        return shape
+    variable = iter([size for dim, size in zip(pattern, sizes, strict=True) if dim == -1])
+    return [*shape[:batch_dims], *(next(variable) if dim == -1 else dim for dim in target)]

@@ -1,0 +1,243 @@
+"""An infer request's JSON read step by step in the reference's order, so that the first thing wrong is what is told.
+
+Where: ``infer_request`` comes here with every document that its typed decoder refuses or that holds anything unusual.
+Most of them end in an error; some (NaN literals, deep nesting) are fine and give the same plan as the fast way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.tensor import InputTensor
+from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
+from pybackend.protocol.json_document import (
+    MAX_NESTING,
+    NESTING_TEXT,
+    as_array,
+    as_bool,
+    as_object,
+    as_string,
+    as_unsigned,
+    member,
+    parse_document,
+    type_error,
+)
+from pybackend.protocol.json_tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
+from pybackend.protocol.limits import BodyLimits, element_count
+from pybackend.protocol.request_parameters import apply_parameters
+from pybackend.protocol.validation import request_prefix
+from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
+
+_BINARY_DATA_SIZE = "binary_data_size"
+_REGION = "shared_memory_region"
+
+
+@dataclass(slots=True)
+class DocumentReader:
+    """Reads one document.
+
+    Attributes:
+        signature: the model asked for.
+        model_version: as the plan's request shall show it.
+        limits: bounds for tensors sent as JSON.
+        has_header_length: whether the client said where the JSON part ends; binary inputs need it.
+        available_bytes: body bytes after the JSON part; None if that is not known yet.
+    """
+
+    signature: ModelSignature
+    model_version: str
+    limits: BodyLimits
+    has_header_length: bool
+    available_bytes: int | None
+
+    def read(self, text: bytes) -> InferPlan:
+        """Parse and check.
+
+        Raises:
+            InferenceError: the first thing that is wrong; INTERNAL for JSON syntax and types, else INVALID_ARG.
+        """
+        document = parse_document(text)
+        request = InferenceRequest(self.signature.model_name, self.model_version)
+        binary_default = self._read_head(document, request)
+        binary_inputs = self._read_inputs(document, request)
+        binary_bytes = sum(size for _, size in binary_inputs)
+        if self.available_bytes is not None and self.available_bytes != binary_bytes:
+            raise body_size_error(binary_inputs, self.available_bytes, request.model_name)
+        wanted_format = _read_outputs(document, request, binary_default)
+        return InferPlan(request, binary_inputs, binary_bytes, wanted_format)
+
+    def _read_head(self, document: Any, request: InferenceRequest) -> bool:
+        """Set id and request parameters; returns the default form of outputs."""
+        if type(document) is not dict:
+            raise type_error("inputs", "non-object as object")
+        if "id" in document:
+            request.id = as_string(document["id"], "id")
+        if "parameters" not in document:
+            return False
+        return apply_parameters(request, as_object(document["parameters"], "parameters"))
+
+    def _read_inputs(self, document: Any, request: InferenceRequest) -> list[tuple[InputTensor, int]]:
+        binary_inputs: list[tuple[InputTensor, int]] = []
+        left = self.available_bytes
+        names: set[str] = set()
+        for item in as_array(member(document, "inputs"), "inputs"):
+            tensor, size = self._read_input(item, names, request)
+            request.inputs.append(tensor)
+            if size is None:
+                continue
+            binary_inputs.append((tensor, size))
+            if left is not None:
+                if size > left:
+                    raise body_size_error([(tensor, size)], left, request.model_name)
+                left -= size
+        return binary_inputs
+
+    def _read_input(self, item: Any, names: set[str], request: InferenceRequest) -> tuple[InputTensor, int | None]:
+        """One input with its JSON data, or with the size of its binary data."""
+        parameters = _input_source(item)
+        name = as_string(member(item, "name"), "name")
+        datatype = as_string(member(item, "datatype"), "datatype")
+        shape = [as_unsigned(dim, "shape") for dim in as_array(member(item, "shape"), "shape")]
+        if datatype not in DATATYPES:
+            raise _invalid(f"invalid datatype for input {name}")
+        if name in names:
+            raise _invalid(f"{request_prefix(request.id)}input '{name}' already exists in request")
+        names.add(name)
+        count = element_count(name, datatype, shape)
+        tensor = InputTensor(name, datatype, shape)
+        if _REGION in parameters:
+            raise _unknown_region(parameters[_REGION])
+        if _BINARY_DATA_SIZE not in parameters:
+            tensor.data = self._encode_data(tensor, item["data"], count)
+            return tensor, None
+        size = as_unsigned(parameters[_BINARY_DATA_SIZE], _BINARY_DATA_SIZE)
+        if size and not self.has_header_length:
+            raise _invalid(
+                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when "
+                "passing inputs in binary data format. The header's full name is Inference-Header-Content-Length."
+            )
+        return tensor, size
+
+    def _encode_data(self, tensor: InputTensor, data: Any, count: int) -> bytes:
+        """Wire bytes of a JSON ``data`` member."""
+        datatype = tensor.datatype
+        as_array(data, "data")
+        if ITEMSIZE[datatype]:
+            self.limits.check_json_tensor(tensor.name, count * ITEMSIZE[datatype])
+        values: list[Any] = []
+        _flatten(data, 1, values)
+        if datatype == "BYTES":
+            _check_strings(values)
+            self.limits.check_json_tensor(tensor.name, sum(4 + len(value.encode()) for value in values))
+        else:
+            _check_numbers(datatype, values[:count])
+        if len(values) > count:
+            first = "shape" if datatype == "BYTES" else "Shape"
+            raise InferenceError(f"Unable to parse 'data': {first} does not match true shape of 'data' field")
+        if len(values) < count:
+            raise InferenceError("Failed to parse 'data' field: shape does not match true shape")
+        return encode_values(datatype, values)
+
+
+def _input_source(item: Any) -> dict[str, Any]:
+    """The input's parameters, once it is known that exactly one source of data is named."""
+    item = as_object(item, "inputs")
+    parameters = as_object(item.get("parameters", {}), "parameters")
+    named = [
+        name
+        for name, parent in (("data", item), (_BINARY_DATA_SIZE, parameters), (_REGION, parameters))
+        if name in parent
+    ]
+    if len(named) != 1:
+        found = "set " + " ".join(f"'{name}'" for name in named) if named else "no field is set"
+        raise _invalid(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {found}"
+        )
+    return parameters
+
+
+def _unknown_region(name: Any) -> InferenceError:
+    name = as_string(name, _REGION)
+    return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
+
+
+def _flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
+    """Append elements in order. As in the reference, an array's first member decides what all its members must be."""
+    if depth >= MAX_NESTING:
+        raise _invalid(f"Unable to parse 'data': {NESTING_TEXT}")
+    if not values or type(values[0]) is not list:
+        flat.extend(values)
+        return
+    for value in values:
+        _flatten(as_array(value, "data"), depth + 1, flat)
+
+
+def _check_strings(values: list[Any]) -> None:
+    if any(type(value) is not str for value in values):
+        raise InferenceError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+
+
+def _check_numbers(datatype: str, values: list[Any]) -> None:
+    if datatype in FLOATS and all(type(value) is float for value in values):
+        return  # the case that ends well: NaN and infinities among many numbers
+    for value in values:
+        _check_number(datatype, value)
+
+
+def _check_number(datatype: str, value: Any) -> None:
+    if datatype == "BOOL":
+        if type(value) is not bool:
+            raise type_error("data", "non-boolean as boolean")
+    elif datatype in FLOATS:
+        if type(value) is not float and type(value) is not int:
+            raise type_error("data", "non-number as double")
+        _check_double(value)
+    elif not is_json_integer(datatype, value):
+        sign = "unsigned" if datatype in UNSIGNED else "signed"
+        raise type_error("data", f"non-{sign}-integer as {sign}-integer")
+
+
+def _check_double(value: float) -> None:
+    try:
+        float(value)
+    except OverflowError:
+        raise InferenceError("Unable to parse 'data': Number too big to be stored in double.") from None
+
+
+def _read_outputs(document: dict[str, Any], request: InferenceRequest, binary_default: bool) -> OutputFormat:
+    forms: dict[str, bool] = {}
+    for item in as_array(document.get("outputs", []), "outputs"):
+        name = as_string(member(item, "name"), "name")
+        if name in forms:
+            raise _invalid(f"{request_prefix(request.id)}output '{name}' already exists in request")
+        parameters = as_object(item.get("parameters", {}), "parameters")
+        forms[name] = _output_is_binary(name, parameters, binary_default)
+    request.requested_outputs = tuple(forms)
+    return output_format(forms, binary_default)
+
+
+def _output_is_binary(name: str, parameters: dict[str, Any], binary_default: bool) -> bool:
+    classes = as_unsigned(parameters.get("classification", 0), "classification")
+    binary = as_bool(parameters.get("binary_data", False), "binary_data")
+    if _REGION in parameters:
+        if classes:
+            raise _invalid("Output can't set both 'shared_memory_region' and 'classification'")
+        if binary:
+            raise _invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+        raise _unknown_region(parameters[_REGION])
+    if classes:
+        raise InferenceError(
+            f"classification of output '{name}' is not supported: leave 'classification' out of its parameters and "
+            "sort the scores in the client",
+            ErrorCode.UNSUPPORTED,
+        )
+    return binary if "binary_data" in parameters else binary_default
+
+
+def _invalid(message: str) -> InferenceError:
+    return InferenceError(message, ErrorCode.INVALID_ARG)

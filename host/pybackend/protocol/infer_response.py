@@ -1,0 +1,137 @@
+"""A response becomes bytes: JSON, or JSON followed by binary tensors.
+
+Where: the hot path's last station before the HTTP protocol writes. Outputs come from a stub that is not trusted, but
+their sizes were held against their shapes on arrival; only what BYTES elements hold is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.request import ParameterValue
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.protocol.infer_plan import SMALL_BYTES, OutputFormat
+from pybackend.protocol.json_tensor import FLOATS, decode_values
+from pybackend_wire.bytes_tensor import BytesTensorError
+
+
+class EncodedResponse:
+    """The body of a reply in pieces.
+
+    Attributes:
+        header_json: the JSON part, or all of the body.
+        json_length: value of ``Inference-Header-Content-Length``; None if there is nothing after the JSON part.
+        chunks: the binary tensors, to be sent after ``header_json`` in this order.
+        body_bytes: the length of it all.
+        borrows_memory: True if a chunk is a view of the response's memory: release the response after they were sent.
+    """
+
+    __slots__ = ("body_bytes", "borrows_memory", "chunks", "header_json", "json_length")
+
+    def __init__(self, header_json: bytes, chunks: list[Buffer], chunk_bytes: int, *, borrows_memory: bool) -> None:
+        self.header_json = header_json
+        self.json_length = len(header_json) if chunks else None
+        self.chunks = chunks
+        self.body_bytes = len(header_json) + chunk_bytes
+        self.borrows_memory = borrows_memory
+
+
+class _BinaryParameters(Struct, gc=False):
+    binary_data_size: int
+
+
+class _Output(Struct, gc=False):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: _BinaryParameters | UnsetType = UNSET
+    data: Sequence[Any] | UnsetType = UNSET
+
+
+class _Document(Struct, gc=False, kw_only=True):
+    id: str | UnsetType
+    model_name: str
+    model_version: str
+    parameters: Mapping[str, ParameterValue] | UnsetType
+    outputs: list[_Output]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
+    """Encode a result; a response that holds an error is not for here.
+
+    Args:
+        response: its outputs' memory may be given back once this returns, unless the result says ``borrows_memory``.
+        output_format: from the request's plan.
+
+    Raises:
+        InferenceError: INVALID_ARG, if a BYTES output asked for as JSON is not text; INTERNAL, if it is no BYTES tensor.
+    """
+    outputs: list[_Output] = []
+    chunks: list[Buffer] = []
+    chunk_bytes = 0
+    borrows_memory = may_hold_nan = False
+    for tensor in response.outputs:
+        if not output_format.is_binary(tensor.name):
+            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, _json_data(tensor)))
+            may_hold_nan = may_hold_nan or tensor.datatype in FLOATS
+            continue
+        data = tensor.data
+        size = len(data)
+        outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, _BinaryParameters(size)))
+        if size:
+            if type(data) is not bytes:
+                if size <= SMALL_BYTES:
+                    data = bytes(data)
+                else:
+                    borrows_memory = True
+            chunks.append(data)
+            chunk_bytes += size
+    document = _Document(
+        id=response.id or UNSET,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        parameters=response.parameters or UNSET,
+        outputs=outputs,
+    )
+    header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
+    return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
+
+
+def _json_data(tensor: OutputTensor) -> Sequence[Any]:
+    try:
+        return decode_values(tensor.datatype, tensor.data)
+    except UnicodeDecodeError:
+        raise InferenceError(
+            f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary "
+            "data format for output: set 'binary_data' in its parameters, or 'binary_data_output' in the request's",
+            ErrorCode.INVALID_ARG,
+        ) from None
+    except BytesTensorError as error:
+        raise InferenceError(f"the model's output '{tensor.name}' is broken: {error}") from None
+
+
+def _encode_document(document: _Document, *, may_hold_nan: bool) -> bytes:
+    try:
+        text = _encode(document)
+    except UnicodeEncodeError:
+        return _encode_literally(document)
+    # msgspec writes NaN and infinities as null, which appears for no other reason but in strings.
+    if may_hold_nan and b"null" in text:
+        return _encode_literally(document)
+    return text
+
+
+def _encode_literally(document: _Document) -> bytes:
+    """The same document with bare ``NaN`` and ``Infinity``, and ``?`` for what no UTF-8 can hold."""
+    text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")

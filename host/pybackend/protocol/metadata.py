@@ -1,0 +1,73 @@
+"""The small documents of the protocol: server metadata, model metadata, errors.
+
+Where: front ends send them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Names and order are the protocol's; clients read the list to decide what they may ask for."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSIONS) -> bytes:
+    """The JSON document that ``GET /v2`` answers with.
+
+    Args:
+        name: the server's id.
+        version: of the server.
+        extensions: what it speaks beyond the base protocol.
+    """
+    return _encode({"name": name, "version": version, "extensions": extensions})
+
+
+def model_metadata(signature: ModelSignature, versions: Sequence[str], platform: str) -> bytes:
+    """The JSON document that describes a model's tensors.
+
+    Args:
+        signature: of the highest version in ``versions``.
+        versions: decimal, ascending: the ready ones, or the one that was asked for.
+        platform: the configuration's ``platform``, or its backend's name.
+    """
+    batching = signature.max_batch_size > 0
+    return _encode(
+        {
+            "name": signature.model_name,
+            "versions": versions,
+            "platform": platform,
+            "inputs": _tensors(signature.inputs.values(), batching),
+            "outputs": _tensors(signature.outputs.values(), batching),
+        }
+    )
+
+
+def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:
+    batch = (-1,) if batching else ()
+    return [{"name": tensor.name, "datatype": tensor.datatype, "shape": batch + tensor.dims} for tensor in tensors]
+
+
+def encode_error(message: str) -> bytes:
+    """The body of an error: valid JSON whatever the text holds (``?`` for lone surrogates)."""
+    return _encode({"error": message.encode("utf-8", "replace").decode()})

@@ -1,0 +1,73 @@
+"""What model repositories look like on disk: which models there are, and where. Read when models are loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pybackend.errors import ServerError
+from pybackend.modelconfig.model_directory import printable, subdirectories
+from pybackend.modelconfig.schema import CONFIG_FILENAME
+
+DUPLICATE_REASON = "model appears in two or more repositories"
+"""Why a model whose name occurs twice is unavailable, as the repository index shows it."""
+
+_NOT_MODELS = frozenset({"__pycache__", "lost+found"})
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryScan:
+    """The models of all repositories.
+
+    Attributes:
+        models: directory by model name, sorted by name; without the duplicates.
+        duplicates: directories by model name for names that occur in several repositories; none of them is served.
+        warnings: one sentence each, for the log.
+    """
+
+    models: Mapping[str, Path]
+    duplicates: Mapping[str, tuple[Path, ...]]
+    warnings: tuple[str, ...]
+
+
+def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
+    """Find every model directory of the given repositories; a repository given twice counts once.
+
+    Raises:
+        ServerError: a repository is missing, is no directory or cannot be read.
+    """
+    found: dict[str, list[Path]] = {}
+    warnings: list[str] = []
+    for repository in {os.path.realpath(path): path for path in reversed(repositories)}.values():
+        names = _model_names(repository)
+        if os.path.isfile(repository / CONFIG_FILENAME):
+            warnings.append(
+                f"'{repository}' holds a {CONFIG_FILENAME}: it looks like a model, not like a repository of models. "
+                f"Was '{os.path.dirname(os.path.realpath(repository))}' meant?"
+            )
+        for name in names:
+            if printable(name) != name:
+                warnings.append(f"ignore model directory '{printable(name)}' in {repository}: its name is not UTF-8")
+            else:
+                found.setdefault(name, []).append(repository / name)
+    duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
+    for name, paths in duplicates.items():
+        warnings.append(
+            f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
+        )
+    models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
+    return RepositoryScan(models, duplicates, tuple(warnings))
+
+
+def _model_names(repository: Path) -> list[str]:
+    try:
+        return [name for name in subdirectories(repository) if name not in _NOT_MODELS]
+    except FileNotFoundError:
+        reason = "it does not exist"
+    except NotADirectoryError:
+        reason = "it is not a directory"
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror})"
+    raise ServerError(f"repository path is not a valid directory: '{repository}': {reason}")

@@ -1,0 +1,188 @@
+"""The composition root: builds everything, starts it in order, stops it in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+from dataclasses import dataclass
+
+from pybackend.engine import EngineState, InferenceEngine
+from pybackend.errors import ServerError
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.server import HttpServer, address_of, bind
+from pybackend.frontend.metrics import MetricsApp
+from pybackend.instance.stub_process import StubLauncher
+from pybackend.protocol.limits import BodyLimits
+from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.repository import LoadOptions, ModelRepository
+from pybackend.settings import Settings
+
+log = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+@dataclass
+class _Sockets:
+    """The bound ports; None for a service that is switched off."""
+
+    http: socket.socket | None
+    metrics: socket.socket | None
+
+
+class Server:
+    """One server, from its settings to its exit status."""
+
+    def __init__(self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        options = LoadOptions(
+            auto_complete=settings.auto_complete,
+            model_load_count=settings.model_load_count,
+            model_memory_limit_bytes=settings.model_memory_limit_bytes,
+        )
+        self._repository = ModelRepository(scan, launcher, options)
+        self._engine = InferenceEngine(
+            self._repository, server_id=settings.server_id, strict_readiness=settings.strict_readiness
+        )
+        self._http: HttpServer | None = None
+        self._metrics: HttpServer | None = None
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal comes; returns the exit status.
+
+        Raises:
+            ServerError: a port cannot be had.
+        """
+        raise_descriptor_limit()
+        self._handle_signals()
+        sockets = self._bind()
+        await self._listen(sockets)
+        trimming = asyncio.create_task(self._trim())
+        try:
+            status = EXIT_OK if await self._load() else EXIT_FAILED
+            if status == EXIT_OK:
+                await self._stop.wait()
+            return await self._shut_down() or status
+        finally:
+            trimming.cancel()
+            self._launcher.close()
+
+    # Start
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        log.info("Signal (%d) received.", number)
+        if self._stop.is_set():
+            log.warning("second signal: requests under way are cut short")
+            self._stop_now.set()
+        self._stop.set()
+
+    def _bind(self) -> _Sockets:
+        http = self._settings.http
+        sockets = _Sockets(None, None)
+        try:
+            if http.enabled:
+                sockets.http = bind(http.address, http.port, "HTTP")
+            if http.metrics_enabled:
+                sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
+        except ServerError:
+            if sockets.http is not None:
+                sockets.http.close()
+            raise
+        return sockets
+
+    async def _listen(self, sockets: _Sockets) -> None:
+        """Open the ports before the models are loaded: probes see a server that lives and is not ready."""
+        if sockets.http is not None:
+            limits = BodyLimits(self._settings.http.max_input_size_bytes)
+            self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits))
+            await self._http.start(sockets.http)
+            log.info("Started HTTPService at %s", address_of(sockets.http))
+        if sockets.metrics is not None:
+            self._metrics = HttpServer(MetricsApp(self._repository))
+            await self._metrics.start(sockets.metrics)
+            log.info("Started Metrics Service at %s", address_of(sockets.metrics))
+
+    async def _load(self) -> bool:
+        """Load the models; False if the server must not go on. A signal meanwhile ends the wait."""
+        loading = asyncio.create_task(self._repository.load_all())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait({loading})
+            return True
+        complete = loading.result()
+        self._launcher.close()  # stubs that were started ahead for models that turned out to need none
+        self._print_models()
+        if not complete and self._settings.exit_on_error:
+            log.error("creating server: Internal - failed to load all models")
+            return False
+        self._engine.state = EngineState.READY
+        return True
+
+    def _print_models(self) -> None:
+        rows = self._repository.table()
+        if not rows:
+            places = ", ".join(map(str, self._settings.repositories))
+            log.warning("there is no model in %s: a model is a directory <model>/<version>/model.py there", places)
+            return
+        widths = [max(len(row.name) for row in rows), max(len(row.version) for row in rows)]
+        for row in rows:
+            line = f"{row.name:<{widths[0]}} | {row.version:<{widths[1]}} | {row.status.splitlines()[0]}"
+            log.info("%s", line)
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._repository.trim()
+
+    # End
+
+    async def _shut_down(self) -> int:
+        """Not ready, no new connections, drain, finalize; the metrics port stays until the end."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._settings.exit_timeout_s
+        self._engine.state = EngineState.EXITING
+        if self._http is not None:
+            self._http.stop_listening()
+        log.info("Waiting for in-flight requests to complete.")
+        drain = asyncio.create_task(self._drain(deadline_s))
+        hurry = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drain.done():
+            drain.cancel()
+            await asyncio.wait({drain})
+            await self._drain(loop.time())
+            return EXIT_FAILED
+        if not drain.result():
+            log.error("Exit timeout expired. Exiting immediately.")
+            return EXIT_FAILED
+        return EXIT_OK
+
+    async def _drain(self, deadline_s: float) -> bool:
+        answered = await self._repository.unload_all(deadline_s)
+        sent = True if self._http is None else await self._http.stop(deadline_s)
+        if self._metrics is not None:
+            await self._metrics.stop(asyncio.get_running_loop().time())
+        return answered and sent
+
+
+def raise_descriptor_limit() -> None:
+    """Allow as many connections as the system lets this user have: each takes a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,42 @@
+"""The shape of a model's class, for type checkers and editors. Nothing of this is needed at run time."""
+
+from typing import Awaitable, List, Optional, Protocol, TypedDict, Union
+
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+
+Responses = Optional[List[Optional[InferenceResponse]]]
+"""What ``execute`` returns: a response for each request, in their order."""
+
+
+class InitializeArguments(TypedDict):
+    """What ``initialize`` receives; every value is text.
+
+    Attributes:
+        model_config: the final configuration as JSON.
+        model_instance_kind: ``CPU``, ``GPU`` or ``MODEL``.
+        model_instance_name: e.g. ``add_sub_0_0``.
+        model_instance_device_id: decimal, ``0`` for CPU.
+        model_repository: the model's folder.
+        model_version: decimal.
+        model_name: the model's name.
+    """
+
+    model_config: str
+    model_instance_kind: str
+    model_instance_name: str
+    model_instance_device_id: str
+    model_repository: str
+    model_version: str
+    model_name: str
+
+
+class PythonModel(Protocol):
+    """``class TritonPythonModel`` in ``model.py``: any class without constructor arguments that has ``execute``.
+
+    It may also have ``auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig`` (a static method),
+    ``initialize(self, args: InitializeArguments) -> None``, ``finalize(self) -> None`` and ``is_ready(self) -> bool``.
+    """
+
+    def execute(self, requests: List[InferenceRequest]) -> "Union[Responses, Awaitable[Responses]]":
+        """Answer a batch of requests."""

@@ -1,0 +1,208 @@
+"""``Tensor``: a name and an array. Inputs are views of the memory they arrived in, outputs alias the model's arrays.
+
+On a request's path this is where bytes become arrays and back, and where no byte should be copied that need not be.
+"""
+
+from typing import Any, List, Sequence, Tuple, Union
+
+import numpy as np
+
+from pybackend_sdk import dlpack
+from pybackend_sdk.arguments import incompatible, text
+from pybackend_sdk.datatypes import TritonDataType, deserialize_bytes_tensor
+from pybackend_sdk.error import TritonModelException
+from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
+
+_DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
+
+
+class Tensor:
+    """A named array, made of a NumPy array or by :meth:`from_dlpack`; inputs arrive as such.
+
+    Until the response or request that holds it is sent, a C-contiguous array is aliased: later edits in place count.
+    An array in another order is copied. BYTES (dtype ``object`` or ``S<n>``) are serialised here and now.
+
+    Args:
+        name: the input's or output's name, not empty.
+        numpy_array: an array, not a list. ``bool``, integers of 8 to 64 bits, floats of 16 to 64 bits in native byte
+            order, ``object`` and ``S<n>`` can be sent.
+
+    Raises:
+        TypeError: an argument of another type.
+        TritonModelException: the name is empty, or there is no datatype for the array's dtype.
+    """
+
+    __module__ = "c_python_backend_utils"
+    # _data is the wire form: the buffer a tensor arrived in, a numeric array, or serialised BYTES.
+    # _array is what as_numpy() gives; None until it is asked for, where the tensor arrived.
+    __slots__ = ("__weakref__", "_array", "_copy", "_data", "_datatype", "_name", "_shape")
+
+    _name: str
+    _datatype: str
+    _shape: "Sequence[int]"
+    _data: Any
+    _array: Any
+    _copy: bool
+
+    def __init__(self, name: str, numpy_array: "np.ndarray", /) -> None:
+        if not isinstance(numpy_array, np.ndarray):
+            incompatible("Tensor", "numpy_array", "a numpy.ndarray", numpy_array)
+        self._name = _checked_name("Tensor", name)
+        row = BY_NUMPY.get(numpy_array.dtype)
+        if row is not None:
+            if not numpy_array.flags.c_contiguous:
+                numpy_array = np.ascontiguousarray(numpy_array)
+            self._datatype = row.name
+            self._data = numpy_array
+        elif numpy_array.dtype.kind in "OS":
+            self._datatype = "BYTES"
+            self._data = encode_elements(numpy_array.ravel().tolist())
+        else:
+            raise TritonModelException(
+                f"NumPy dtype is not supported. Tensor '{self._name}' has dtype {numpy_array.dtype}; "
+                "use bool, int8-64, uint8-64, float16-64 in native byte order, object or bytes."
+            )
+        self._array = numpy_array
+        self._shape = numpy_array.shape
+        self._copy = False
+
+    @classmethod
+    def _from_wire(cls, name: str, datatype: str, shape: "Sequence[int]", buffer: Any, copy: bool = False) -> "Tensor":
+        """Make a tensor of bytes that arrived; the hot path, so nothing is checked and nothing is decoded yet.
+
+        Args:
+            name: the tensor's name.
+            datatype: wire name, e.g. ``FP32``.
+            shape: dimensions.
+            buffer: exactly the tensor's bytes in wire form, writable if arrays are to be. Arrays and DLPack consumers
+                keep it alive (of a memoryview, the object it is a view of).
+            copy: ``as_numpy()`` gives a private copy, so that edits in place leave the wire form as it was.
+        """
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = shape
+        tensor._data = buffer
+        tensor._copy = copy
+        tensor._array = None
+        return tensor
+
+    def name(self) -> str:
+        """The input's or output's name."""
+        return self._name
+
+    def shape(self) -> List[int]:
+        """The dimensions, the batch dimension included."""
+        return list(self._shape)
+
+    def triton_dtype(self) -> Any:
+        """The datatype, e.g. ``FP32``; ``int()`` of it is the number that ``triton_to_numpy_type`` takes."""
+        return TritonDataType[self._datatype]
+
+    def is_cpu(self) -> bool:
+        """True: tensors lie in host memory."""
+        return True
+
+    def as_numpy(self) -> "np.ndarray":
+        """The tensor as a NumPy array, the same one every time.
+
+        Returns:
+            For a tensor made here, the array it was made of. For one that arrived, a writable view of its memory, which
+            stays valid after the request; an object array of ``bytes`` for BYTES.
+
+        Raises:
+            TritonModelException: the datatype is BF16, which NumPy does not have; or the bytes are no BYTES tensor of
+                this shape.
+        """
+        array: np.ndarray = self._array
+        if array is None:
+            array = self._array = self._decoded()
+        return array
+
+    def _decoded(self) -> "np.ndarray":
+        dtype = _DTYPES.get(self._datatype)
+        if dtype is None:
+            return self._decoded_without_dtype()
+        data = self._data
+        if not len(data):
+            return np.empty(self._shape, dtype)  # numpy.frombuffer refuses empty buffers
+        array = np.frombuffer(data, dtype).reshape(self._shape)
+        return array.copy() if self._copy else array
+
+    def _decoded_without_dtype(self) -> "np.ndarray":
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        try:
+            return deserialize_bytes_tensor(self._data).reshape(self._shape)
+        except BytesTensorError as error:
+            raise TritonModelException(str(error)) from None
+        except ValueError:
+            raise TritonModelException(
+                f"Invalid bytes tensor data: tensor '{self._name}' has not the elements that shape "
+                f"{list(self._shape)} asks for"
+            ) from None
+
+    def _payload(self) -> Any:
+        """The wire form, C-contiguous: an array, ``bytes``, or the buffer in which the tensor arrived."""
+        return self._data
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of the tensor's own memory; whoever holds it keeps the tensor alive.
+
+        Raises:
+            TritonModelException: the datatype is BYTES.
+        """
+        if self._datatype == "BYTES":
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        return dlpack.export_memory(self, self._address(), self._shape, self._datatype)
+
+    def _address(self) -> int:
+        data = self._data
+        if not isinstance(data, np.ndarray):
+            if not len(data):
+                return 0
+            data = np.frombuffer(data, np.uint8)
+        address: int = data.__array_interface__["data"][0]
+        return address
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        """The same as :meth:`to_dlpack`: host memory needs no stream."""
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        """DLPack's device type and id: ``(1, 0)``, host memory."""
+        return (int(dlpack.DeviceType.CPU), 0)
+
+    @staticmethod
+    def from_dlpack(name: str, obj: Any, /) -> "Tensor":
+        """Make a tensor of another library's memory, without a copy.
+
+        Args:
+            name: the tensor's name, not empty.
+            obj: a DLPack capsule that nobody has consumed, or an object with ``__dlpack__`` and ``__dlpack_device__``,
+                such as a torch tensor.
+
+        Raises:
+            TypeError: the name is no text.
+            TritonModelException: the name is empty; ``obj`` is neither; it is not C-contiguous, not in host memory, or
+                of a datatype that cannot be sent.
+        """
+        tensor = Tensor.__new__(Tensor)
+        tensor._name = _checked_name("from_dlpack", name)
+        tensor._data, tensor._datatype = dlpack.import_memory(obj)
+        tensor._shape = tensor._data.shape
+        # BF16 travels as 16-bit integers, which is not what as_numpy() promises.
+        tensor._array = tensor._data if DATATYPES[tensor._datatype].numpy is not None else None
+        tensor._copy = False
+        return tensor
+
+
+def _checked_name(call: str, name: Union[str, bytes]) -> str:
+    if type(name) is not str or not name.isascii():
+        name = text(call, "name", name)
+    if not name:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return name

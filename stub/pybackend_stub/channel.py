@@ -1,0 +1,91 @@
+"""The stub's end of the control socket: blocking reads of frames, and writes that any thread may make."""
+
+import array
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from typing import Any, Deque, List, Sequence, Tuple
+
+from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
+from pybackend_wire.errors import ErrorCode, RemoteProtocolError
+from pybackend_wire.framing import Frame, FrameDecoder
+from pybackend_wire.messages import PROTOCOL_VERSION, Failure, Hello, StubMessage
+
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_MAX_DESCRIPTORS = 32
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
+
+
+class HostGone(Exception):
+    """End of file on the control socket: the host closed it or died."""
+
+
+class HostChannel:
+    """Frames to and from the host.
+
+    Only one thread reads. Any thread may write; a frame is written whole.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(True)
+        os.set_inheritable(descriptor, False)
+        self._decoder = FrameDecoder()
+        self._codec: Codec = JSON
+        self._write_lock = threading.RLock()
+        self._received: Deque[Frame] = deque()
+        self.descriptors: Deque[int] = deque()
+        """Descriptors that came with frames, in order; each ATTACH takes one."""
+
+    def greet(self, numpy_version: str) -> None:
+        """Say HELLO; the host's LOAD will name the codec to use from then on."""
+        version = "{}.{}.{}".format(*sys.version_info[:3])
+        codecs = [codec.name for codec in available()]
+        self.send([Hello(StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs)])
+
+    def refuse(self, message: str) -> None:
+        """Say FAILED as the first and last word."""
+        self.send([(StubMessage.FAILED, "start", Failure(ErrorCode.INTERNAL, message))])
+
+    def use_codec(self, name: str) -> None:
+        """Switch to the codec that the host chose from the offered ones."""
+        for codec in available():
+            if codec.name == name:
+                self._codec = codec
+                return
+        raise RemoteProtocolError("the host chose codec {!r}, which was not offered".format(name))
+
+    def receive(self) -> "Tuple[List[Any], bytearray]":
+        """The next frame's messages and its tail; waits for it.
+
+        Raises:
+            HostGone: the host closed the socket.
+        """
+        while not self._received:
+            count, ancillary, _, _ = self._socket.recvmsg_into([self._decoder.room()], _ANCILLARY_BYTES)
+            if not count:
+                raise HostGone
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    received = array.array("i")
+                    received.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
+                    self.descriptors.extend(received)
+            self._received.extend(self._decoder.received(count))
+        # LOAD is json and settles the codec of all that follows, so each frame is decoded when its turn comes.
+        frame = self._received.popleft()
+        return decode_frame(self._codec, frame), frame.tail
+
+    def send(self, messages: "Sequence[Any]", tail: "Sequence[Any]" = ()) -> None:
+        """Write one frame; waits while the host's end is full. A host that is gone is noticed by :meth:`receive`."""
+        with self._write_lock:
+            data = encode_frame(self._codec, messages, tail)
+            try:
+                self._socket.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                raise HostGone from None
+
+    def close(self) -> None:
+        """Close the socket, which tells the host that nothing more will come."""
+        self._socket.close()

@@ -1,0 +1,101 @@
+"""Shared tensor memory as the stub sees it: input segments that it reads, output segments that it allocates in."""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+from pybackend_wire.allocation import BlockMap
+from pybackend_wire.messages import SegmentRole
+
+
+class OutputBlock(NamedTuple):
+    """A block of output memory, ready to be written."""
+
+    segment: int
+    offset: int
+    view: memoryview
+
+
+class _Segment:
+    """One mapped segment."""
+
+    def __init__(self, role: int, mapping: mmap.mmap) -> None:
+        self.role = role
+        self.mapping = mapping
+        self.blocks = BlockMap(len(mapping)) if role == SegmentRole.OUTPUT else None
+
+
+class StubMemory:
+    """The segments that the host attached.
+
+    Input blocks are given back when the last array that views them is garbage-collected: ``on_release`` is called
+    then, from whatever thread the collector ran in, and :meth:`take_released` returns what has gathered.
+    """
+
+    def __init__(self, on_release: "Callable[[], None]") -> None:
+        self._segments: Dict[int, _Segment] = {}
+        self._on_release = on_release
+        self._released: Deque[Tuple[int, int]] = deque()
+        self._watched: Dict[int, "weakref.ref[Any]"] = {}
+        self._progress: Optional[memoryview] = None
+
+    def attach(self, segment: int, descriptor: int, size_bytes: int, role: int) -> None:
+        """Map a segment and close its descriptor."""
+        try:
+            mapping = mmap.mmap(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
+        self._segments[segment] = _Segment(role, mapping)
+        if role == SegmentRole.PROGRESS:
+            self._progress = memoryview(mapping).cast("Q")
+
+    def detach(self, segment: int) -> bool:
+        """Forget a segment unless output blocks of it are in use; its pages go when the last view of them does."""
+        found = self._segments.get(segment)
+        if found is None or (found.blocks is not None and len(found.blocks)):
+            return False
+        del self._segments[segment]
+        return True
+
+    def mark_begun(self, executions: int) -> None:
+        """Note how many executions have begun, where the host can read it after a crash."""
+        if self._progress is not None:
+            self._progress[0] = executions
+
+    def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
+        """A writable view of an input block that gives the block back when nothing refers to it any more."""
+        block = (ctypes.c_char * nbytes).from_buffer(self._segments[segment].mapping, offset)
+        key = id(block)
+
+        def release(_reference: Any) -> None:
+            self._watched.pop(key, None)
+            self._released.append((segment, offset))
+            self._on_release()
+
+        self._watched[key] = weakref.ref(block, release)
+        return block
+
+    def take_released(self) -> "List[Tuple[int, int]]":
+        """The input blocks that may be given back now."""
+        taken: List[Tuple[int, int]] = []
+        while self._released:
+            taken.append(self._released.popleft())
+        return taken
+
+    def allocate_output(self, nbytes: int) -> "Optional[OutputBlock]":
+        """A block of output memory, None if the attached segments have no room for it."""
+        for number, segment in self._segments.items():
+            if segment.blocks is not None:
+                offset = segment.blocks.allocate(nbytes)
+                if offset is not None:
+                    return OutputBlock(number, offset, memoryview(segment.mapping)[offset : offset + nbytes])
+        return None
+
+    def free_output(self, segment: int, offset: int) -> None:
+        """The host has read or dropped this block."""
+        found = self._segments.get(segment)
+        if found is not None and found.blocks is not None and offset in found.blocks:
+            found.blocks.release(offset)

@@ -1,0 +1,87 @@
+"""Finding, importing and completing a model: ``<version directory>/model.py`` and its class."""
+
+import importlib.util
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any, Dict, Optional
+
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.model_config import ModelConfig
+
+CLASS_NAME = "TritonPythonModel"
+
+
+def import_model(model_file: str) -> type:
+    """Import a model file and return its class.
+
+    The file becomes the module ``<directory>.<stem>`` (``1.model``), so that ``from . import helper`` works. Its
+    directory and that one's parent are appended to ``sys.path``, after site-packages; the working directory comes last:
+    were it first, a directory called ``1`` there would shadow the model.
+
+    Raises:
+        TritonModelException: the file has no ``TritonPythonModel``.
+        BaseException: whatever the file's own code raises.
+    """
+    directory = os.path.dirname(model_file)
+    sys.path.extend([directory, os.path.dirname(directory), os.getcwd()])
+    package = os.path.basename(directory)
+    stem = os.path.splitext(os.path.basename(model_file))[0]
+    _import_package(package, directory)
+    module = _import_file(package + "." + stem, model_file)
+    setattr(sys.modules[package], stem, module)
+    model_class = getattr(module, CLASS_NAME, None)
+    if model_class is None:
+        raise TritonModelException(
+            "module '{}' has no attribute '{}': {} must define class {}".format(
+                module.__name__, CLASS_NAME, model_file, CLASS_NAME
+            )
+        )
+    return model_class  # type: ignore[no-any-return]
+
+
+def _import_package(name: str, directory: str) -> None:
+    """Make the version directory a package, running its ``__init__.py`` if it has one."""
+    initial = os.path.join(directory, "__init__.py")
+    if os.path.isfile(initial):
+        _import_file(name, initial, directory)
+        return
+    package = ModuleType(name)
+    package.__path__ = [directory]
+    sys.modules[name] = package
+
+
+def _import_file(name: str, path: str, package_directory: "Optional[str]" = None) -> ModuleType:
+    locations = None if package_directory is None else [package_directory]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=locations)
+    if spec is None or spec.loader is None:
+        raise TritonModelException("{} is not a Python source file".format(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def complete_config(model_class: type, model_name: str, config_json: str) -> "Optional[Dict[str, Any]]":
+    """What the class's ``auto_complete_config`` makes of the configuration, None if it has no such function.
+
+    Raises:
+        TritonModelException: it returned something else than a ModelConfig, or what cannot be written as JSON.
+        BaseException: whatever the function raises.
+    """
+    complete = getattr(model_class, "auto_complete_config", None)
+    if complete is None:
+        return None
+    completed = complete(ModelConfig(config_json))
+    if not isinstance(completed, ModelConfig):
+        raise TritonModelException(
+            "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(model_name)
+        )
+    # Through text and back: what reaches the host is plain data, and its own copy.
+    document: Dict[str, Any] = json.loads(json.dumps(completed.as_dict()))
+    return document

@@ -1,0 +1,107 @@
+"""Frames on a byte stream, without any I/O: bytes in, frames out.
+
+A frame is an 8-byte header (metadata length and tail length, little-endian 32 bit each), metadata (encoded messages)
+and a tail (raw tensor bytes the messages point into).
+"""
+
+import struct
+from typing import List, NamedTuple
+
+from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
+
+HEADER = struct.Struct("<II")
+
+MAX_METADATA_BYTES = 16 * 1024 * 1024
+"""Room for a model's auto-completed configuration and for long error texts; nothing honest comes near."""
+
+MAX_TAIL_BYTES = 64 * 1024 * 1024
+"""Tails carry small tensors only; a turn of the event loop that collects thousands of them stays below this."""
+
+_READ_BYTES = 256 * 1024
+
+
+class Frame(NamedTuple):
+    """One frame; ``tail`` is private to the receiver and writable."""
+
+    metadata: bytes
+    tail: bytearray
+
+
+def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
+    """The header of a frame.
+
+    Raises:
+        LocalProtocolError: a part is larger than the other side accepts.
+    """
+    if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
+        raise LocalProtocolError(
+            "frame of {} metadata and {} tail bytes exceeds the limits {} and {}".format(
+                metadata_bytes, tail_bytes, MAX_METADATA_BYTES, MAX_TAIL_BYTES
+            )
+        )
+    return HEADER.pack(metadata_bytes, tail_bytes)
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames. Read into :meth:`room`, then tell :meth:`received` how much came.
+
+    Memory: one buffer that grows to the largest frame seen and shrinks back once that frame has left.
+    """
+
+    def __init__(self, read_bytes: int = _READ_BYTES) -> None:
+        self._read_bytes = read_bytes
+        self._buffer = bytearray(read_bytes)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received that do not make a whole frame yet."""
+        return self._end - self._start
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the stream go; never empty."""
+        return self._view[self._end :]
+
+    def received(self, count: int) -> "List[Frame]":
+        """Take ``count`` bytes that were read into :meth:`room` and return the frames they complete.
+
+        Raises:
+            RemoteProtocolError: a header announces more than the limits allow.
+        """
+        self._end += count
+        frames: List[Frame] = []
+        while True:
+            available = self._end - self._start
+            if available < HEADER.size:
+                break
+            metadata_bytes, tail_bytes = HEADER.unpack_from(self._buffer, self._start)
+            if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
+                raise RemoteProtocolError(
+                    "frame announces {} metadata and {} tail bytes".format(metadata_bytes, tail_bytes)
+                )
+            total = HEADER.size + metadata_bytes + tail_bytes
+            if available < total:
+                self._make_room(total)
+                return frames
+            middle = self._start + HEADER.size + metadata_bytes
+            end = self._start + total
+            view = self._view
+            frames.append(Frame(bytes(view[self._start + HEADER.size : middle]), bytearray(view[middle:end])))
+            self._start = end
+        self._make_room(HEADER.size)
+        return frames
+
+    def _make_room(self, needed: int) -> None:
+        """Leave room for the rest of a frame of ``needed`` bytes that begins at the start of what is left."""
+        left = self._end - self._start
+        if left and self._start + needed <= len(self._buffer) and self._end < len(self._buffer):
+            return
+        size = max(self._read_bytes, needed)
+        rest = bytes(self._view[self._start : self._end])
+        if len(self._buffer) != size:
+            self._buffer = bytearray(size)
+            self._view = memoryview(self._buffer)
+        self._view[:left] = rest
+        self._start, self._end = 0, left

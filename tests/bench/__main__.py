@@ -1,0 +1,127 @@
+"""``python -m tests.bench``: run the benchmark, print its tables, keep its raw results.
+
+With ``VS=triton`` in the environment everything is measured on the reference server too, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from tests.bench import footprint, ladder, large_tensors, loadgen, progress, report, servers, startup
+from tests.bench.bodies import WrongReplyError
+from tests.bench.plan import FULL, QUICK
+from tests.bench.reference import ReferenceUnavailableError
+from tests.bench.results import Results, describe_machine
+
+VERSUS_VARIABLE = "VS"
+_VERSUS = "triton"
+_LAUNCHERS = {"pybackend": servers.pybackend_launcher, _VERSUS: servers.reference_launcher}
+
+Section = Callable[[Results, Sequence[servers.Launcher], Path], None]
+
+
+def _startup(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.starts = startup.measure(launchers, results.plan, scratch)
+
+
+def _footprint(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.footprints = footprint.measure(launchers, results.plan, scratch)
+
+
+def _ladder(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.ladder = ladder.measure(launchers, results.plan, scratch)
+
+
+def _large(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.large = large_tensors.measure_speed(launchers, results.plan, scratch)
+
+
+def _growth(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.growth = large_tensors.measure_growth(launchers, results.plan, scratch)
+
+
+_SECTIONS: dict[str, Section] = {
+    "startup": _startup,
+    "footprint": _footprint,
+    "ladder": _ladder,
+    "large": _large,
+    "growth": _growth,
+}
+
+
+def main() -> int:
+    """Run what the command line asks for; returns the exit status."""
+    options = _parse()
+    try:
+        loadgen.build()
+        launchers = [_LAUNCHERS[name]() for name in options.servers]
+    except (loadgen.LoadError, ReferenceUnavailableError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    results = Results(QUICK if options.quick else FULL, describe_machine())
+    failed = False
+    for name in options.only:
+        progress.show(f"--- {name}")
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            try:
+                _SECTIONS[name](results, launchers, Path(scratch))
+            except (servers.ServerError, loadgen.LoadError, WrongReplyError) as error:
+                print(f"error: {name} could not be measured: {error}", file=sys.stderr)
+                failed = True
+        results.save(options.output)
+    print(report.render(results))
+    progress.show(f"raw results: {options.output}")
+    return 1 if failed else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that everything works")
+    parser.add_argument(
+        "--only",
+        type=_choices(_SECTIONS),
+        default=list(_SECTIONS),
+        metavar="SECTION,...",
+        help=f"measure only these: {', '.join(_SECTIONS)}",
+    )
+    parser.add_argument(
+        "--servers",
+        type=_choices(_LAUNCHERS),
+        default=_default_servers(parser),
+        metavar="NAME,...",
+        help=f"measure only these beside the yardsticks: {', '.join(_LAUNCHERS)}",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=loadgen.BUILD_DIRECTORY / "results.json",
+        help="where the raw results go (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+def _default_servers(parser: argparse.ArgumentParser) -> list[str]:
+    versus = os.environ.get(VERSUS_VARIABLE, "")
+    if versus not in ("", _VERSUS):
+        parser.error(f"{VERSUS_VARIABLE}={versus} is not known; the only server to compare with is {_VERSUS}")
+    return ["pybackend", _VERSUS] if versus else ["pybackend"]
+
+
+def _choices(known: Collection[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""How much is measured: the full benchmark, and a short one to see that everything works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rounds, times and sizes of one run of the benchmark.
+
+    Attributes:
+        connections: steps of the ladder; the first is the single connection.
+        single_rounds: rounds with a single connection, whose latency drifts with the machine.
+        rounds: rounds of everything else that is put under load.
+        warm_up_s: before each measured window.
+        duration_s: each measured window.
+        tensor_bytes: sizes of the large tensors.
+        large_requests: the least number of large requests in a window.
+        start_rounds: how often each start-up is repeated.
+        start_models: repositories of these many models are started; neighbours show what one more model costs.
+        footprint_models: repositories of these many models have their memory read.
+    """
+
+    connections: tuple[int, ...]
+    single_rounds: int
+    rounds: int
+    warm_up_s: float
+    duration_s: float
+    tensor_bytes: tuple[int, ...]
+    large_requests: int
+    start_rounds: int
+    start_models: tuple[int, ...]
+    footprint_models: tuple[int, ...]
+
+
+FULL = Plan(
+    connections=(1, 8, 32, 128),
+    single_rounds=5,
+    rounds=3,
+    warm_up_s=0.5,
+    duration_s=2.0,
+    tensor_bytes=(1 * MB, 16 * MB, 64 * MB),
+    large_requests=9,
+    start_rounds=5,
+    start_models=(1, 2, 10, 11),
+    footprint_models=(1, 10, 50),
+)
+
+QUICK = Plan(
+    connections=(1, 32),
+    single_rounds=2,
+    rounds=1,
+    warm_up_s=0.1,
+    duration_s=0.4,
+    tensor_bytes=(1 * MB, 16 * MB),
+    large_requests=3,
+    start_rounds=2,
+    start_models=(1, 2),
+    footprint_models=(1, 4),
+)

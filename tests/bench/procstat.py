@@ -1,0 +1,178 @@
+"""What /proc and the process clocks tell about a server: CPU time, memory and threads, by group of processes.
+
+A served model is always two kinds of process: the ``host``, which is the process that was started, and the ``stub``
+group, which is everything below it and runs the models. CPU times come from each process's own clock, in nanoseconds
+and including threads that have ended; /proc/PID/stat would only count ticks of 10 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_KIB = 1024
+SAMPLE_PERIOD_S = 0.02
+
+
+@dataclass(frozen=True)
+class ProcessTree:
+    """A server's processes.
+
+    Attributes:
+        host: pid of the process that was started.
+        stubs: pids of all its descendants.
+    """
+
+    host: int
+    stubs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """CPU time so far, user and system together, in nanoseconds.
+
+    Attributes:
+        host_ns: of the host process.
+        stub_ns: of all stubs together.
+        machine_ns: of everything that ran on the machine.
+        steal_ns: what the hypervisor gave to others while this machine wanted to run.
+    """
+
+    host_ns: int
+    stub_ns: int
+    machine_ns: int
+    steal_ns: int
+
+    def since(self, earlier: CpuTimes) -> CpuTimes:
+        """The CPU time between ``earlier`` and this moment."""
+        return CpuTimes(
+            self.host_ns - earlier.host_ns,
+            self.stub_ns - earlier.stub_ns,
+            self.machine_ns - earlier.machine_ns,
+            self.steal_ns - earlier.steal_ns,
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A process's memory in bytes: resident pages, and its proportional share of them."""
+
+    rss_bytes: int
+    pss_bytes: int
+
+
+@dataclass
+class PeakMemory:
+    """The largest values that were seen while the memory was watched."""
+
+    rss_bytes: int = 0
+    pss_bytes: int = 0
+
+
+def process_tree(host: int) -> ProcessTree:
+    """Find the descendants of ``host``."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = _parent(entry)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    waiting = list(children.get(host, ()))
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children.get(pid, ())
+    return ProcessTree(host, tuple(sorted(found)))
+
+
+def process_cpu_ns(pid: int) -> int:
+    """CPU time of one process, all its threads of past and present included.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    clock = ctypes.c_int()
+    if _LIBC.clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        raise ProcessLookupError(pid)
+    return time.clock_gettime_ns(clock.value)
+
+
+def cpu_times(tree: ProcessTree) -> CpuTimes:
+    """Read the clocks of a server's processes and of the machine."""
+    machine_ns, steal_ns = machine_cpu_ns()
+    return CpuTimes(process_cpu_ns(tree.host), sum(map(process_cpu_ns, tree.stubs)), machine_ns, steal_ns)
+
+
+def machine_cpu_ns() -> tuple[int, int]:
+    """CPU time of the whole machine, idle time left out, and the time stolen from it."""
+    with open("/proc/stat", encoding="ascii") as stat:
+        ticks = [int(word) for word in stat.readline().split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq) * _TICK_NS, steal * _TICK_NS
+
+
+def memory(pid: int) -> Memory:
+    """Memory of one process; walks its page tables, so not for the middle of a timed window."""
+    fields = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+    return Memory(_kib(fields["Rss"]), _kib(fields["Pss"]))
+
+
+def threads(pid: int) -> int:
+    """How many threads a process has."""
+    return int(_fields(Path(f"/proc/{pid}/status"))["Threads"])
+
+
+@contextmanager
+def watched_memory(pid: int) -> Iterator[PeakMemory]:
+    """Sample a process's memory every 20 ms; what is yielded holds the peaks.
+
+    The kernel's own high-water mark, reset at the start, catches a peak of resident memory between two samples.
+    """
+    peak = PeakMemory()
+    stop = threading.Event()
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+    def sample() -> None:
+        now = memory(pid)
+        peak.pss_bytes = max(peak.pss_bytes, now.pss_bytes)
+        peak.rss_bytes = max(peak.rss_bytes, now.rss_bytes)
+
+    def sample_until_stopped() -> None:
+        while not stop.wait(SAMPLE_PERIOD_S):
+            sample()
+
+    sample()
+    sampler = threading.Thread(target=sample_until_stopped, name="memory-sampler")
+    sampler.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        sampler.join()
+    peak.rss_bytes = max(peak.rss_bytes, _kib(_fields(Path(f"/proc/{pid}/status"))["VmHWM"]))
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it ended while we looked
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+def _fields(path: Path) -> dict[str, str]:
+    pairs = (line.partition(":") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _kib(value: str) -> int:
+    return int(value.removesuffix("kB")) * _KIB

@@ -1,0 +1,154 @@
+"""Prints what was measured as Markdown: medians over the rounds, with the foreign load they ran under."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from tests.bench import bodies, startup, targets
+from tests.bench.ladder import LoadSample
+from tests.bench.loadgen import LoadResult
+from tests.bench.plan import MB
+from tests.bench.results import Results, load_median
+
+
+def render(results: Results) -> str:
+    """The whole report."""
+    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
+    sections = (_ladder(results), _large(results), _growth(results), _starts(results), _footprints(results))
+    parts = [machine, *filter(None, (*sections, _targets(results)))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _ladder(results: Results) -> str:
+    rows = []
+    for (workload, connections, server), windows in _grouped(results.ladder).items():
+        rows.append(
+            [
+                workload,
+                connections,
+                server,
+                f"{load_median(windows, lambda r: r.infer_per_s):,.0f}",
+                f"{load_median(windows, lambda r: r.p50_us):,.0f}",
+                f"{load_median(windows, lambda r: r.p99_us):,.0f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us):.1f}",
+                f"{load_median(windows, lambda r: r.stub_cpu_us):.1f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
+                f"{load_median(windows, lambda r: r.client_cpu_us):.1f}",
+                _foreign(r.foreign_cores for r in windows),
+                sum(r.errors for r in windows),
+                len(windows),
+            ]
+        )
+    header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
+    header += ["both", "client CPU us", "foreign cores", "errors", "rounds"]
+    return _section("Small tensors (CPU per request)", header, rows)
+
+
+def _large(results: Results) -> str:
+    size_of = {f"identity {bodies.size_name(size)}": size for size in results.plan.tensor_bytes}
+    rows = []
+    for (workload, _, server), windows in _grouped(results.large).items():
+        p50_us = load_median(windows, lambda r: r.p50_us)
+        rows.append(
+            [
+                workload,
+                server,
+                f"{p50_us / 1e3:.2f}",
+                f"{size_of[workload] / p50_us / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.client_cpu_us) / 1e3:.2f}",
+                _foreign(r.foreign_cores for r in windows),
+                sum(r.errors for r in windows),
+                len(windows),
+            ]
+        )
+    header = ["request", "server", "p50 ms", "GB/s one way", "host CPU ms", "stub CPU ms", "client CPU ms"]
+    header += ["foreign cores", "errors", "rounds"]
+    return _section("Large tensors, 1 connection", header, rows)
+
+
+def _growth(results: Results) -> str:
+    rows = [
+        [
+            f"identity {bodies.size_name(sample.tensor_bytes)}",
+            sample.server,
+            f"{sample.in_flight_bytes / MB:.1f}",
+            f"{sample.before.rss_bytes / MB:.1f} / {sample.before.pss_bytes / MB:.1f}",
+            f"{(sample.peak.rss_bytes - sample.before.rss_bytes) / MB:+.1f}",
+            f"{(sample.peak.pss_bytes - sample.before.pss_bytes) / MB:+.1f}",
+            f"{(sample.after.rss_bytes - sample.before.rss_bytes) / MB:+.1f}",
+            f"{(sample.after.pss_bytes - sample.before.pss_bytes) / MB:+.1f}",
+            f"{sample.foreign_cores:.2f}",
+        ]
+        for sample in results.growth
+    ]
+    header = ["request", "server", "bytes in flight", "RSS / PSS before", "peak RSS", "peak PSS"]
+    header += ["RSS after", "PSS after", "foreign cores"]
+    return _section("The host's memory during large tensors (MB)", header, rows)
+
+
+def _starts(results: Results) -> str:
+    rows = []
+    servers_and_models = dict.fromkeys((sample.server, sample.models) for sample in results.starts)
+    for server, models in servers_and_models:
+        samples = [sample for sample in results.starts if (sample.server, sample.models) == (server, models)]
+        seconds = [sample.seconds for sample in samples]
+        rows.append(
+            [
+                server,
+                "" if server == startup.WEB_STACK else models,
+                f"{statistics.median(seconds):.3f}",
+                f"{min(seconds):.3f} to {max(seconds):.3f}",
+                _foreign(sample.foreign_cores for sample in samples),
+                len(samples),
+            ]
+        )
+    header = ["server", "models", "ready after s", "range", "foreign cores", "rounds"]
+    return _section("Start-up", header, rows)
+
+
+def _footprints(results: Results) -> str:
+    rows = [
+        [
+            sample.server,
+            sample.models,
+            f"{sample.host.pss_bytes / MB:.1f} ({sample.host.rss_bytes / MB:.1f})",
+            f"{sample.stub.pss_bytes / MB:.1f} ({sample.stub.rss_bytes / MB:.1f})",
+            f"{sample.total_pss_bytes / MB:.1f}",
+            sample.stubs,
+            sample.host_threads,
+            sample.stub_threads,
+            f"{sample.ready_s:.2f}",
+        ]
+        for sample in results.footprints
+    ]
+    header = ["server", "models", "host PSS (RSS)", "one stub PSS (RSS)", "all PSS", "stubs", "host threads"]
+    return _section("Footprint (MB)", [*header, "stub threads", "ready after s"], rows)
+
+
+def _targets(results: Results) -> str:
+    verdicts = targets.judge(results)
+    rows = [[verdict.name, verdict.goal, verdict.measured, "met" if verdict.met else "MISSED"] for verdict in verdicts]
+    return _section("Targets (median of the rounds, and their range)", ["target", "goal", "measured", "verdict"], rows)
+
+
+def _grouped(samples: Sequence[LoadSample]) -> dict[tuple[str, int, str], list[LoadResult]]:
+    """Windows by request, connections and server, in an order that puts comparable rows under each other."""
+    groups: dict[tuple[str, int, str], list[LoadResult]] = {}
+    for sample in samples:
+        groups.setdefault((sample.workload, sample.connections, sample.server), []).append(sample.result)
+    return groups
+
+
+def _foreign(cores: Iterable[float]) -> str:
+    values = list(cores)
+    return f"{statistics.median(values):.2f} (max {max(values):.2f})"
+
+
+def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join([f"### {title}", "", *("| " + " | ".join(map(str, line)) + " |" for line in lines)])

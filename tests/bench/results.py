@@ -1,0 +1,84 @@
+"""Everything one run of the benchmark measured, and the machine it ran on; kept as JSON beside the printed tables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.bench.footprint import FootprintSample
+from tests.bench.ladder import LoadSample
+from tests.bench.large_tensors import GrowthSample
+from tests.bench.loadgen import LoadResult
+from tests.bench.plan import Plan
+from tests.bench.startup import StartSample
+
+_DISTRIBUTIONS = ("pybackend", "uvicorn", "uvloop", "httptools", "fastapi", "msgspec", "numpy")
+
+
+@dataclass
+class Results:
+    """All samples of one run, in the order in which they were taken."""
+
+    plan: Plan
+    machine: dict[str, str]
+    ladder: list[LoadSample] = field(default_factory=list)
+    large: list[LoadSample] = field(default_factory=list)
+    growth: list[GrowthSample] = field(default_factory=list)
+    starts: list[StartSample] = field(default_factory=list)
+    footprints: list[FootprintSample] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write all samples as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    def loads(self, server: str, workload: str, connections: int) -> dict[int, LoadResult]:
+        """The windows of one server under one load, by round."""
+        return {
+            sample.round: sample.result
+            for sample in (*self.ladder, *self.large)
+            if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
+        }
+
+    def start_seconds(self, server: str, models: int) -> dict[int, float]:
+        """How long the starts of one server with so many models took, by round."""
+        return {s.round: s.seconds for s in self.starts if (s.server, s.models) == (server, models)}
+
+
+def load_median(windows: Iterable[LoadResult], value: Callable[[LoadResult], float]) -> float:
+    """The median of a figure over windows."""
+    return statistics.median(map(value, windows))
+
+
+def describe_machine() -> dict[str, str]:
+    """What a reader must know to compare with another machine's figures."""
+    versions = {name: _version(name) for name in _DISTRIBUTIONS}
+    return {
+        "cpu": _first_field("/proc/cpuinfo", "model name"),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": _first_field("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: version for name, version in versions.items() if version},
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _first_field(path: str, name: str) -> str:
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        label, _, value = line.partition(":")
+        if label.strip() == name:
+            return value.strip()
+    return "unknown"

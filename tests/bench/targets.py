@@ -1,0 +1,164 @@
+"""The figures pybackend sets itself, and whether a run reached them.
+
+Ratios are formed within a round, between windows that lay seconds apart, and the median of the rounds' ratios is
+judged: the machine may drift between rounds without touching it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.bench import bodies, servers, startup
+from tests.bench.loadgen import LoadResult
+from tests.bench.plan import MB
+from tests.bench.results import Results
+
+JSON = "add_sub JSON"
+BINARY = "add_sub binary"
+BUSY_CONNECTIONS = 32
+
+CPU_VERSUS_REFERENCE = 0.4
+HOST_CPU_VERSUS_ECHO = 1.2
+THROUGHPUT_VERSUS_REFERENCE = 2.0
+LATENCY_VERSUS_REFERENCE = 1.0
+BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
+START_OVER_IMPORT_S = 0.3
+ONE_MORE_MODEL_S = 0.2
+ONE_MORE_STUB_BYTES = 20 * MB
+# Socket buffers' bookkeeping and the allocator's grain; a kept or doubled tensor is far more from 16 MB on.
+GROWTH_SLACK_BYTES = 2 * MB
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: what was wanted and what came out."""
+
+    name: str
+    goal: str
+    measured: str
+    met: bool
+
+
+def judge(results: Results) -> list[Verdict]:
+    """Judge every target for which this run has the samples."""
+    return [
+        *_load_verdicts(results),
+        *_large_verdicts(results),
+        *_start_verdicts(results),
+        *_footprint_verdicts(results),
+    ]
+
+
+def _load_verdicts(results: Results) -> Iterator[Verdict]:
+    busy = f"{BUSY_CONNECTIONS} connections"
+    yield from _at_most(
+        f"{BINARY}, {busy}: CPU of host + stub against the reference's",
+        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.REFERENCE, lambda r: r.host_cpu_us + r.stub_cpu_us),
+        CPU_VERSUS_REFERENCE,
+    )
+    yield from _at_most(
+        f"{BINARY}, {busy}: CPU of the host against a bare uvicorn echo's",
+        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.ECHO, lambda r: r.host_cpu_us),
+        HOST_CPU_VERSUS_ECHO,
+    )
+    for workload in (BINARY, JSON):
+        yield from _at_least(
+            f"{workload}, {busy}: infer/s against the reference's",
+            _ratios(results, workload, BUSY_CONNECTIONS, servers.REFERENCE, lambda r: r.infer_per_s),
+            THROUGHPUT_VERSUS_REFERENCE,
+        )
+    for workload in (BINARY, JSON):
+        yield from _at_most(
+            f"{workload}, 1 connection: p50 against the reference's",
+            _ratios(results, workload, 1, servers.REFERENCE, lambda r: r.p50_us),
+            LATENCY_VERSUS_REFERENCE,
+        )
+
+
+def _large_verdicts(results: Results) -> Iterator[Verdict]:
+    for size in results.plan.tensor_bytes:
+        workload = f"identity {bodies.size_name(size)}"
+        yield from _at_least(
+            f"{workload}: GB/s against the reference's",
+            _ratios(results, workload, 1, servers.REFERENCE, lambda r: 1 / r.p50_us),
+            BYTES_PER_SECOND_VERSUS_REFERENCE,
+        )
+    for sample in results.growth:
+        if sample.server == servers.PYBACKEND:
+            grown = sample.peak.rss_bytes - sample.before.rss_bytes
+            yield Verdict(
+                f"identity {bodies.size_name(sample.tensor_bytes)}: growth of the host's memory",
+                f"<= {sample.in_flight_bytes / MB:.1f} MB, the bytes in flight (+ {GROWTH_SLACK_BYTES // MB} MB)",
+                f"{grown / MB:.1f} MB",
+                grown <= sample.in_flight_bytes + GROWTH_SLACK_BYTES,
+            )
+
+
+def _start_verdicts(results: Results) -> Iterator[Verdict]:
+    counts = results.plan.start_models
+    imports = results.start_seconds(startup.WEB_STACK, 0)
+    over = _differences(results.start_seconds(servers.PYBACKEND, counts[0]), imports)
+    if over:
+        yield _seconds("add_sub ready, over the import of the web stack", over, START_OVER_IMPORT_S)
+    for fewer, more in itertools.pairwise(counts):
+        if more != fewer + 1:
+            continue
+        extra = _differences(
+            results.start_seconds(servers.PYBACKEND, more), results.start_seconds(servers.PYBACKEND, fewer)
+        )
+        if extra:
+            yield _seconds(f"start with {more} models, over {fewer}", extra, ONE_MORE_MODEL_S)
+
+
+def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
+    own = [sample for sample in results.footprints if sample.server == servers.PYBACKEND]
+    for few, many in itertools.pairwise(own):
+        each = (many.total_pss_bytes - few.total_pss_bytes) / (many.models - few.models)
+        yield Verdict(
+            f"PSS of one more stub, from {few.models} to {many.models} models, the host's share included",
+            f"<= {ONE_MORE_STUB_BYTES // MB} MB",
+            f"{each / MB:.1f} MB",
+            each <= ONE_MORE_STUB_BYTES,
+        )
+    if len(own) > 1:
+        few, many = own[0], own[-1]
+        yield Verdict(
+            f"threads of the host, {many.models} models against {few.models}",
+            "no more",
+            f"{many.host_threads} against {few.host_threads}",
+            many.host_threads <= few.host_threads,
+        )
+
+
+def _ratios(
+    results: Results, workload: str, connections: int, other: str, value: Callable[[LoadResult], float]
+) -> list[float]:
+    own = results.loads(servers.PYBACKEND, workload, connections)
+    others = results.loads(other, workload, connections)
+    return [value(own[round_]) / value(others[round_]) for round_ in own if round_ in others]
+
+
+def _differences(left: dict[int, float], right: dict[int, float]) -> list[float]:
+    return [left[round_] - right[round_] for round_ in left if round_ in right]
+
+
+def _at_most(name: str, ratios: list[float], limit: float) -> Iterator[Verdict]:
+    if ratios:
+        yield Verdict(name, f"<= {limit:.1f}x", _spread(ratios, "x"), statistics.median(ratios) <= limit)
+
+
+def _at_least(name: str, ratios: list[float], limit: float) -> Iterator[Verdict]:
+    if ratios:
+        yield Verdict(name, f">= {limit:.1f}x", _spread(ratios, "x"), statistics.median(ratios) >= limit)
+
+
+def _seconds(name: str, differences: list[float], limit: float) -> Verdict:
+    return Verdict(name, f"<= {limit:.1f} s", _spread(differences, " s"), statistics.median(differences) <= limit)
+
+
+def _spread(values: list[float], unit: str) -> str:
+    middle = f"{statistics.median(values):.2f}{unit}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.2f} to {max(values):.2f})"

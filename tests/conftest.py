@@ -1,0 +1,50 @@
+"""What every test of the project shares: skips that name what is missing, and a look for leftover processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+
+def _has_cuda_device() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``torch`` or ``gpu`` are skipped, with a reason, where there is none."""
+    missing = {}
+    if importlib.util.find_spec("torch") is None:
+        missing["torch"] = pytest.mark.skip(reason="torch is not installed")
+    if not _has_cuda_device():
+        missing["gpu"] = pytest.mark.skip(reason="there is no CUDA device")
+    for item in items:
+        for name, skip in missing.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
+
+
+def _children() -> dict[int, str]:
+    """The live child processes of this one: pid -> command line."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except FileNotFoundError:
+                continue
+            found[int(pid)] = command.strip() or "(zombie)"
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left_behind() -> object:
+    """Whatever a test starts is stopped and reaped by the time the last test of this process has ended."""
+    before = _children()
+    yield
+    left = {pid: command for pid, command in _children().items() if pid not in before}
+    # One helper of the standard library lives as long as its interpreter, by design.
+    left = {pid: command for pid, command in left.items() if "multiprocessing.resource_tracker" not in command}
+    assert not left, f"tests of process {os.getpid()} left these behind: {left}"

@@ -1,0 +1,52 @@
+"""One server for all examples, started by the code that `make demo` uses."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+
+
+def load_demo() -> ModuleType:
+    """``examples/demo.py`` as a module: it is a script beside the examples, not part of a package."""
+    if "examples_demo" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("examples_demo", DEMO)
+        sys.modules["examples_demo"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["examples_demo"])
+    return sys.modules["examples_demo"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per example; what cannot run here is skipped by name."""
+    if "example" in metafunc.fixturenames:
+        demo = load_demo()
+        metafunc.parametrize(
+            "example",
+            [
+                pytest.param(
+                    example,
+                    id=example.name,
+                    marks=[getattr(pytest.mark, demo.NEEDS[example.name])] if example.name in demo.NEEDS else [],
+                )
+                for example in demo.find_examples()
+            ],
+        )
+
+
+@pytest.fixture(scope="session")
+def demo() -> ModuleType:
+    return load_demo()
+
+
+@pytest.fixture(scope="session")
+def server(demo: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """A server with the models of every example that can run here."""
+    repository = tmp_path_factory.mktemp("examples")
+    demo.assemble_repository([e for e in demo.find_examples() if not demo.missing_package(e)], repository)
+    with demo.Server(repository) as running:
+        yield running

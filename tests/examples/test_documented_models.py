@@ -1,0 +1,94 @@
+"""The models that README and the manual show are written to disk, served and called as shown there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _write_model(repository, name, config, code):
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    (repository / name / "1" / "model.py").write_text(code)
+
+
+def _block(page, opening):
+    """The code block whose opening line, or first line, contains `opening`."""
+    for fence, code in re.findall(r"^```(\w+[^\n]*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        if opening in fence or opening in code.splitlines()[0]:
+            return code
+    raise AssertionError(f"no code block for {opening}")
+
+
+@pytest.fixture(scope="module")
+def documented(demo, tmp_path_factory):
+    repository = tmp_path_factory.mktemp("documented")
+    readme = (ROOT / "README.md").read_text()
+    _write_model(
+        repository,
+        "add_sub",
+        _block(readme, "models/add_sub/config.pbtxt"),
+        _block(readme, "models/add_sub/1/model.py"),
+    )
+    start = (ROOT / "docs" / "getting-started.md").read_text()
+    _write_model(
+        repository, "scale", _block(start, "models/scale/config.pbtxt"), _block(start, "models/scale/1/model.py")
+    )
+    described = (ROOT / "docs" / "authors" / "auto-complete.md").read_text()
+    code = _block(described, "class TritonPythonModel")
+    (repository / "described" / "1").mkdir(parents=True)
+    (repository / "described" / "1" / "model.py").write_text(
+        code + textwrap.indent("\ndef execute(self, requests):\n    return [None for _ in requests]\n", "    ")
+    )
+    with demo.Server(repository) as running:
+        yield running
+
+
+def _call(url, page):
+    """Send the page's first `curl ... /infer` line; returns the reply."""
+    line = re.search(r"\$ (curl [^\n]*/infer(?: \\\n)?[^\n]*)\n", page)[1].replace("\\\n", " ")
+    words = shlex.split(line)
+    target = words[2].replace("localhost:8000", url, 1)
+    with urllib.request.urlopen(f"http://{target}", words[words.index("-d") + 1].encode(), timeout=30) as reply:
+        return json.load(reply)
+
+
+def test_model_of_the_readme(documented):
+    reply = _call(documented.url, (ROOT / "README.md").read_text())
+    assert {output["name"]: output["data"] for output in reply["outputs"]} == {
+        "OUTPUT0": [11, 22, 33, 44],
+        "OUTPUT1": [-9, -18, -27, -36],
+    }
+
+
+def test_model_of_getting_started_answers_what_the_page_shows(documented):
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    shown = json.loads(re.search(r'^ *(\{"model_name":"scale".*)$', page, re.MULTILINE)[1])
+    assert _call(documented.url, page) == shown
+
+
+def test_client_of_the_readme_runs(documented, capsys):
+    code = _block((ROOT / "README.md").read_text(), "import numpy as np").replace("localhost:8000", documented.url)
+    names = {}
+    try:
+        exec(compile(code, "README.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert capsys.readouterr().out.strip() == "[1. 2. 3. 4.]"
+
+
+def test_model_without_a_configuration_describes_itself(documented):
+    with urllib.request.urlopen(f"http://{documented.url}/v2/models/described/config", timeout=10) as reply:
+        config = json.load(reply)
+    assert config["max_batch_size"] == 8
+    assert [tensor["name"] for tensor in config["input"] + config["output"]] == ["INPUT0", "OUTPUT0"]

@@ -1,0 +1,87 @@
+"""Every example does what its README says: its client passes, its curl lines get an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+CURL_LINE = re.compile(r"^\$ (curl .+)$", re.MULTILINE)
+
+
+def test_client_passes(demo, server, example):
+    passed, printed = demo.run_client(example, server.url)
+    assert passed, printed
+
+
+def test_curl_lines_get_an_answer(server, example):
+    lines = CURL_LINE.findall((example / "README.md").read_text())
+    assert lines, "the README shows no curl line"
+    for line in lines:
+        with _send(shlex.split(line), server.url) as reply:
+            assert reply.status == 200
+            assert not json.load(reply).get("error")
+
+
+def _send(words, url):
+    """What curl would send for these words; the machine that runs the tests need not have curl."""
+    assert words[:2] == ["curl", "-s"]
+    target = words[2].replace("localhost:8000", url, 1)
+    body = words[words.index("-d") + 1].encode() if "-d" in words else None
+    return urllib.request.urlopen(urllib.request.Request(f"http://{target}", data=body), timeout=30)
+
+
+def test_metrics_of_the_demo_server_count_its_requests(demo, server):
+    example = next(example for example in demo.find_examples() if example.name == "add_sub")
+    before = _successes(server.metrics_url)
+    assert demo.run_client(example, server.url)[0]
+    assert _successes(server.metrics_url) >= before + 1
+
+
+def _successes(metrics_url):
+    with urllib.request.urlopen(metrics_url, timeout=10) as reply:
+        text = reply.read().decode()
+    (value,) = re.findall(r'^nv_inference_request_success\{model="add_sub",version="1"\} (\S+)$', text, re.MULTILINE)
+    return float(value)
+
+
+def test_server_that_cannot_start_is_reported_with_its_own_words(demo, tmp_path):
+    with pytest.raises(demo.DemoError, match="not a valid directory"), demo.Server(tmp_path / "missing"):
+        pass
+
+
+def test_demo_refuses_unknown_examples():
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", "no_such_example"],
+        cwd=_root(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "FAIL: no such example: no_such_example\n")
+
+
+@pytest.mark.slow
+def test_demo_of_two_examples_passes():
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", "add_sub", "string_upper"],
+        cwd=_root(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS: add_sub" in done.stdout
+    assert "PASS: string_upper" in done.stdout
+    assert "it ended with status 0" in done.stdout
+
+
+def _root():
+    return __file__.rsplit("/tests/", 1)[0]
