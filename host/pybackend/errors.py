@@ -1,10 +1,10 @@
 """The host's exception tree. A leaf carries an :class:`ErrorCode`; front ends translate codes, nobody else does.
 
-    PybackendError
-    ├── InferenceError          a request, a model or an instance failed; has a code
-    ├── ModelLoadError          a model version cannot be loaded; has a code
-    │   └── ModelConfigError    its configuration is wrong; names file, line and field
-    └── ServerError             the server cannot start or go on (settings, repository, ports)
+PybackendError
+├── InferenceError          a request, a model or an instance failed; has a code
+├── ModelLoadError          a model version cannot be loaded; has a code
+│   └── ModelConfigError    its configuration is wrong; names file, line and field
+└── ServerError             the server cannot start or go on (settings, repository, ports)
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -24,6 +25,10 @@ from pybackend.settings import Settings
 log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
+
+GC_THRESHOLD = 20_000
+"""Container allocations between collections. A request makes some dozens and leaves no cycles: the default of 700 would
+collect several times per turn of the loop."""
 
 
 @dataclass
@@ -131,6 +136,10 @@ class Server:
             log.error("creating server: Internal - failed to load all models")
             return False
         self._engine.state = EngineState.READY
+        # What is there now stays: the collector need not look at it again and again while requests come and go.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         return True
 
     def _print_models(self) -> None:

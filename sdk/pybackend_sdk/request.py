@@ -270,6 +270,8 @@ _CALL = InferenceRequest.__name__
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
     """The request's first input of that name, None if it has none."""
+    if type(inference_request) is not InferenceRequest:  # what an author's own test passes
+        return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
     # Not through inputs(), which copies: this runs for every input of every request.
     for tensor in inference_request._inputs:
         if tensor._name == name:

@@ -65,10 +65,7 @@ class InferenceResponse:
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
     """The response's first output of that name, None if it has none."""
-    for tensor in inference_response._output_tensors:
-        if tensor._name == name:
-            return tensor
-    return None
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 
 def _listed(output_tensors: Any) -> List[Tensor]:

@@ -10,6 +10,7 @@ import numpy as np
 from pybackend_sdk import dlpack
 from pybackend_sdk.arguments import incompatible, text
 from pybackend_sdk.datatypes import TritonDataType, deserialize_bytes_tensor
+from pybackend_sdk.dlpack_abi import DeviceType
 from pybackend_sdk.error import TritonModelException
 from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
@@ -48,7 +49,9 @@ class Tensor:
     def __init__(self, name: str, numpy_array: "np.ndarray", /) -> None:
         if not isinstance(numpy_array, np.ndarray):
             incompatible("Tensor", "numpy_array", "a numpy.ndarray", numpy_array)
-        self._name = _checked_name("Tensor", name)
+        if type(name) is not str or not name or not name.isascii():
+            name = _checked_name("Tensor", name)
+        self._name = name
         row = BY_NUMPY.get(numpy_array.dtype)
         if row is not None:
             if not numpy_array.flags.c_contiguous:
@@ -174,7 +177,7 @@ class Tensor:
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         """DLPack's device type and id: ``(1, 0)``, host memory."""
-        return (int(dlpack.DeviceType.CPU), 0)
+        return (int(DeviceType.CPU), 0)
 
     @staticmethod
     def from_dlpack(name: str, obj: Any, /) -> "Tensor":
@@ -201,8 +204,7 @@ class Tensor:
 
 
 def _checked_name(call: str, name: Union[str, bytes]) -> str:
-    if type(name) is not str or not name.isascii():
-        name = text(call, "name", name)
-    if not name:
+    checked = text(call, "name", name)
+    if not checked:
         raise TritonModelException("Tensor name cannot be an empty string.")
-    return name
+    return checked

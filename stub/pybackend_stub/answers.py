@@ -1,10 +1,13 @@
 """Answers on their way to the host: several executions' results leave in one frame, but none waits for a slow one."""
 
+import os
 import threading
 import time
-from typing import Any, List, Optional
+from typing import Any, List, Sequence, Tuple
 
-from pybackend_stub.channel import HostChannel
+from pybackend_wire.messages import RequestResult, StubMessage
+
+from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.tensor_io import OutputWriter
 
 KEEP_NS = 1_000_000
@@ -14,29 +17,42 @@ KEEP_NS = 1_000_000
 class AnswerQueue:
     """Collects messages until they are due.
 
-    While the model runs, a thread of its own sees to it that kept answers leave in time; it is started when the first
-    answer is kept and sleeps while none is.
+    Short executions that arrived together are answered together. Should one of them last, the host notices that nothing
+    comes and writes a byte into a pipe; a thread that does nothing but wait for it then sends what has gathered. So a
+    slow execution holds up no answer, and fast ones pay for no timer. The thread is started with the first answer kept.
     """
 
-    def __init__(self, channel: HostChannel, writer: OutputWriter) -> None:
+    def __init__(self, channel: HostChannel, writer: OutputWriter, nudges: int) -> None:
         self.lock = threading.RLock()
         """Held while an answer is put together: its offsets count from the tail that :meth:`flush` takes."""
         self._channel = channel
         self._writer = writer
+        self._nudges = nudges
         self._messages: List[Any] = []
         self._oldest_ns = 0
-        self._armed = False
-        self._wake: Optional[threading.Event] = None
+        self._in_a_hurry = False
+        self._watched = False
 
-    def add(self, message: Any, ready_ns: int) -> None:
-        """Queue one message."""
+    def add_result(self, began_ns: int, start_ns: int, end_ns: int, results: "Sequence[RequestResult]") -> int:
+        """Queue the outcome of an execution, :class:`pybackend_wire.messages.Result`; returns when that was."""
+        done_ns = time.monotonic_ns()
         if not self._messages:
-            self._oldest_ns = ready_ns
-        self._messages.append(message)
+            self._oldest_ns = done_ns
+        self._messages.append((StubMessage.RESULT, began_ns, start_ns, end_ns, done_ns, results))
+        return done_ns
 
-    def due(self, now_ns: int) -> bool:
-        """True if an answer has waited long enough."""
-        return bool(self._messages) and now_ns - self._oldest_ns >= KEEP_NS
+    def add_released(self, blocks: "List[Tuple[int, int]]") -> None:
+        """Queue input blocks that go back, behind the result that used them."""
+        with self.lock:
+            self._messages.append((StubMessage.FREE_INPUT, blocks))
+
+    def keep_or_flush(self, now_ns: int) -> None:
+        """More executions follow at once: answer them together, unless one of them turned out to be slow."""
+        if self._in_a_hurry or now_ns - self._oldest_ns >= KEEP_NS:
+            self.flush()
+        elif not self._watched:
+            self._watched = True
+            threading.Thread(target=self._send_when_nudged, name="pybackend-answers", daemon=True).start()
 
     def flush(self) -> None:
         """Send what has gathered in one frame."""
@@ -45,23 +61,15 @@ class AnswerQueue:
                 messages, self._messages = self._messages, []
                 self._channel.send(messages, self._writer.take_tail())
 
-    def keep(self) -> None:
-        """Leave what has gathered for a later :meth:`flush`, which is certain to come within about a millisecond."""
-        if self._armed:
-            return
-        self._armed = True
-        if self._wake is None:
-            self._wake = threading.Event()
-            threading.Thread(target=self._send_late, args=(self._wake,), name="pybackend-answers", daemon=True).start()
-        self._wake.set()
+    def end_of_frame(self) -> None:
+        """The last execution that arrived together is done."""
+        self._in_a_hurry = False
+        self.flush()
 
-    def _send_late(self, wake: threading.Event) -> None:
-        while True:
-            wake.wait()
-            wake.clear()
-            time.sleep(KEEP_NS / 1e9)
-            self._armed = False
+    def _send_when_nudged(self) -> None:
+        while os.read(self._nudges, 4096):
+            self._in_a_hurry = True
             try:
                 self.flush()
-            except OSError:
-                return  # the host is gone; the main thread notices by itself
+            except HostGone:
+                return  # the main thread notices by itself

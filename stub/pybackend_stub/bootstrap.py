@@ -1,6 +1,6 @@
 """From process start to the first word to the host: what has to hold before any code of a model runs.
 
-Started as ``<python> -I -B <bundle> <descriptor> <host pid>``. Needs only the standard library; numpy is imported
+Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid>``, the first two being inherited descriptors. Needs only the standard library; numpy is imported
 where an import error can still be told to the host.
 """
 
@@ -14,8 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: "List[str]") -> int:
     """Run the stub on the inherited socket; returns the exit status."""
-    descriptor, host_pid = int(arguments[0]), int(arguments[1])
+    descriptor, nudges, host_pid = map(int, arguments)
     die_with_host(host_pid)
+    os.set_inheritable(nudges, False)
     ignore_terminal_signals()
     prepare_interpreter()
     from pybackend_stub.channel import HostChannel
@@ -25,12 +26,10 @@ def main(arguments: "List[str]") -> int:
         from pybackend_stub.loop import StubLoop
     except ImportError as error:
         channel.refuse(
-            "the model's Python ({}) cannot run the stub: {}. Every environment needs numpy >= 1.19".format(
-                sys.executable, error
-            )
+            f"the model's Python ({sys.executable}) cannot run the stub: {error}. Every environment needs numpy >= 1.19"
         )
         return 1
-    return StubLoop(channel).run()
+    return StubLoop(channel, nudges).run()
 
 
 def die_with_host(host_pid: int) -> None:

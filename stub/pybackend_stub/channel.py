@@ -55,7 +55,7 @@ class HostChannel:
             if codec.name == name:
                 self._codec = codec
                 return
-        raise RemoteProtocolError("the host chose codec {!r}, which was not offered".format(name))
+        raise RemoteProtocolError(f"the host chose codec {name!r}, which was not offered")
 
     def receive(self) -> "Tuple[List[Any], bytearray]":
         """The next frame's messages and its tail; waits for it.

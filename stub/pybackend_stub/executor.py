@@ -2,17 +2,16 @@
 
 import inspect
 import time
-from typing import Any, Callable, List, NamedTuple, Sequence
+from typing import Any, Callable, List, Sequence
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.execution import check_returned, prune
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
-from pybackend_wire.errors import ErrorCode
-from pybackend_wire.messages import Failure, RequestResult, Result, StubMessage
-
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.tensor_io import OutputWriter, RequestReader
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.messages import Failure, RequestResult
 
 
 class OutputMemoryExhausted(TritonModelException):
@@ -22,7 +21,7 @@ class OutputMemoryExhausted(TritonModelException):
 class ModelExecutor:
     """Executes batches on one model object, one after another."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  one argument per collaborator
+    def __init__(
         self,
         model: Any,
         instance_name: str,
@@ -43,27 +42,27 @@ class ModelExecutor:
 
     def run(self, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         """Execute once, queue the result and return the time it was ready, in monotonic nanoseconds."""
-        began_ns = time.monotonic_ns()
-        requests: List[InferenceRequest] = []
+        clock = time.monotonic_ns
+        began_ns = start_ns = clock()
         try:
             requests = self._reader.read(raw_requests, tail)
-            start_ns = time.monotonic_ns()
+            start_ns = clock()
             responses = self._execute(requests)
-            end_ns = time.monotonic_ns()
+            end_ns = clock()
         except BaseException as error:  # noqa: BLE001  whatever a model raises, SystemExit too, is its requests' answer
-            end_ns = time.monotonic_ns()
-            failed = self._batch_failure(self._format_error(error), len(raw_requests))
-            return self._answer(_Times(began_ns, end_ns, end_ns), failed)
+            end_ns = clock()
+            failed = RequestResult(Failure(ErrorCode.INTERNAL, self._prefixed(self._format_error(error))), (), None)
+            results = [failed] * len(raw_requests)
+            with self._answers.lock:
+                return self._answers.add_result(began_ns, start_ns, end_ns, results)
         with self._answers.lock:
             results = [self._result(request, response) for request, response in zip(requests, responses)]
-            return self._answer(_Times(began_ns, start_ns, end_ns), results)
+            return self._answers.add_result(began_ns, start_ns, end_ns, results)
 
     def _execute(self, requests: "List[InferenceRequest]") -> "Sequence[InferenceResponse]":
         execute = getattr(self._model, "execute", None)
         if execute is None:
-            raise TritonModelException(
-                "Python model {} does not implement `execute` method.".format(self._model_file)
-            )
+            raise TritonModelException(f"Python model {self._model_file} does not implement `execute` method.")
         returned = execute(requests)
         if inspect.iscoroutine(returned):
             returned = self._wait_for(returned)
@@ -83,32 +82,12 @@ class ModelExecutor:
         if error is not None:
             return RequestResult(Failure(int(error.code()), str(error.message())), (), None)
         try:
-            places = [self._writer.write(tensor) for tensor in prune(response, request._requested_output_names)]
+            places = self._writer.write(prune(response, request._requested_output_names))
         except OutputMemoryExhausted as exhausted:
             return RequestResult(Failure(ErrorCode.UNAVAILABLE, str(exhausted)), (), None)
         except BaseException as failed:  # noqa: BLE001  a tensor whose bytes cannot be had is this request's error alone
             return RequestResult(Failure(ErrorCode.INTERNAL, self._prefixed(self._format_error(failed))), (), None)
         return RequestResult(None, places, response._parameters or None)
 
-    def _batch_failure(self, message: str, count: int) -> "List[RequestResult]":
-        failure = Failure(ErrorCode.INTERNAL, self._prefixed(message))
-        return [RequestResult(failure, (), None)] * count
-
     def _prefixed(self, message: str) -> str:
-        return "Failed to process the request(s) for model '{}', message: {}".format(self._instance_name, message)
-
-    def _answer(self, times: "_Times", results: "Sequence[RequestResult]") -> int:
-        done_ns = time.monotonic_ns()
-        message = Result(StubMessage.RESULT, times.began_ns, times.start_ns, times.end_ns, done_ns, results)
-        with self._answers.lock:
-            self._answers.add(message, done_ns)
-        return done_ns
-
-
-class _Times(NamedTuple):
-    """When an execution began, and when ``execute`` was entered and left; monotonic nanoseconds."""
-
-    began_ns: int
-    start_ns: int
-    end_ns: int
-
+        return f"Failed to process the request(s) for model '{self._instance_name}', message: {message}"

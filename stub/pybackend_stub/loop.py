@@ -7,12 +7,10 @@ from contextlib import suppress
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
+
 from pybackend_sdk.error import format_exception
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.runtime import bind_runtime
-from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.messages import Failure, HostMessage, SegmentRole, StubMessage
-
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.executor import ModelExecutor, OutputMemoryExhausted
@@ -20,6 +18,8 @@ from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.model_loader import complete_config, import_model
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.tensor_io import OutputWriter, RequestReader
+from pybackend_wire.errors import ErrorCode, RemoteProtocolError
+from pybackend_wire.messages import Failure, HostMessage, SegmentRole, StubMessage
 
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -27,11 +27,11 @@ _BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class StubLoop:
     """One instance of one model, from HELLO to FINALIZED."""
 
-    def __init__(self, channel: HostChannel) -> None:
+    def __init__(self, channel: HostChannel, nudges: int) -> None:
         self._channel = channel
         self._memory = StubMemory(self._input_released)
         self._writer = OutputWriter(self._allocate_output)
-        self._answers = AnswerQueue(channel, self._writer)
+        self._answers = AnswerQueue(channel, self._writer, nudges)
         self._waiting: Deque[Tuple[List[Any], bytearray]] = deque()
         self._model_class: Optional[type] = None
         self._model: Any = None
@@ -87,10 +87,10 @@ class StubLoop:
             self._finalize()
             return False
         elif kind != HostMessage.NO_OUTPUT:
-            raise RemoteProtocolError("the host sent a message of unknown kind {}".format(kind))
+            raise RemoteProtocolError(f"the host sent a message of unknown kind {kind}")
         return True
 
-    def _load(  # noqa: PLR0913, PLR0917  the fields of LOAD
+    def _load(
         self,
         codec: str,
         model_file: str,
@@ -147,12 +147,11 @@ class StubLoop:
         ready_ns = self._executor.run(message[1], tail)
         released = self._memory.take_released()
         if released:
-            with self._answers.lock:
-                self._answers.add((StubMessage.FREE_INPUT, released), ready_ns)
-        if more and not self._answers.due(ready_ns):
-            self._answers.keep()
+            self._answers.add_released(released)
+        if more:
+            self._answers.keep_or_flush(ready_ns)
         else:
-            self._answers.flush()
+            self._answers.end_of_frame()
 
     def _finalize(self) -> None:
         finalize = getattr(self._model, "finalize", None)
@@ -160,7 +159,7 @@ class StubLoop:
             try:
                 finalize()
             except BaseException as error:  # noqa: BLE001  a model that fails to end is ended all the same
-                Logger.log_info("Failed to finalize model: {}".format(_format_error(error)))
+                Logger.log_info(f"Failed to finalize model: {_format_error(error)}")
         self._channel.send([(StubMessage.FINALIZED,)])
         sys.stdout.flush()
         sys.stderr.flush()
@@ -190,9 +189,7 @@ class StubLoop:
                     return block
             if refused:
                 raise OutputMemoryExhausted(
-                    "an output of {} bytes does not fit into the output memory that instance '{}' may use".format(
-                        nbytes, self._instance_name
-                    )
+                    f"an output of {nbytes} bytes does not fit into the output memory that instance '{self._instance_name}' may use"
                 )
 
     def _input_released(self) -> None:

@@ -39,7 +39,7 @@ class StubMemory:
         self._segments: Dict[int, _Segment] = {}
         self._on_release = on_release
         self._released: Deque[Tuple[int, int]] = deque()
-        self._watched: Dict[int, "weakref.ref[Any]"] = {}
+        self._watched: Dict[int, weakref.ref[Any]] = {}
         self._progress: Optional[memoryview] = None
 
     def attach(self, segment: int, descriptor: int, size_bytes: int, role: int) -> None:

@@ -34,9 +34,7 @@ def import_model(model_file: str) -> type:
     model_class = getattr(module, CLASS_NAME, None)
     if model_class is None:
         raise TritonModelException(
-            "module '{}' has no attribute '{}': {} must define class {}".format(
-                module.__name__, CLASS_NAME, model_file, CLASS_NAME
-            )
+            f"module '{module.__name__}' has no attribute '{CLASS_NAME}': {model_file} must define class {CLASS_NAME}"
         )
     return model_class  # type: ignore[no-any-return]
 
@@ -56,7 +54,7 @@ def _import_file(name: str, path: str, package_directory: "Optional[str]" = None
     locations = None if package_directory is None else [package_directory]
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=locations)
     if spec is None or spec.loader is None:
-        raise TritonModelException("{} is not a Python source file".format(path))
+        raise TritonModelException(f"{path} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -80,7 +78,7 @@ def complete_config(model_class: type, model_name: str, config_json: str) -> "Op
     completed = complete(ModelConfig(config_json))
     if not isinstance(completed, ModelConfig):
         raise TritonModelException(
-            "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(model_name)
+            f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
     # Through text and back: what reaches the host is plain data, and its own copy.
     document: Dict[str, Any] = json.loads(json.dumps(completed.as_dict()))

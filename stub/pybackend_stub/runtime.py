@@ -4,9 +4,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pybackend_sdk.runtime import UnavailableRuntime
-from pybackend_wire.messages import StubMessage
-
 from pybackend_stub.channel import HostChannel, HostGone
+from pybackend_wire.messages import StubMessage
 
 if TYPE_CHECKING:
     from pybackend_sdk.logger import Logger

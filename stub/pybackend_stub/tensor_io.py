@@ -3,13 +3,15 @@
 from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
+
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
-from pybackend_wire.messages import INLINE_BYTES, TAIL, TensorPlace
-
 from pybackend_stub.memory import OutputBlock, StubMemory
+from pybackend_wire.messages import INLINE_BYTES, TAIL
 
 _NO_OPTIONS = ("", 0, 0, 0, 0, None)
+
+_Place = Tuple[str, str, "Sequence[int]", int, int, int]
 
 
 class RequestReader:
@@ -25,7 +27,7 @@ class RequestReader:
         view = memoryview(tail)
         copy_inputs = self._copy_inputs
         from_wire, request_from_wire = Tensor._from_wire, InferenceRequest._from_wire
-        requests = []
+        requests: List[InferenceRequest] = []
         for raw_inputs, requested, options in raw_requests:
             inputs = []
             for name, datatype, shape, segment, offset, nbytes in raw_inputs:
@@ -49,49 +51,45 @@ class OutputWriter:
 
     def __init__(self, allocate: "Callable[[int], OutputBlock]") -> None:
         self._allocate = allocate
-        self.tail: List[Any] = []
+        self._tail: List[bytes] = []
         self._tail_bytes = 0
 
-    def write(self, tensor: Tensor) -> TensorPlace:
-        """Copy a tensor's bytes to where the host can read them.
+    def write(self, tensors: "Sequence[Tensor]") -> "List[_Place]":
+        """Copy tensors' bytes to where the host can read them.
+
+        Returns:
+            One :class:`pybackend_wire.messages.TensorPlace` each, as plain tuples: this is the hot path.
 
         Raises:
-            TritonModelException: the host has no memory left for it.
+            TritonModelException: the host has no memory left for them.
         """
-        payload = tensor._payload()
-        if type(payload) is np.ndarray:
-            nbytes = payload.nbytes
-            if nbytes <= INLINE_BYTES:
-                return self._append(tensor, payload.tobytes(), nbytes)
-        else:
-            nbytes = len(payload) if type(payload) is bytes else memoryview(payload).nbytes
-            if nbytes <= INLINE_BYTES:
-                return self._append(tensor, bytes(payload), nbytes)
+        places: List[_Place] = []
+        for tensor in tensors:
+            payload = tensor._payload()
+            kind = type(payload)
+            if kind is np.ndarray:
+                nbytes = payload.nbytes
+            else:
+                nbytes = len(payload) if kind is bytes else memoryview(payload).nbytes
+            if nbytes > INLINE_BYTES:
+                segment, offset = self._copy(payload, nbytes)
+            else:
+                segment, offset = TAIL, self._tail_bytes
+                if nbytes:
+                    self._tail.append(payload.tobytes() if kind is np.ndarray else bytes(payload))
+                    self._tail_bytes = offset + nbytes
+            places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
+        return places
+
+    def _copy(self, payload: Any, nbytes: int) -> "Tuple[int, int]":
         block = self._allocate(nbytes)
         target = np.frombuffer(block.view, dtype=np.uint8)
         source = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, dtype=np.uint8)
         np.copyto(target, source.reshape(-1).view(np.uint8))
-        return TensorPlace(tensor._name, tensor._datatype, _plain(tensor._shape), block.segment, block.offset, nbytes)
+        return block.segment, block.offset
 
-    def _append(self, tensor: Tensor, data: bytes, nbytes: int) -> TensorPlace:
-        offset = self._tail_bytes
-        if nbytes:
-            self.tail.append(data)
-            self._tail_bytes = offset + nbytes
-        return TensorPlace(tensor._name, tensor._datatype, _plain(tensor._shape), TAIL, offset, nbytes)
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes gathered for the tail so far."""
-        return self._tail_bytes
-
-    def take_tail(self) -> "List[Any]":
+    def take_tail(self) -> "List[bytes]":
         """The gathered chunks; offsets begin at 0 again."""
-        taken, self.tail = self.tail, []
+        taken, self._tail = self._tail, []
         self._tail_bytes = 0
         return taken
-
-
-def _plain(shape: "Sequence[int]") -> "Tuple[int, ...]":
-    return shape if type(shape) is tuple else tuple(shape)
-

@@ -63,7 +63,7 @@ def decode_frame(codec: Codec, frame: Frame) -> "List[List[Any]]":
     try:
         messages = codec.loads(frame.metadata)
     except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError("metadata is not {}: {}".format(codec.name, error)) from error
+        raise RemoteProtocolError(f"metadata is not {codec.name}: {error}") from error
     if not isinstance(messages, list) or not all(
         isinstance(message, list) and message and type(message[0]) is int for message in messages
     ):

@@ -35,9 +35,7 @@ def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
     """
     if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
         raise LocalProtocolError(
-            "frame of {} metadata and {} tail bytes exceeds the limits {} and {}".format(
-                metadata_bytes, tail_bytes, MAX_METADATA_BYTES, MAX_TAIL_BYTES
-            )
+            f"frame of {metadata_bytes} metadata and {tail_bytes} tail bytes exceeds the limits {MAX_METADATA_BYTES} and {MAX_TAIL_BYTES}"
         )
     return HEADER.pack(metadata_bytes, tail_bytes)
 
@@ -78,9 +76,7 @@ class FrameDecoder:
                 break
             metadata_bytes, tail_bytes = HEADER.unpack_from(self._buffer, self._start)
             if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
-                raise RemoteProtocolError(
-                    "frame announces {} metadata and {} tail bytes".format(metadata_bytes, tail_bytes)
-                )
+                raise RemoteProtocolError(f"frame announces {metadata_bytes} metadata and {tail_bytes} tail bytes")
             total = HEADER.size + metadata_bytes + tail_bytes
             if available < total:
                 self._make_room(total)

@@ -21,7 +21,7 @@ segment are in use. A stub that cannot load says FAILED and exits. Optional trai
 """
 
 from enum import IntEnum
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 PROTOCOL_VERSION = 1
 """Compared in the handshake; a difference means a bundle that does not belong to this host."""
@@ -126,10 +126,10 @@ class Failure(NamedTuple):
 
 
 class RequestResult(NamedTuple):
-    """One request's answer: either an error or outputs."""
+    """One request's answer: either an error or outputs, each a :class:`TensorPlace` or a plain tuple of its fields."""
 
     error: "Optional[Failure]"
-    outputs: "Sequence[TensorPlace]"
+    outputs: "Sequence[Tuple[str, str, Sequence[int], int, int, int]]"
     parameters: "Optional[Dict[str, Union[bool, int, float, str]]]"
 
 

@@ -72,7 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _flag(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str) -> None:
     group.add_argument(
-        name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=f"{text} [{str(default).lower()}]"
+        name,
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=default,
+        metavar="BOOL",
+        help=f"{text} [{str(default).lower()}]",
     )
 
 

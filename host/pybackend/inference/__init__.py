@@ -1,0 +1,1 @@
+"""Domain objects of inference; they know no transport."""

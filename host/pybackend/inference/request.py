@@ -73,6 +73,11 @@ class InferenceRequest:
         self.batch_size = 1
         self.queued_ns = 0
 
+    @property
+    def has_options(self) -> bool:
+        """True if anything is set that most requests leave alone."""
+        return bool(self.parameters or self.correlation_id or self.flags or self.priority or self.timeout_us)
+
     def release(self) -> None:
         """Give the inputs' memory back; called once, by whoever owns the request last."""
         for tensor in self.inputs:

@@ -30,19 +30,27 @@ class InferenceResponse:
         model_version: str,
         id: str = "",  # noqa: A002  the protocol's own word
         *,
-        outputs: list[OutputTensor] | None = None,
-        parameters: Mapping[str, ParameterValue] | None = None,
         error: InferenceError | None = None,
         final: bool = True,
-        on_release: Callable[[], None] | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
         self.id = id
-        self.outputs: list[OutputTensor] = [] if outputs is None else outputs
-        self.parameters = parameters
+        self.outputs: list[OutputTensor] = []
+        self.parameters: Mapping[str, ParameterValue] | None = None
         self.error = error
         self.final = final
+        self._on_release: Callable[[], None] | None = None
+
+    def set_result(
+        self,
+        outputs: list[OutputTensor],
+        parameters: Mapping[str, ParameterValue] | None,
+        on_release: Callable[[], None] | None,
+    ) -> None:
+        """Fill in what a model produced."""
+        self.outputs = outputs
+        self.parameters = parameters
         self._on_release = on_release
 
     @property

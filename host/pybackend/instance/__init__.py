@@ -1,0 +1,1 @@
+"""Model instances: the processes that run models, kept alive."""

@@ -53,7 +53,9 @@ def _sources() -> list[tuple[str, Path]]:
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise ServerError(f"package {package} is missing: this installation of pybackend is incomplete, reinstall it")
+            raise ServerError(
+                f"package {package} is missing: this installation of pybackend is incomplete, reinstall it"
+            )
         root = Path(next(iter(spec.submodule_search_locations)))
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)

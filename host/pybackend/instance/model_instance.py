@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -107,6 +107,8 @@ class ModelInstance:
         self._ready_since = 0.0
         self._deaths = 0
         self._supervision: asyncio.Task[None] | None = None
+        self._watching = False
+        self._loop = asyncio.get_running_loop()
 
     # Life
 
@@ -181,9 +183,22 @@ class ModelInstance:
         for pending in batch:
             pending.begun = True
         session.execute([self._encode(session, pending.request) for pending in batch])
-        now_ns = time.monotonic_ns()
-        self._last_execution_ns = now_ns
+        self._last_execution_ns = now_ns = time.monotonic_ns()
         self._in_flight.append(Execution(batch, now_ns))
+        if len(self._in_flight) > 1 and not self._watching:
+            self._watching = True
+            self._loop.call_later(PREFETCH_NS / 1e9, self._watch, self._answered)
+
+    def _watch(self, answered_before: int) -> None:
+        """Several executions are under way: if none was answered for a while, the first of them is a slow one."""
+        if len(self._in_flight) < 2 or self._session is None:
+            self._watching = False
+        elif self._answered == answered_before:
+            # Once is enough: until it has answered all it was sent, the stub keeps nothing any more.
+            self._watching = False
+            self._session.nudge()
+        else:
+            self._loop.call_later(PREFETCH_NS / 1e9, self._watch, self._answered)
 
     def _encode(self, session: StubSession, request: InferenceRequest) -> tuple[Any, ...]:
         """A request as :class:`pybackend_wire.messages.ExecuteRequest`."""
@@ -199,9 +214,7 @@ class ModelInstance:
                 session.lend(lease)
                 inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
         options = None
-        if request.id or request.parameters or request.correlation_id or request.flags or request.priority or (
-            request.timeout_us
-        ):
+        if request.id or request.has_options:
             options = (
                 request.id,
                 request.correlation_id,
@@ -212,7 +225,7 @@ class ModelInstance:
             )
         return (inputs, request.requested_outputs or None, options)
 
-    def on_result(self, result: heard.Result, tail: bytearray) -> None:
+    def on_result(self, result: heard.Result, tail: bytes) -> None:
         """The oldest execution is answered."""
         if not self._in_flight:
             raise RemoteProtocolError("a result for which there is no execution")
@@ -221,24 +234,17 @@ class ModelInstance:
             raise RemoteProtocolError("a result with the wrong number of answers")
         session = self._session
         assert session is not None
+        version = self._version
         responses = []
         for pending, item in zip(execution.pending, result.results, strict=True):
             request = pending.request
-            if item.error is not None:
-                error = InferenceError(item.error.message, ErrorCode(item.error.code))
-                responses.append(InferenceResponse(request.model_name, self._version, request.id, error=error))
-                continue
-            outputs, on_release = session.outputs_of(item, tail)
-            responses.append(
-                InferenceResponse(
-                    request.model_name,
-                    self._version,
-                    request.id,
-                    outputs=outputs,
-                    parameters=item.parameters,
-                    on_release=on_release,
-                )
-            )
+            response = InferenceResponse(request.model_name, version, request.id)
+            if item.error is None:
+                outputs, on_release = session.outputs_of(item, tail)
+                response.set_result(outputs, item.parameters, on_release)
+            else:
+                response.error = InferenceError(item.error.message, ErrorCode(item.error.code))
+            responses.append(response)
         self._in_flight.popleft()
         self._answered += 1
         took_ns = result.done_ns - result.began_ns
@@ -274,7 +280,7 @@ class ModelInstance:
         if self.state is InstanceState.READY:
             log.error("%s", unhealthy(self.name, cause))
             self.state = InstanceState.RESTARTING
-            self._supervision = asyncio.get_running_loop().create_task(self._restart())
+            self._supervision = self._loop.create_task(self._restart())
         if not in_flight:
             return
         count = max(0, min(session.executions_begun() - self._answered, len(in_flight)))
@@ -305,5 +311,3 @@ class ModelInstance:
                 self._session = None
                 log.error("instance '%s' cannot be restarted: %s", self.name, error.message)  # noqa: TRY400  expected
             self._owner.on_available()
-
-

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, Protocol
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.stub_process import StubProcess
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease, growth_bytes
@@ -59,7 +59,7 @@ class StubSettings:
 class SessionOwner(Protocol):
     """Who is told what a session's stub does."""
 
-    def on_result(self, result: heard.Result, tail: bytearray) -> None:
+    def on_result(self, result: heard.Result, tail: bytes) -> None:
         """The oldest execution is answered."""
 
     def on_log(self, line: heard.Log) -> None:
@@ -143,9 +143,7 @@ class StubSession:
         self._state = StubState.LOADED
         return completed.config
 
-    async def initialize(
-        self, args: dict[str, str], output_names: Sequence[str], *, copy_inputs: bool
-    ) -> None:
+    async def initialize(self, args: dict[str, str], output_names: Sequence[str], *, copy_inputs: bool) -> None:
         """Call ``initialize``; afterwards the stub executes.
 
         Raises:
@@ -202,14 +200,14 @@ class StubSession:
         """How many executions the stub has begun in its life; for a stub that is dead (it could still write there)."""
         return int.from_bytes(self._progress.read(0, 8), "little")
 
-    def flush(self) -> None:
-        """Send what was posted in this turn now."""
-        self._channel.flush()
+    def nudge(self) -> None:
+        """Ask the stub for the answers that it has kept while a slow execution runs."""
+        self._process.nudge()
 
     # Output memory
 
     def outputs_of(
-        self, result: heard.RequestResult, tail: bytearray
+        self, result: heard.RequestResult, tail: bytes
     ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
         """The tensors of a result, and how to give their memory back (None if they lie in the frame).
 
@@ -223,7 +221,9 @@ class StubSession:
             nbytes = place.nbytes
             itemsize = ITEMSIZE.get(place.datatype)
             if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
-                raise RemoteProtocolError(f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}")
+                raise RemoteProtocolError(
+                    f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}"
+                )
             if place.segment == TAIL:
                 data = view[place.offset : place.offset + nbytes]
                 if len(data) != nbytes:
@@ -291,7 +291,8 @@ class StubSession:
 
     # What the stub says
 
-    def _on_messages(self, messages: list[heard.Message], tail: bytearray) -> None:
+    def _on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
+        tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         for message in messages:
             if type(message) is heard.Result and self._state in _EXECUTES:
                 self._owner.on_result(message, tail)

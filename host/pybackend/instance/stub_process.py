@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
@@ -22,8 +23,9 @@ _LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
 class StubProcess:
     """A started stub and the host's end of its socket."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, nudges: int) -> None:
         self._process = process
+        self._nudges = nudges
         self.socket = sock
         self.pid = process.pid
         self._pidfd: int | None = None
@@ -39,6 +41,7 @@ class StubProcess:
     def _exited(self) -> None:
         self._unwatch()
         self._process.wait()
+        self._close_nudges()
         self._kill_group()
         if self._on_exit is not None:
             self._on_exit()
@@ -64,6 +67,17 @@ class StubProcess:
             return f"was killed by signal {-status} ({name}){advice}"
         return f"exited with status {status}"
 
+    def nudge(self) -> None:
+        """Ask a stub that computes to send the answers that it has kept."""
+        if self._nudges >= 0:
+            with suppress(BlockingIOError, BrokenPipeError):  # it was asked often enough, or is gone
+                os.write(self._nudges, b"\0")
+
+    def _close_nudges(self) -> None:
+        if self._nudges >= 0:
+            os.close(self._nudges)
+            self._nudges = -1
+
     def kill(self) -> None:
         """End the process and everything it started in its session, now."""
         if self._process.poll() is None:
@@ -71,14 +85,13 @@ class StubProcess:
             self._process.kill()
 
     def _kill_group(self) -> None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
     def reap(self) -> None:
         """Wait for a process that was killed and forget it; for the end of the host, when no loop runs any more."""
         self._unwatch()
+        self._close_nudges()
         self._process.wait()
 
 
@@ -125,22 +138,27 @@ class StubLauncher:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         ours.setblocking(False)
+        their_nudges, our_nudges = os.pipe()
+        os.set_blocking(our_nudges, False)
+        inherited = [theirs.fileno(), their_nudges]
         try:
-            process = subprocess.Popen(  # noqa: S603  our own bundle under a chosen interpreter
-                [self._python, "-I", "-B", str(self._bundle), str(theirs.fileno()), str(os.getpid())],
+            process = subprocess.Popen(
+                [self._python, "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=inherited,
                 env=stub_environment(os.environ),
                 start_new_session=True,
             )
         except OSError as error:
             ours.close()
+            os.close(our_nudges)
             raise ModelLoadError(
                 f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
             ) from error
         finally:
             theirs.close()
-        return StubProcess(process, ours)
+            os.close(their_nudges)
+        return StubProcess(process, ours, our_nudges)
 
 
 def stub_environment(host: os._Environ[str]) -> dict[str, str]:

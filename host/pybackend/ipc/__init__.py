@@ -1,0 +1,1 @@
+"""Between host and stub: the control channel and tensor memory."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 
-from pybackend_wire.allocation import BlockMap, aligned
-
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.ipc.segment import Segment
+from pybackend_wire.allocation import BlockMap, aligned
 
 _MIB = 1024 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
@@ -135,7 +134,6 @@ class TensorArena:
         self._segments[segment.number] = (segment, BlockMap(size))
         self.total_bytes += size
         return segment
-
 
 
 def growth_bytes(needed_bytes: int, present_bytes: int) -> int:

@@ -1,0 +1,1 @@
+"""A model version: its configuration, instances, queue, memory and counters."""

@@ -89,6 +89,7 @@ class Model:
         self._arena = TensorArena(source.memory_limit_bytes, source.name)
         self._scheduler: DefaultScheduler | None = None
         self._open_requests = 0
+        self._all_failed = False
         self._idle: asyncio.Event | None = None
 
     # Life
@@ -231,7 +232,7 @@ class Model:
         """
         if self.state is not ModelState.READY or self._scheduler is None:
             raise not_ready(self.name, self.version)
-        if all(instance.state is InstanceState.FAILED for instance in self._instances):
+        if self._all_failed:
             raise self._no_instance()
         for tensor in request.inputs:
             data = tensor.data
@@ -293,7 +294,8 @@ class Model:
         """An instance came back, or could not be brought back."""
         if self._scheduler is None:
             return
-        if all(instance.state is InstanceState.FAILED for instance in self._instances):
+        self._all_failed = all(instance.state is InstanceState.FAILED for instance in self._instances)
+        if self._all_failed:
             self._reject(self._no_instance())
         else:
             self._scheduler.dispatch()

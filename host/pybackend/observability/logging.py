@@ -74,15 +74,19 @@ def set_up_logging(settings: LogSettings) -> None:
     logger.propagate = False
     logger.setLevel(VERBOSE)
     logger.handlers.clear()
-    for stream, below in ((sys.stdout, logging.WARNING), (sys.stderr, None)):
+    for stream in (sys.stdout, sys.stderr):
         handler = logging.StreamHandler(stream)
         handler.setFormatter(LineFormatter())
         handler.addFilter(_Wanted(settings))
-        if below is not None:
-            handler.addFilter(lambda record, limit=below: record.levelno < limit)
-        else:
+        if stream is sys.stderr:
             handler.setLevel(logging.WARNING)
+        else:
+            handler.addFilter(_is_informational)
         logger.addHandler(handler)
+
+
+def _is_informational(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING
 
 
 def model_log(instance_name: str, level: int, file: str, line: int, message: str) -> None:

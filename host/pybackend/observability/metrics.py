@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class Family:
     """One metric family as Prometheus sees it."""
@@ -27,7 +26,9 @@ def render(families: Iterable[Family]) -> bytes:
         lines.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")
         for labels, value in family.samples:
             text = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
-            lines.append(f"{family.name}{{{text}}} {float(value)!r}\n" if labels else f"{family.name} {float(value)!r}\n")
+            lines.append(
+                f"{family.name}{{{text}}} {float(value)!r}\n" if labels else f"{family.name} {float(value)!r}\n"
+            )
     return "".join(lines).encode()
 
 

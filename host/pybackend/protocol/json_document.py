@@ -7,7 +7,6 @@ refused it.
 from __future__ import annotations
 
 import gc
-import re
 from typing import Any
 
 import rapidjson
@@ -16,7 +15,6 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.protocol.limits import UINT64_MAX
 
 _decode = rapidjson.Decoder(number_mode=rapidjson.NM_NAN)
-_PARSE_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
 _UTF8_ADVICE = "JSON strings must be valid Unicode in UTF-8; send other bytes as a binary tensor."
 
 MAX_NESTING = 100
@@ -49,11 +47,9 @@ def parse_document(text: bytes) -> Any:
 
 
 def _syntax_error(text: str) -> InferenceError:
-    found = _PARSE_ERROR.match(text)
-    if found is None:
-        return _parse_failure(text, ErrorCode.INTERNAL)
+    offset, _, reason = text.removeprefix("Parse error at offset ").partition(": ")
     # This binding puts brackets in quotes, which the library it wraps does not.
-    reason = found[2].replace("'}'", "}").replace("']'", "]") + " at " + found[1]
+    reason = reason.replace("'}'", "}").replace("']'", "]") + " at " + offset
     if "surrogate" in reason:
         return _parse_failure(f"{reason}. {_UTF8_ADVICE}", ErrorCode.INVALID_ARG)
     return _parse_failure(reason, ErrorCode.INTERNAL)

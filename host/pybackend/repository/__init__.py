@@ -1,0 +1,1 @@
+"""Models on disk, and which of them are loaded."""

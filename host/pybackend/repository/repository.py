@@ -37,11 +37,18 @@ class ModelEntry:
         name: the model's name.
         versions: by number, also those that failed to load.
         reason: why there are none, e.g. a configuration that does not parse.
+        newest_first: the same versions, highest number first.
     """
 
     name: str
     versions: dict[int, Model] = field(default_factory=dict)
     reason: str = ""
+    newest_first: tuple[Model, ...] = ()
+
+    def set_versions(self, models: dict[int, Model]) -> None:
+        """Replace the versions."""
+        self.versions = models
+        self.newest_first = tuple(model for _, model in sorted(models.items(), reverse=True))
 
     def ready_versions(self) -> list[Model]:
         """Versions that take requests, ascending."""
@@ -93,7 +100,7 @@ class ModelRepository:
                 entry.reason = error.reason()
                 log.error("failed to load '%s': %s", entry.name, error.reason())  # noqa: TRY400  no bug of ours
                 return
-            entry.versions = {source.version: Model(source, self._launcher) for source in sources}
+            entry.set_versions({source.version: Model(source, self._launcher) for source in sources})
             await asyncio.gather(*(self._load_version(model) for model in entry.versions.values()))
 
     async def _load_version(self, model: Model) -> None:
@@ -132,9 +139,7 @@ class ModelRepository:
         entry = self._entries.get(name)
         if entry is None:
             return True
-        loaded = [
-            model for model in entry.versions.values() if model.state in {ModelState.READY, ModelState.LOADING}
-        ]
+        loaded = [model for model in entry.versions.values() if model.state in {ModelState.READY, ModelState.LOADING}]
         drained = await asyncio.gather(*(model.unload(drain_timeout_s, finalize_timeout_s) for model in loaded))
         for model in loaded:
             log.info("successfully unloaded '%s' version %s", name, model.version)
@@ -162,12 +167,10 @@ class ModelRepository:
         if entry is None:
             raise InferenceError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
         if not version:
-            for model in sorted(entry.versions.values(), key=_number, reverse=True):
+            for model in entry.newest_first:
                 if model.state is ModelState.READY:
                     return model
-            raise InferenceError(
-                f"Request for unknown model: '{name}' has no available versions", ErrorCode.NOT_FOUND
-            )
+            raise InferenceError(f"Request for unknown model: '{name}' has no available versions", ErrorCode.NOT_FOUND)
         found = entry.versions.get(int(version))
         if found is None:
             raise InferenceError(
@@ -213,7 +216,3 @@ class ModelRepository:
         now_ns = time.monotonic_ns()
         for model in self.models():
             model.trim(now_ns)
-
-
-def _number(model: Model) -> int:
-    return int(model.version)

@@ -1,0 +1,1 @@
+"""In which order, and to which instance, requests go."""

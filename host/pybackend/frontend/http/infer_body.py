@@ -8,6 +8,7 @@ from pybackend.model.model import Model
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
 from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.raw_request import parse_raw
 from pybackend.protocol.validation import validate, validate_bytes_tensors, validate_header
 from pybackend_wire.messages import INLINE_BYTES
@@ -16,7 +17,9 @@ SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go straight to where their tensors belong."""
 
 
-def decode_body(body: bytes, header_length: bytes | None, model: Model, limits: BodyLimits) -> InferPlan:
+def decode_body(
+    body: bytes, header_length: bytes | None, model: Model, limits: BodyLimits, plans: PlanCache
+) -> InferPlan:
     """The validated request of a whole body.
 
     Args:
@@ -24,30 +27,45 @@ def decode_body(body: bytes, header_length: bytes | None, model: Model, limits: 
         header_length: the value of ``Inference-Header-Content-Length``, None if the client sent none.
         model: what the request is held against.
         limits: bounds of JSON and raw bodies.
+        plans: of this model.
 
     Raises:
         InferenceError: see the catalogue of bad input.
     """
-    signature = model.signature
     length = len(body)
     json_length = None if header_length is None else parse_header_length(header_length, length)
+    if json_length:
+        return _decode_binary(body, json_length, model, limits, plans)
+    signature = model.signature
     if json_length == 0 or not body:
         plan = parse_raw(body, signature, model_version=model.version, limits=limits)
-    elif json_length is None:
+    else:
         plan = parse_infer(
             body, header_length=None, signature=signature, model_version=model.version, limits=limits, available_bytes=0
         )
-    else:
+    validate(plan.request, signature)
+    return plan
+
+
+def _decode_binary(body: bytes, json_length: int, model: Model, limits: BodyLimits, plans: PlanCache) -> InferPlan:
+    """A JSON part and binary tensors behind it."""
+    signature = model.signature
+    header = body[:json_length]
+    available = len(body) - json_length
+    plan = plans.get(header)
+    if plan is None or plan.binary_bytes != available:
         plan = parse_infer(
-            body[:json_length],
+            header,
             header_length=json_length,
             signature=signature,
             model_version=model.version,
             limits=limits,
-            available_bytes=length - json_length,
+            available_bytes=available,
         )
-        attach_blobs(plan, body, json_length)
-    validate(plan.request, signature)
+        validate_header(plan.request, signature, plan.binary_inputs)
+        plans.put(header, plan)
+    attach_blobs(plan, body, json_length)
+    validate_bytes_tensors(plan.request, signature)
     return plan
 
 
@@ -58,7 +76,9 @@ class StreamedBody:
     stay: input memory is leased when the first byte of a tensor is there, not when it is announced.
     """
 
-    def __init__(self, model: Model, header_length: bytes | None, content_length: int | None, limits: BodyLimits) -> None:
+    def __init__(
+        self, model: Model, header_length: bytes | None, content_length: int | None, limits: BodyLimits
+    ) -> None:
         """Check what the header fields already tell.
 
         Raises:
@@ -94,7 +114,7 @@ class StreamedBody:
             self._plan_tensors()
             data = data[missing:]
         view = memoryview(data)
-        while len(view):
+        while view:
             room = self.room()
             if room is None:
                 assert self._plan is not None
@@ -143,7 +163,7 @@ class StreamedBody:
         """
         if self._plan is None:
             # No binary part: what is here is all there is, and the codec finds the words for what is missing.
-            return decode_body(bytes(self._collected), self._header_length, self._model, self._limits)
+            return decode_body(bytes(self._collected), self._header_length, self._model, self._limits, PlanCache())
         if self.room() is not None:
             received = self._plan.binary_bytes - sum(size for _, size in self._open[1:]) - len(self._room or b"")
             raise body_size_error(self._plan.binary_inputs, received, self._model.name)

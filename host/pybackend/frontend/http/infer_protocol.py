@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -27,14 +27,13 @@ from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, decode_body
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.model.model import Model
-from pybackend.protocol.infer_plan import InferPlan, OutputFormat
+from pybackend.inference.tensor import Buffer
+from pybackend.model.model import Model, ModelState
+from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer
+from pybackend.protocol.plan_cache import PlanCache
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +73,16 @@ class InferFrontend:
         self.seconds = 0
         self.closing = False
         self._targets: dict[bytes, tuple[str, str] | None] = {}
+        self._plans: dict[Model, PlanCache] = {}
+
+    def plans(self, model: Model) -> PlanCache:
+        """The plans of requests that a model got before."""
+        try:
+            return self._plans[model]
+        except KeyError:
+            # Versions that were unloaded since the last new one came are forgotten here.
+            self._plans = {known: plans for known, plans in self._plans.items() if known.state is ModelState.READY}
+            return self._plans.setdefault(model, PlanCache())
 
     def target(self, url: bytes) -> tuple[str, str] | None:
         """Model name and version that an infer URL names; None for any other URL."""
@@ -264,10 +273,10 @@ class InferProtocol(HttpToolsProtocol):
             super().on_message_complete()
             self._next_if_done()
         elif self._chunked:
-            self._finish_stream()
+            self._finish(self._body)
         else:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._finish(lambda: self._decode(body))
+            self._finish(body)
 
     # ASGI
 
@@ -304,21 +313,24 @@ class InferProtocol(HttpToolsProtocol):
         if self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _decode(self, body: bytes) -> InferPlan:
-        assert self._model is not None
-        return decode_body(body, self._header_length, self._model, self._frontend.limits)
-
-    def _finish(self, plan_of: Callable[[], InferPlan]) -> None:
+    def _finish(self, body: bytes | StreamedBody | None) -> None:
         """The body is there: submit the request, or answer why not."""
         plan = None
         try:
             if self._refusal is not None:
                 raise self._refusal
-            assert self._model is not None
-            plan = plan_of()
+            model, frontend = self._model, self._frontend
+            assert model is not None
+            if type(body) is bytes:
+                plan = decode_body(body, self._header_length, model, frontend.limits, frontend.plans(model))
+            else:
+                assert isinstance(body, StreamedBody)
+                plan = body.finish()
             self._format = plan.output_format
-            self._pending = self._frontend.engine.submit(self._model, plan.request, self._on_response)
+            self._pending = frontend.engine.submit(model, plan.request, self._on_response)
         except InferenceError as error:
+            if isinstance(body, StreamedBody):
+                body.release()
             if plan is not None:
                 plan.request.release()
             self._answer_error(error)
@@ -366,20 +378,7 @@ class InferProtocol(HttpToolsProtocol):
     def _stream_complete(self) -> None:
         self.parser = httptools.HttpRequestParser(self)  # the old one has not seen the body
         self._message_done = True
-        self._finish_stream()
-
-    def _finish_stream(self) -> None:
-        body = self._body
-
-        def plan_of() -> InferPlan:
-            assert body is not None
-            try:
-                return body.finish()
-            except InferenceError:
-                body.release()
-                raise
-
-        self._finish(plan_of)
+        self._finish(self._body)
 
     # Answers
 
@@ -420,7 +419,7 @@ class InferProtocol(HttpToolsProtocol):
         transport = self.transport
         transport.set_write_buffer_limits(high=0, low=0)
         chunks: list[Buffer] = [head + encoded.header_json, *encoded.chunks]
-        transport.writelines(chunks)  # type: ignore[arg-type]
+        transport.writelines(chunks)
 
         def drained() -> None:
             response.release()
@@ -448,14 +447,10 @@ class InferProtocol(HttpToolsProtocol):
 
     def _answered(self) -> None:
         """The answer of an infer request is written."""
-        self.server_state.total_requests += 1
         if self._write_paused and self._after_drain is None:
             # A client that does not read gets no further answers, only what the transport holds already.
-            self._after_drain = self._answer_drained
-        else:
-            self._answer_drained()
-
-    def _answer_drained(self) -> None:
+            self._after_drain = self._answered
+            return
         self._answer_done = True
         self._next_if_done()
 

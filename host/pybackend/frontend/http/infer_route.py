@@ -81,7 +81,7 @@ _OPENAPI: dict[str, Any] = {
             "description": "the outputs",
             "content": {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BINARY},
         },
-        **{status: _ERROR for status in ("400", "404", "500", "501", "503")},
+        **dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR),
     },
 }
 
@@ -89,9 +89,7 @@ _OPENAPI: dict[str, Any] = {
 def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
     """Add the infer routes to an application."""
 
-    @app.post(
-        "/v2/models/{model_name}/infer", tags=["inference"], summary="Run the model", openapi_extra=_OPENAPI
-    )
+    @app.post("/v2/models/{model_name}/infer", tags=["inference"], summary="Run the model", openapi_extra=_OPENAPI)
     async def newest_infer(model_name: str, request: Request) -> Response:
         return await _infer(engine, limits, engine.model(model_name), request)
 

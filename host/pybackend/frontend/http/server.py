@@ -27,7 +27,12 @@ class HttpServer:
 
     def __init__(self, app: Any, frontend: InferFrontend | None = None) -> None:
         self._config = Config(
-            app, http=HttpToolsProtocol, ws="none", lifespan="off", log_config=None, access_log=False,
+            app,
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
             timeout_keep_alive=600,
         )
         self._config.load()

@@ -58,6 +58,7 @@ MALFORMED_JSON = [
     (b"{inputs: []}", INTERNAL, "Missing a name for object member. at 1"),
     (b'{"id": "abc', INTERNAL, "Missing a closing quotation mark in string. at 11"),
     (b'{"id": "\\x"}', INTERNAL, "Invalid escape character in string. at 8"),
+    (b'{"id": ' + b"9" * 5000, INTERNAL, "Invalid integer value at 7"),
     (b'{"id": 1e999}', INTERNAL, "Number too big to be stored in double. at 7"),
     (b'{"id": "\\ud800"}', INVALID, "The surrogate pair in string is invalid. at 8"),
     (b'{"inputs": [{"data": ["\\udc00"]}]}', INVALID, "The surrogate pair in string is invalid. at 23"),

@@ -69,12 +69,14 @@ def test_binary_inputs_wait_for_their_bytes(make_signature):
     assert bytes(c.data) == bytes(range(24, 40))
 
 
-def test_large_blobs_are_not_copied(one):
-    plan = parse({"inputs": [tensor(shape=[2000], parameters={"binary_data_size": 8000})]}, one, header_length=1)
-    body = bytearray(8000)
+def test_large_blobs_are_not_copied(make_signature):
+    signature = make_signature(("A", "FP32", [2000]), ("B", "FP32", [2000]))
+    large = [tensor(name, shape=[2000], parameters={"binary_data_size": 8000}) for name in "AB"]
+    plan = parse({"inputs": large}, signature, header_length=1)
+    body = bytearray(16_000)
     attach_blobs(plan, memoryview(body))
-    body[7] = 1
-    assert plan.request.inputs[0].data[7] == 1
+    body[7] = body[8007] = 1
+    assert [found.data[7] for found in plan.request.inputs] == [1, 1]
 
 
 def test_zero_size_tensors(one, infer):

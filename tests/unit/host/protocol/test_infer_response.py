@@ -23,8 +23,10 @@ from pybackend_wire.dtypes import DATATYPES
 FOUR = struct.pack("<4f", 0.1, 2, -3.5, 1e20)
 
 
-def response(*outputs, **members):
-    return InferenceResponse("m", "1", outputs=list(outputs), **members)
+def response(*outputs, parameters=None, id=""):
+    made = InferenceResponse("m", "1", id)
+    made.set_result(list(outputs), parameters, None)
+    return made
 
 
 def output(name="Y", datatype="FP32", shape=(4,), data=FOUR):

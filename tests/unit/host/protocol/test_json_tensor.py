@@ -102,6 +102,11 @@ def test_bf16(value, bits):
     assert isnan(back) if isnan(value) else back == pytest.approx(value, rel=0.01) or abs(value) > 3e38
 
 
+@pytest.mark.parametrize("count", COUNTS)
+def test_booleans(count):
+    assert encode_values("BOOL", [True] * count) == b"\1" * count
+
+
 @pytest.mark.parametrize("count", [3, 100])
 def test_any_byte_but_zero_is_true(count):
     assert list(decode_values("BOOL", b"\0\1\2" + b"\xff" * (count - 3))) == [False, True, True] + [True] * (count - 3)

@@ -16,26 +16,24 @@ VALUES = {
     datatype: np.array([[0, 1, 2]]).astype(row.numpy)
     for datatype, row in DATATYPES.items()
     if row.numpy is not None and datatype != "BYTES"
-} | {"BYTES": np.array([["é", "", "abc"]], dtype=object), "BF16": np.array([[0, 1, 2]], dtype=np.float32)}
+} | {"BYTES": np.array([["é", "", "abc"]], dtype=object)}
+# BF16 is left out: newer clients want a numpy extension for it. FP16 as JSON is what the client refuses to send.
+SENT = [(datatype, binary) for datatype in VALUES for binary in (True, False) if binary or datatype != "FP16"]
 
 
-@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize(("datatype", "binary_in"), SENT)
 @pytest.mark.parametrize("binary_out", [True, False])
-@pytest.mark.parametrize("datatype", DATATYPES)
 def test_round_trip(datatype, binary_in, binary_out, make_signature, infer):
-    if not binary_in and datatype in {"FP16", "BF16"}:
-        pytest.skip("tritonclient refuses to send these as JSON")
     signature = make_signature(("X", datatype, [3]), outputs=(("X", datatype, [3]),), max_batch_size=4)
     tensor = http.InferInput("X", [1, 3], datatype).set_data_from_numpy(VALUES[datatype], binary_data=binary_in)
     wanted = http.InferRequestedOutput("X", binary_data=binary_out)
     body, json_size = client.generate_request_body([tensor], outputs=[wanted], request_id="7", timeout=9)
-    if json_size is None:
-        plan = infer(body, signature)
-    else:
-        plan = infer(body[:json_size], signature, body[json_size:])
+    parts = (body, signature) if json_size is None else (body[:json_size], signature, body[json_size:])
+    plan = infer(*parts)
     (found,) = plan.request.inputs
     assert (plan.request.id, plan.request.timeout_us, plan.request.batch_size) == ("7", 9, 1)
-    answer = InferenceResponse("m", "1", "7", outputs=[OutputTensor("X", datatype, found.shape, found.data)])
+    answer = InferenceResponse("m", "1", "7")
+    answer.set_result([OutputTensor("X", datatype, found.shape, found.data)], None, None)
     encoded = encode_response(answer, plan.output_format)
     reply = b"".join([encoded.header_json, *encoded.chunks])
     assert len(reply) == encoded.body_bytes

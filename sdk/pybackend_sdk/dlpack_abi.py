@@ -1,0 +1,117 @@
+"""DLPack's C structures, its datatypes, and the capsules that carry them, as ctypes sees them."""
+
+import ctypes
+from ctypes import pythonapi
+from enum import IntEnum
+from typing import Any, Callable, Dict, NamedTuple
+
+import numpy as np
+
+from pybackend_wire.dtypes import DATATYPES
+
+
+class DeviceType(IntEnum):
+    """The devices that are told apart here."""
+
+    CPU = 1
+    CUDA = 2
+    CUDA_HOST = 3
+    """Pinned host memory."""
+
+
+class TypeCode(IntEnum):
+    """The kinds of numbers that tensors are made of."""
+
+    INT = 0
+    UINT = 1
+    FLOAT = 2
+    BFLOAT = 4
+    BOOL = 6
+
+
+class Element(NamedTuple):
+    """How DLPack describes a datatype.
+
+    Attributes:
+        code: a :class:`TypeCode`.
+        bits: per element.
+        carrier: type of the NumPy arrays that carry it, in the array interface's notation.
+    """
+
+    code: int
+    bits: int
+    carrier: str
+
+
+_CODES = {"b": TypeCode.BOOL, "i": TypeCode.INT, "u": TypeCode.UINT, "f": TypeCode.FLOAT}
+
+ELEMENTS: Dict[str, Element] = {
+    row.name: Element(_CODES[row.numpy.kind], row.itemsize * 8, row.numpy.str)
+    for row in DATATYPES.values()
+    if row.numpy is not None and row.itemsize
+}
+"""By wire name; BF16 is carried by 16-bit integers."""
+ELEMENTS["BF16"] = Element(TypeCode.BFLOAT, 16, np.dtype(np.uint16).str)
+
+DATATYPE_NAMES = {(element.code, element.bits): name for name, element in ELEMENTS.items()}
+"""Wire names by type code and bits."""
+
+
+class Device(ctypes.Structure):
+    """``DLDevice``."""
+
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class ElementType(ctypes.Structure):
+    """``DLDataType``."""
+
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class MemoryDescription(ctypes.Structure):
+    """``DLTensor``: shape and strides count elements; no strides means C order."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ElementType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class ManagedMemory(ctypes.Structure):
+    """``DLManagedTensor``: the last holder calls ``deleter`` with this structure's address, exactly once."""
+
+    _fields_ = (("memory", MemoryDescription), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def c_api(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function of CPython's C API, as a prototype of our own: others may change those on ``ctypes.pythonapi``."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, pythonapi))
+
+
+NAME = b"dltensor"
+"""What a capsule is called until somebody consumes it."""
+
+USED_NAME = b"used_dltensor"
+
+capsule_is_valid = c_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+capsule_pointer = c_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+capsule_set_name = c_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+
+deleter_type = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+"""A deleter to call, with the GIL held: a producer may count on that."""
+
+
+def keep_for_ever(value: object) -> None:
+    """Never free ``value``: C code may hold a pointer into it until the very end of the process."""
+    pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+# Names are stored in capsules as pointers.
+keep_for_ever(NAME)
+keep_for_ever(USED_NAME)

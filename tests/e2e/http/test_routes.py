@@ -1,0 +1,183 @@
+"""Which paths and methods there are, how names are written in them, and what describes them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+
+from tests.e2e.http.models import SPACED
+from tests.support.connection import head
+
+pytestmark = pytest.mark.e2e
+
+NOT_FOUND, NOT_ALLOWED = '{"error":"Not Found"}', '{"error":"Method Not Allowed"}'
+IDENTITY_REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+
+
+@pytest.mark.spec("srv-H36")
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1",
+        "/v2/",
+        "/v2/health",
+        "/v2/health/xyz",
+        "/v2/health/live/",
+        "/v2/models/identity/",
+        "/v2/models/identity/nothing",
+        "/v2/models/identity/infer/",
+        "/v2/models/identity/versions",
+        "/v2/models/identity/versions/1/nothing",
+        "/v2/models/identity/versions/abc/infer",
+        "/v2/models/identity/versions/-1/infer",
+        "/v2/models//infer",
+    ],
+)
+def test_unknown_path(server, method, path):
+    reply = server.request(method, path, b"" if method in {"POST", "PUT", "PATCH"} else None)
+    assert (reply.status, reply.body.decode(), reply.headers["content-type"]) == (404, NOT_FOUND, "application/json")
+
+
+@pytest.mark.spec("srv-H36")
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("/v2", "GET"),
+        ("/v2/health/live", "GET"),
+        ("/v2/health/ready", "GET"),
+        ("/v2/models/identity", "GET"),
+        ("/v2/models/identity/ready", "GET"),
+        ("/v2/models/identity/config", "GET"),
+        ("/v2/models/identity/versions/1", "GET"),
+        ("/v2/models/identity/infer", "POST"),
+        ("/v2/models/identity/versions/1/infer", "POST"),
+        ("/v2/models/unknown/infer", "POST"),
+    ],
+)
+def test_wrong_method(server, path, right):
+    for method in {"GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"} - {right}:
+        reply = server.request(method, path, b"{}" if method in {"POST", "PUT", "PATCH"} else None)
+        assert (reply.status, reply.body.decode()) == (405, NOT_ALLOWED), method
+        assert reply.headers["content-type"] == "application/json"
+        assert right in reply.headers["allow"]
+
+
+@pytest.mark.spec("srv-H36")
+@pytest.mark.parametrize("path", ["/v2", "/v2/models/identity/infer", "/nothing"])
+def test_head_leaves_the_connection_usable(connect, path):
+    connection = connect()
+    connection.send(head("HEAD", path) + head("GET", "/v2/health/live"))
+    assert connection.reply(to="HEAD").status in {404, 405}
+    assert connection.reply().status == 200
+
+
+@pytest.mark.spec("srv-H36")
+def test_query_strings_are_ignored(server):
+    assert server.get("/v2/health/ready?x=1&y").status == 200
+    assert server.get("/v2/models/identity?versions=7").json["name"] == "identity"
+    assert server.request("POST", "/v2/models/identity/infer?a=b&c", IDENTITY_REQUEST).status == 200
+    assert server.request("POST", "/v2/models/identity/versions/1/infer?", IDENTITY_REQUEST).status == 200
+
+
+@pytest.mark.spec("srv-H36")
+@pytest.mark.parametrize("method", ["get", "FOO", "POSTX"])
+def test_method_that_http_does_not_know(connect, method):
+    connection = connect()
+    connection.send(head(method, "/v2"))
+    reply = connection.reply()
+    assert reply.status == 400
+    assert reply.error
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("name", [quote(SPACED), quote(SPACED, safe="+"), "".join(f"%{b:02x}" for b in SPACED.encode())])
+def test_names_may_be_percent_encoded(server, name):
+    assert server.get(f"/v2/models/{name}").json["name"] == SPACED
+    assert server.get(f"/v2/models/{name}/ready").status == 200
+    assert server.get(f"/v2/models/{name}/versions/1/config").json["name"] == SPACED
+    for path in (name, f"{name}/versions/1"):
+        reply = server.infer(path, IDENTITY_REQUEST)
+        assert reply.status == 200
+        assert reply.json["model_name"] == SPACED
+
+
+@pytest.mark.parametrize("name", ["%", "%zz", "%ff", "a%00b", "%F0%9F%92%A9", "%ED%A0%80"])
+def test_odd_names_are_just_unknown(server, name):
+    """On both ways, the protocol's own and ASGI's, and never with a traceback."""
+    for reply in (server.infer(name, b"{}"), server.get(f"/v2/models/{name}")):
+        assert reply.status == 400
+        assert reply.error.startswith("Request for unknown model: '")
+
+
+def test_openapi_describes_the_routes(server):
+    reply = server.get("/openapi.json")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    paths = reply.json["paths"]
+    assert set(paths) == {
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/{model_name}",
+        "/v2/models/{model_name}/config",
+        "/v2/models/{model_name}/ready",
+        "/v2/models/{model_name}/infer",
+        "/v2/models/{model_name}/versions/{version}",
+        "/v2/models/{model_name}/versions/{version}/config",
+        "/v2/models/{model_name}/versions/{version}/ready",
+        "/v2/models/{model_name}/versions/{version}/infer",
+    }
+    infer = paths["/v2/models/{model_name}/infer"]["post"]
+    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+    assert {"200", "400", "404", "500", "503"} <= set(infer["responses"])
+    assert "Inference-Header-Content-Length" in {parameter["name"] for parameter in infer["parameters"]}
+
+
+def test_documentation_page(server):
+    reply = server.get("/docs")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/html")
+    assert b"/openapi.json" in reply.body
+    assert server.get("/").status in {302, 307}
+
+
+@pytest.mark.spec("srv-H40")
+def test_content_types(server):
+    request = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+    as_json = server.infer("identity", request)
+    assert as_json.headers["content-type"] == "application/json"
+    assert "inference-header-content-length" not in as_json.headers
+    binary = server.infer("identity", request | {"parameters": {"binary_data_output": True}})
+    assert binary.headers["content-type"] == "application/octet-stream"
+    length = int(binary.headers["inference-header-content-length"])
+    assert length == len(binary.body) - 8
+    empty = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [0], "data": []}]}
+    nothing = server.infer("identity", empty | {"parameters": {"binary_data_output": True}})
+    assert nothing.headers["content-type"] == "application/json"
+    assert "inference-header-content-length" not in nothing.headers
+    assert nothing.json["outputs"][0]["parameters"] == {"binary_data_size": 0}
+    # Whatever comes in, no content type is asked for.
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        assert server.request("POST", "/v2/models/identity/infer", request, {"Content-Type": content_type}).status == 200
+
+
+@pytest.mark.spec("srv-H40")
+def test_every_error_is_json(server, ask):
+    replies = {
+        "unknown path": server.get("/nothing"),
+        "wrong method": server.request("DELETE", "/v2"),
+        "unknown model, ASGI": server.get("/v2/models/unknown"),
+        "unknown model, infer": server.infer("unknown", b"{}"),
+        "not ready": server.get("/v2/models/unknown/ready"),
+        "missing version": server.infer("identity/versions/9", b"{}"),
+        "bad JSON": server.infer("identity", b"{"),
+        "bad shape": server.infer("add_sub", b'{"inputs":[]}'),
+        "from the model": ask('{"raise": "oh"}'),
+        "compression": server.infer("identity", b"{}", {"Content-Encoding": "br"}),
+    }
+    for case, reply in replies.items():
+        assert reply.status >= 400, case
+        assert reply.headers["content-type"] == "application/json", case
+        assert list(reply.json) == ["error"], case
+        assert reply.body == reply.body.strip(), case

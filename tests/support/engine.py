@@ -1,0 +1,73 @@
+"""An engine in this process, with real stubs, for what no front end can ask for yet: batches, unloading, large counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from pybackend.engine import EngineState, InferenceEngine
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import InputTensor
+from pybackend.instance.bundle import stage_bundle
+from pybackend.instance.stub_process import StubLauncher
+from pybackend.model.model import Model
+from pybackend.repository.layout import scan_repositories
+from pybackend.repository.repository import LoadOptions, ModelRepository
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
+from pybackend_wire.bytes_tensor import decode_elements, encode_elements
+
+MEMORY_LIMIT_BYTES = 1 << 30
+
+
+@asynccontextmanager
+async def engine_on(
+    repository: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, auto_complete: bool = True
+) -> AsyncIterator[InferenceEngine]:
+    """An engine with every model of a repository loaded; unloaded at the end."""
+    launcher = StubLauncher(stage_bundle())
+    options = LoadOptions(
+        auto_complete=auto_complete, model_load_count=2, model_memory_limit_bytes=memory_limit_bytes
+    )
+    models = ModelRepository(scan_repositories([repository]), launcher, options)
+    engine = InferenceEngine(models, server_id="test", strict_readiness=True)
+    try:
+        await models.load_all()
+        engine.state = EngineState.READY
+        yield engine
+    finally:
+        await models.unload_all(asyncio.get_running_loop().time() + 10)
+        launcher.close()
+
+
+def input_tensor(name: str, array: np.ndarray) -> InputTensor:
+    """An array as an input; object arrays become BYTES."""
+    if array.dtype == object:
+        return InputTensor(name, "BYTES", list(array.shape), encode_elements(array.ravel()))
+    return InputTensor(name, BY_NUMPY[array.dtype].name, list(array.shape), np.ascontiguousarray(array).tobytes())
+
+
+def output_array(response: InferenceResponse, name: str) -> np.ndarray:
+    """An output as an array of its own; fails if the response is an error."""
+    assert response.error is None, response.error
+    (tensor,) = [output for output in response.outputs if output.name == name]
+    if tensor.datatype == "BYTES":
+        return np.array(decode_elements(bytes(tensor.data)), dtype=object).reshape(tensor.shape)
+    return np.frombuffer(bytes(tensor.data), DATATYPES[tensor.datatype].numpy).reshape(tensor.shape)
+
+
+async def execute_batch(model: Model, requests: list[InferenceRequest], instance: int = 0) -> list[InferenceResponse]:
+    """Give one execution of several requests to an instance, as a batching scheduler does."""
+    loop = asyncio.get_running_loop()
+    answers: list[asyncio.Future[InferenceResponse]] = [loop.create_future() for _ in requests]
+    batch = []
+    for request, answer in zip(requests, answers, strict=True):
+        batch.append(PendingRequest(request, answer.set_result, lambda _pending: None))
+        model._open_requests += 1
+    model.instances[instance].execute(batch)
+    return await asyncio.gather(*answers)

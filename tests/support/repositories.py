@@ -1,0 +1,68 @@
+"""Model repositories, written for a test."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+PREAMBLE = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
+
+
+def tensors(**shapes: tuple[str, list[int]]) -> str:
+    """The body of an ``input`` or ``output`` list: ``tensors(IN=("TYPE_FP32", [4]))``."""
+    return ", ".join(
+        f'{{ name: "{name}" data_type: {datatype} dims: {dims} }}' for name, (datatype, dims) in shapes.items()
+    )
+
+
+def write_model(
+    repository: Path,
+    name: str,
+    code: str | None,
+    config: str | None = 'backend: "python"',
+    *,
+    version: int = 1,
+    filename: str = "model.py",
+) -> Path:
+    """Write a model and return its directory.
+
+    Args:
+        repository: the directory of models.
+        name: the model's name.
+        code: of the model file; pb_utils and np are imported for it. None leaves the file out.
+        config: text of config.pbtxt, None for none.
+        version: the version directory.
+        filename: the model file's name.
+    """
+    directory = repository / name
+    (directory / str(version)).mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        (directory / "config.pbtxt").write_text(textwrap.dedent(config))
+    if code is not None:
+        path = directory / str(version) / filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(PREAMBLE + textwrap.dedent(code))
+    return directory
+
+
+IDENTITY = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor(t.name().replace("IN", "OUT"), t.as_numpy()) for t in request.inputs()]
+            )
+            for request in requests
+        ]
+"""
+"""Answers every input ``IN*`` as output ``OUT*``."""
+
+
+def identity_config(datatype: str = "TYPE_FP32", dims: str = "[ -1 ]", extra: str = "") -> str:
+    """A configuration for :data:`IDENTITY` with one tensor."""
+    return f"""
+backend: "python"
+input [ {{ name: "IN" data_type: {datatype} dims: {dims} }} ]
+output [ {{ name: "OUT" data_type: {datatype} dims: {dims} }} ]
+{extra}
+"""

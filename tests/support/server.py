@@ -1,0 +1,194 @@
+"""A ``pybackend serve`` process on free ports, and the HTTP that tests speak to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 30
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP reply; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The message of an error reply."""
+        assert self.headers["content-type"] == "application/json", self
+        return self.json["error"]
+
+
+class ServerProcess:
+    """A server that was started; its output is collected line by line."""
+
+    def __init__(self, repositories: list[Path], *flags: str, env: Mapping[str, str] | None = None, cwd: Path | None = None):
+        arguments = [f"--model-repository={repository}" for repository in repositories]
+        ports = ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pybackend", "serve", *arguments, *ports, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            cwd=cwd,
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    @property
+    def output(self) -> str:
+        """All that the server, and its models, have printed so far."""
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for(self, pattern: str, deadline_s: float = DEADLINE_S) -> re.Match[str]:
+        """Wait until the output matches; fails when the server ends without, or when the deadline passes."""
+        compiled = re.compile(pattern)
+        end = time.monotonic() + deadline_s
+        with self._changed:
+            while True:
+                found = compiled.search("".join(self._lines))
+                if found:
+                    return found
+                left = end - time.monotonic()
+                if self._ended or left <= 0:
+                    raise AssertionError(f"no {pattern!r} in the server's output:\n{''.join(self._lines)}")
+                self._changed.wait(left)
+
+    @property
+    def port(self) -> int:
+        return int(self.wait_for(r"Started HTTPService at [0-9.]+:(\d+)")[1])
+
+    @property
+    def url(self) -> str:
+        """``host:port``, as tritonclient takes it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def metrics_port(self) -> int:
+        return int(self.wait_for(r"Started Metrics Service at [0-9.]+:(\d+)")[1])
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | str | dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        port: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Reply:
+        """One HTTP request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=deadline_s)
+        try:
+            data = json.dumps(body) if isinstance(body, dict) else body
+            connection.request(method, path, data, dict(headers or {}))
+            reply = connection.getresponse()
+            return Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Reply:
+        return self.request("GET", path)
+
+    def infer(self, model: str, body: bytes | str | dict[str, Any] | None, headers: Mapping[str, str] | None = None) -> Reply:
+        """POST to a model's infer route."""
+        return self.request("POST", f"/v2/models/{model}/infer", body, headers)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of the metrics page by its name and labels."""
+        text = self.request("GET", "/metrics", port=self.metrics_port).body.decode()
+        samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_until(self, path: str, status: int, deadline_s: float = DEADLINE_S) -> None:
+        """Ask until a route answers with this status."""
+        end = time.monotonic() + deadline_s
+        while True:
+            got = self.get(path).status
+            if got == status:
+                return
+            assert time.monotonic() < end, f"{path} still answers {got}, not {status}:\n{self.output}"
+            threading.Event().wait(0.02)
+
+    def wait_ready(self) -> ServerProcess:
+        self.wait_until("/v2/health/ready", 200)
+        return self
+
+    def stub_pids(self) -> list[int]:
+        """The live processes that the server has started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def stop(self, signal_number: int = signal.SIGTERM, deadline_s: float = DEADLINE_S) -> int:
+        """Send a signal, wait for the end, and return the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.wait(deadline_s)
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait for the end and return the exit status."""
+        try:
+            return self.process.wait(deadline_s)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self._reader.join(DEADLINE_S)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+@contextmanager
+def serving(*repositories: Path, flags: tuple[str, ...] = (), ready: bool = True, **popen: Any) -> Iterator[ServerProcess]:
+    """A server for the length of a ``with`` block; it is stopped, or killed, whatever happens in there."""
+    server = ServerProcess(list(repositories), *flags, **popen)
+    try:
+        yield server.wait_ready() if ready else server
+    finally:
+        if server.process.returncode is None:
+            server.stop()
+
+
+def free_of_processes(pids: list[int], deadline_s: float = 5) -> bool:
+    """Wait until none of these processes exists any more; False if some still do after the deadline."""
+    end = time.monotonic() + deadline_s
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > end:
+            return False
+        threading.Event().wait(0.01)
+    return True

@@ -1,0 +1,205 @@
+"""Who serves model code: nobody, a runtime that does some of it, or one that does all."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend_sdk import runtime as runtime_module
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.memory import shared_memory
+from pybackend_sdk.metrics import MetricFamily, MetricKind
+from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime, get_model_dir
+
+
+def _received():
+    return InferenceRequest._from_wire("", 0, [], (), 0, 0, None, 1)
+
+
+def _own():
+    return InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
+
+
+REFUSALS = [
+    (lambda: _own().exec(), "BLS is only supported during the 'execute' function."),
+    (lambda: _own().async_exec(), "BLS is only supported during the 'execute' function."),
+    (lambda: _received().get_response_sender(), "Response senders are not available"),
+    (lambda: _received().is_cancelled(), "Whether the request was cancelled is not known."),
+    (lambda: MetricFamily("n", "d", MetricFamily.COUNTER), "Error when creating MetricFamily: "),
+    (lambda: current_runtime().create_metric("family", {}, None), "Error when creating Metric: "),
+    (lambda: current_runtime().increment_metric("metric", 1.0), "Failed to increment metric value: "),
+    (lambda: current_runtime().set_metric("metric", 1.0), "Failed to set metric value: "),
+    (lambda: current_runtime().observe_metric("metric", 1.0), "Failed to observe metric value: "),
+    (lambda: current_runtime().metric_value("metric"), "Failed to get metric value: "),
+    (lambda: load_model("m"), "Failed to load model: "),
+    (lambda: unload_model("m"), "Failed to unload model: "),
+    (lambda: is_model_ready("m"), "Failed to check model readiness: "),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSALS, ids=[text for _, text in REFUSALS])
+def test_what_cannot_be_done_says_so_in_a_sentence(call, text):
+    with pytest.raises(TritonModelException) as caught:
+        call()
+    message = str(caught.value)
+    assert message.startswith(text)
+    assert message.endswith(UnavailableRuntime.reason)
+
+
+def test_a_runtime_says_why_it_cannot():
+    class Partial(UnavailableRuntime):
+        reason = "This server does not do that yet."
+
+        def is_cancelled(self, request):
+            return True
+
+    previous = bind_runtime(Partial())
+    try:
+        assert _received().is_cancelled()
+        with pytest.raises(TritonModelException, match=r"This server does not do that yet\.$"):
+            load_model("m")
+    finally:
+        bind_runtime(previous)
+
+
+def test_binding_gives_back_what_was_bound(runtime):
+    other = UnavailableRuntime()
+    assert bind_runtime(other) is runtime
+    assert current_runtime() is other
+    assert bind_runtime(runtime) is other
+
+
+def test_the_base_serves_or_refuses_every_method_of_the_protocol():
+    methods = {name for name, value in vars(Runtime).items() if callable(value) and not name.startswith("_")}
+    assert methods
+    assert methods <= set(vars(UnavailableRuntime))
+
+
+def test_model_directory(runtime):
+    assert get_model_dir() == "/models/m/1"
+    runtime.model_directory = ""
+    with pytest.raises(TritonModelException, match="no model is loaded"):
+        get_model_dir()
+
+
+def test_free_memory_is_the_runtimes_to_know(runtime):
+    assert shared_memory.free_memory() == 4096
+    bind_runtime(UnavailableRuntime())
+    assert shared_memory.free_memory() == 0
+
+
+# --- Metrics ---
+
+
+def test_metrics_reach_the_runtime(runtime):
+    family = MetricFamily(name="requests", description="What was asked", kind=MetricFamily.COUNTER)
+    metric = family.Metric(labels={"model": "m"})
+    metric.increment(1)
+    metric.set(2)
+    metric.observe(3.5)
+    assert metric.value() == 2.5
+    assert runtime.calls == [
+        ("create_metric_family", "requests", "What was asked", MetricKind.COUNTER),
+        ("create_metric", "family", {"model": "m"}, None),
+        ("increment_metric", "metric", 1.0),
+        ("set_metric", "metric", 2.0),
+        ("observe_metric", "metric", 3.5),
+        ("metric_value", "metric"),
+    ]
+
+
+def test_series_without_labels_and_histograms(runtime):
+    MetricFamily("n", "d", MetricFamily.GAUGE).Metric()
+    MetricFamily("n", "d", MetricFamily.HISTOGRAM).Metric(buckets=[1, 2.5])
+    MetricFamily("n", "d", MetricFamily.HISTOGRAM).Metric({}, [])
+    assert [call for call in runtime.calls if call[0] == "create_metric"] == [
+        ("create_metric", "family", {}, None),
+        ("create_metric", "family", {}, [1.0, 2.5]),
+        ("create_metric", "family", {}, []),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(None, "d", MetricFamily.COUNTER), ("n", None, MetricFamily.COUNTER), ("n", "d", None), ("n", "d", 0), ("n", "d")],
+)
+def test_families_of_other_types(runtime, arguments):
+    with pytest.raises(TypeError):
+        MetricFamily(*arguments)
+    assert runtime.calls == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "text"),
+    [
+        (MetricFamily.COUNTER, {"labels": [("a", "b")]}, r"Failed to create metric\. Labels must be a dictionary\."),
+        (MetricFamily.COUNTER, {"labels": "a=b"}, r"Failed to create metric\. Labels must be a dictionary\."),
+        (MetricFamily.COUNTER, {"labels": {"a": 1}}, r"Failed to create metric\. Labels must be a dictionary\."),
+        (MetricFamily.HISTOGRAM, {"buckets": (1, 2)}, r"Failed to create metric\. Buckets must be a list\."),
+        (MetricFamily.HISTOGRAM, {}, r"Failed to create metric\. Missing required buckets\."),
+        (MetricFamily.GAUGE, {"buckets": [1]}, r"Failed to create metric\. Unexpected buckets found\."),
+        (MetricFamily.COUNTER, {"buckets": []}, r"Failed to create metric\. Unexpected buckets found\."),
+    ],
+)
+def test_series_that_cannot_be(runtime, kind, arguments, text):
+    family = MetricFamily("n", "d", kind)
+    with pytest.raises(TritonModelException, match="^" + text):
+        family.Metric(**arguments)
+
+
+@pytest.mark.parametrize("value", [None, "x", [1]])
+def test_values_of_other_types(runtime, value):
+    metric = MetricFamily("n", "d", MetricFamily.GAUGE).Metric()
+    for operation in (metric.increment, metric.set, metric.observe):
+        with pytest.raises(TypeError, match="'value'"):
+            operation(value)
+
+
+def test_a_metric_comes_from_its_family():
+    from pybackend_sdk.metrics import Metric
+
+    with pytest.raises(TypeError, match="No constructor defined"):
+        Metric()
+
+
+# --- Model control ---
+
+
+def test_model_control_reaches_the_runtime(runtime):
+    load_model("m")
+    load_model(model_name="m", config="{}", files={"file:1/model.py": b"code"})
+    unload_model("m")
+    unload_model("m", unload_dependents=True)
+    assert is_model_ready("m") is True
+    assert is_model_ready(model_name=b"m", model_version="3") is True
+    assert runtime.calls == [
+        ("load_model", "m", "", None),
+        ("load_model", "m", "{}", {"file:1/model.py": b"code"}),
+        ("unload_model", "m", False),
+        ("unload_model", "m", True),
+        ("is_model_ready", "m", ""),
+        ("is_model_ready", "m", "3"),
+    ]
+
+
+@pytest.mark.parametrize("files", [["a"], "a", {"a": "text"}, {1: b"x"}])
+def test_files_that_are_none(runtime, files):
+    text = "^failed to load model 'm', files should be a dictionary of file paths and file contents"
+    with pytest.raises(TritonModelException, match=text):
+        load_model("m", "", files)
+    assert runtime.calls == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: load_model(None), lambda: load_model("m", None), lambda: unload_model(1), lambda: is_model_ready("m", 1)],
+)
+def test_names_of_other_types(runtime, call):
+    with pytest.raises(TypeError):
+        call()
+    assert runtime.calls == []
+
+
+def test_the_default_is_nobody():
+    assert type(runtime_module._bound) is UnavailableRuntime
