@@ -17,6 +17,7 @@ from pybackend.frontend.http.infer_protocol import InferFrontend
 from pybackend.frontend.http.server import HttpServer, address_of, bind
 from pybackend.frontend.metrics import MetricsApp
 from pybackend.instance.stub_process import StubLauncher
+from pybackend.model.model import ModelState
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import LoadOptions, ModelRepository
@@ -63,7 +64,7 @@ class Server:
         """Serve until a signal comes; returns the exit status.
 
         Raises:
-            ServerError: a port cannot be had.
+            ServerError: a port cannot be had, or a model failed to load and the server must not go on without it.
         """
         raise_descriptor_limit()
         self._handle_signals()
@@ -71,13 +72,19 @@ class Server:
         await self._listen(sockets)
         trimming = asyncio.create_task(self._trim())
         try:
-            status = EXIT_OK if await self._load() else EXIT_FAILED
-            if status == EXIT_OK:
+            failed = await self._load()
+            if not failed:
                 await self._stop.wait()
-            return await self._shut_down() or status
+            status = await self._shut_down()
         finally:
             trimming.cancel()
             self._launcher.close()
+        if failed:
+            raise ServerError(
+                f"creating server: Internal - failed to load all models: {', '.join(failed)} (reasons are given above). "
+                "--exit-on-error=false serves the others"
+            )
+        return status
 
     # Start
 
@@ -119,8 +126,8 @@ class Server:
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
 
-    async def _load(self) -> bool:
-        """Load the models; False if the server must not go on. A signal meanwhile ends the wait."""
+    async def _load(self) -> list[str]:
+        """Load the models; returns those that the server must not go on without. A signal meanwhile ends the wait."""
         loading = asyncio.create_task(self._repository.load_all())
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,19 +135,18 @@ class Server:
         if not loading.done():
             loading.cancel()
             await asyncio.wait({loading})
-            return True
+            return []
         complete = loading.result()
         self._launcher.close()  # stubs that were started ahead for models that turned out to need none
         self._print_models()
         if not complete and self._settings.exit_on_error:
-            log.error("creating server: Internal - failed to load all models")
-            return False
+            return sorted({f"'{row.name}'" for row in self._repository.table() if row.status != ModelState.READY.value})
         self._engine.state = EngineState.READY
         # What is there now stays: the collector need not look at it again and again while requests come and go.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        return True
+        return []
 
     def _print_models(self) -> None:
         rows = self._repository.table()

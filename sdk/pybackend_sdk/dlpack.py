@@ -2,8 +2,9 @@
 
 A capsule is a Python object around a C structure that names memory and a function, the deleter, which the last holder
 calls exactly once. Whoever consumes a capsule renames it; a capsule that dies under its first name calls the deleter
-itself. Where NumPy makes capsules (from 1.22 on), it makes ours: its destructor and deleter are C, and so safe while an
-exception is under way, which :mod:`pybackend_sdk.dlpack_capsule` cannot be.
+itself. NumPy makes ours from 1.24 on: its destructor and deleter are C, and so safe while an exception is under way,
+which :mod:`pybackend_sdk.dlpack_capsule` cannot be. (NumPy 1.22 and 1.23 make capsules too, but their deleter does not
+take the GIL, so a library that lets go from a thread of its own would corrupt the interpreter's memory.)
 """
 
 import ctypes
@@ -60,7 +61,7 @@ def _make_capsule_by_numpy(owner: object, address: int, shape: "Sequence[int]", 
     return capsule
 
 
-if hasattr(np.ndarray, "__dlpack__"):
+if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (1, 24):
     _make_capsule = _make_capsule_by_numpy
 else:
     from pybackend_sdk.dlpack_capsule import make_capsule as _make_capsule

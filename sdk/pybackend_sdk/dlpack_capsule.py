@@ -1,4 +1,4 @@
-"""DLPack capsules made with ctypes, for environments whose NumPy cannot make them (before 1.22).
+"""DLPack capsules made with ctypes, for environments whose NumPy makes none that are safe (before 1.24).
 
 Destructor and deleter are Python code that C calls, which has a limit that no such code can lift: an exception that is
 under way when the last holder lets go is lost. What follows is a ``SystemError`` instead of it, or, if the frame that

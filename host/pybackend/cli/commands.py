@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{error.usage}{error}", file=sys.stderr)
     except PybackendError as error:
         print(f"error: {error}" if not str(error).startswith("Error") else str(error), file=sys.stderr)
+    except KeyboardInterrupt:  # before the server has its own handler: nothing is to be ended in order yet
+        return 128 + signal.SIGINT
     return 1
 
 

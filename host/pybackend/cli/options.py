@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +26,25 @@ class UsageError(ServerError):
         self.usage = usage
 
 
+# How argparse says which flag is wrong; the names of one flag are joined by slashes.
+_ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        about = _ABOUT_FLAG.fullmatch(message)
+        if about is not None:
+            message = f'Bad option: "{about[1].partition("=")[0]}". {about[2]}'
         raise UsageError(message, self.format_usage())
+
+    def refuse(self, rest: str) -> NoReturn:
+        """Raise for a word that no flag and no argument takes."""
+        if not rest.startswith("-"):
+            raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
+        name = rest.partition("=")[0]
+        similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+        advice = f" Is {similar[0]} meant?" if similar else ""
+        raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
 
 
 def boolean(text: str) -> bool:
@@ -58,16 +76,21 @@ def verbosity(text: str) -> int:
     return int(boolean(text)) if not text.isdecimal() else int(text)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
+    """The whole command line, and the part of it behind ``serve``."""
     parser = _Parser(prog="pybackend", description="Serves models written for Triton's Python backend.")
     parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve the models of a repository", description="Serve models over HTTP.")
+    serve = commands.add_parser(
+        "serve",
+        usage="pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]",
+        help="serve the models of a repository",
+        description="Serves models over HTTP.",
+    )
     _add_repository(serve)
     _add_http(serve)
     _add_server(serve)
-    return parser
+    return parser, serve
 
 
 def _flag(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str) -> None:
@@ -170,12 +193,15 @@ def parse(arguments: Sequence[str]) -> Settings | None:
         UsageError: it asks for something that does not exist.
         ServerError: what it asks for contradicts itself.
     """
-    parser = make_parser()
+    parser, serve = make_parser()
+    if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
+        raise UsageError(
+            f"Unexpected argument: {arguments[0]}. To serve models write `pybackend serve DIRECTORY`",
+            parser.format_usage(),
+        )
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
-        if rest[0].startswith("-"):
-            raise UsageError(f'Bad option: "{rest[0].split("=")[0]}".', parser.format_usage())
-        raise UsageError(f"Unexpected argument: {rest[0]}", parser.format_usage())
+        serve.refuse(rest[0])
     return None if given.command is None else _settings(given)
 
 
@@ -218,4 +244,4 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 def print_help() -> None:
     """How to use the command."""
-    make_parser().print_help(sys.stdout)
+    make_parser()[0].print_help(sys.stdout)

@@ -136,8 +136,9 @@ class ModelInstance:
         self._ready_since = time.monotonic()
         self._answered = 0
 
-    async def stop(self, finalize_timeout_s: float | None) -> None:
-        """Finalize the model and end its stub; after the time-out it is killed."""
+    async def stop(self, finalize_timeout_s: float | None) -> bool:
+        """Finalize the model and end its stub; False if it had to be killed after the time-out."""
+        in_time = True
         self.state = InstanceState.STOPPING
         if self._supervision is not None:
             self._supervision.cancel()
@@ -147,15 +148,17 @@ class ModelInstance:
                 async with asyncio.timeout(finalize_timeout_s):
                     await session.finalize()
             except TimeoutError:
+                in_time = False
                 log.warning(
-                    "instance '%s' did not end within %s s and is killed. A `finalize` that waits for something, or a "
-                    "thread that is no daemon, can be why",
+                    "instance '%s' did not end within %.1f s and is killed. An `execute` or a `finalize` that waits for "
+                    "something, or a thread that is no daemon, can be why",
                     self.name,
                     finalize_timeout_s,
                 )
                 session.kill()
                 await session.finalize()
         self.state = InstanceState.STOPPED
+        return in_time
 
     @property
     def pid(self) -> int | None:

@@ -143,7 +143,13 @@ class Model:
         self._scheduler = DefaultScheduler(active)
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
-        """Answer what was taken, finalize all instances and free everything; True if nothing had to be cut short."""
+        """Answer what was taken, finalize all instances and free everything; True if nothing had to be cut short.
+
+        Args:
+            drain_timeout_s: how long requests may take that were taken before.
+            finalize_timeout_s: how long ``finalize`` may take; both times count from the call.
+        """
+        began_s = time.monotonic()
         self.state = ModelState.UNLOADING
         drained = True
         try:
@@ -152,11 +158,15 @@ class Model:
         except TimeoutError:
             drained = False
             self._reject_waiting("was still waiting when the server stopped")
-        await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in self._instances))
+        if finalize_timeout_s is not None:
+            finalize_timeout_s = max(0.0, finalize_timeout_s - (time.monotonic() - began_s))
+        ended = await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in self._instances))
+        # What a killed stub was sent and had not begun waits for another one, which does not come.
+        self._reject_waiting("was still waiting when the server stopped")
         self._instances.clear()
         self._arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, "unloaded"
-        return drained
+        return drained and all(ended)
 
     async def _drained(self) -> None:
         if self._open_requests:

@@ -66,7 +66,9 @@ def test_a_list_of_another_length(count):
     )
 
 
-@pytest.mark.parametrize("element", ["text", 1, Tensor("A", np.zeros(1)), [InferenceResponse()]], ids=repr)
+@pytest.mark.parametrize(
+    "element", ["text", 1, Tensor("A", np.zeros(1)), [InferenceResponse()]], ids=lambda element: type(element).__name__
+)
 def test_an_element_of_another_type(element):
     _refused(
         [InferenceResponse(), element],

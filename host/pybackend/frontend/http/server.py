@@ -1,10 +1,10 @@
-"""Listening, the connections of one port, and their end. With ``infer_protocol`` the only module that knows uvicorn."""
+"""Listening, the connections of one port, and their end. Knows uvicorn's settings, nothing of its inner life."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.config import Config
@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from pybackend.errors import ServerError
 from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
+from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
 
 _BACKLOG = 1024
 
@@ -26,67 +27,61 @@ class HttpServer:
     """
 
     def __init__(self, app: Any, frontend: InferFrontend | None = None) -> None:
-        self._config = Config(
-            app,
-            http=HttpToolsProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=600,
-        )
+        self._config = Config(app, http=HttpToolsProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()
         self._state = ServerState()
         self._frontend = frontend
+        self._clock = frontend or ConnectionClock()
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket."""
         loop = asyncio.get_running_loop()
-        factory: Callable[[], asyncio.Protocol]
-        frontend = self._frontend
-        if frontend is None:
-            factory = lambda: HttpToolsProtocol(self._config, self._state, {}, loop)  # noqa: E731
-        else:
-            factory = lambda: InferProtocol(self._config, self._state, frontend, loop)  # noqa: E731
-            self._ticking = loop.create_task(self._tick(frontend))
-        self._server = await loop.create_server(factory, sock=sock, backlog=_BACKLOG)
+        self._ticking = loop.create_task(self._tick())
+        self._server = await loop.create_server(lambda: self._connection(loop), sock=sock, backlog=_BACKLOG)
 
-    async def _tick(self, frontend: InferFrontend) -> None:
+    def _connection(self, loop: asyncio.AbstractEventLoop) -> SerialProtocol:
+        if self._frontend is None:
+            return SerialProtocol(self._config, self._state, self._clock, loop)
+        return InferProtocol(self._config, self._state, self._frontend, loop)
+
+    def _connections(self) -> list[SerialProtocol]:
+        return [connection for connection in self._state.connections if isinstance(connection, SerialProtocol)]
+
+    async def _tick(self) -> None:
         """The one timer of all connections."""
         while True:
             await asyncio.sleep(1)
-            frontend.seconds += 1
-            for connection in list(self._state.connections):
-                if isinstance(connection, InferProtocol):
-                    connection.check_progress()
+            self._clock.seconds += 1
+            for connection in self._connections():
+                connection.check_progress()
 
     def stop_listening(self) -> None:
         """Refuse new connections; close the idle ones; the others end with the answer under way."""
         if self._server is not None:
             self._server.close()
-        if self._frontend is not None:
-            self._frontend.closing = True
-        for connection in list(self._state.connections):
+        self._clock.closing = True
+        for connection in self._connections():
             connection.shutdown()
 
     async def stop(self, deadline_s: float) -> bool:
         """Wait for connections until a deadline of the loop's clock, then cut them; True if none had to be cut."""
-        loop = asyncio.get_running_loop()
         self.stop_listening()
-        while self._state.connections and loop.time() < deadline_s:
-            await asyncio.sleep(0.01)
-        cut = list(self._state.connections)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while self._state.connections:
+                    self._clock.ended.clear()
+                    await self._clock.ended.wait()
+        cut = self._connections()
         for connection in cut:
-            if connection.transport is not None:
-                connection.transport.abort()
+            connection.transport.abort()
         if self._ticking is not None:
             self._ticking.cancel()
-        if self._state.tasks:
-            for task in list(self._state.tasks):
-                task.cancel()
-            await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         return not cut
 
 

@@ -1,0 +1,448 @@
+"""What happens on a connection: many requests on one, several at once, bytes that come as they like, and no HTTP at all."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import pytest
+
+from tests.support.connection import binary_body, chunked, head, post, post_chunked
+
+pytestmark = pytest.mark.e2e
+
+PATH = "/v2/models/identity/infer"
+LIVE = head("GET", "/v2/health/live")
+
+
+def document(*values, request_id=""):
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
+    return {"id": request_id, "inputs": [tensor]}
+
+
+def infer(*values, request_id="", headers=None):
+    return post(PATH, json.dumps(document(*values, request_id=request_id)).encode(), headers)
+
+
+def binary_infer(*values, request_id=""):
+    blob = struct.pack(f"<{len(values)}f", *values)
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "parameters": {"binary_data_size": len(blob)}}
+    body, headers = binary_body({"id": request_id, "inputs": [tensor]}, blob)
+    return post(PATH, body, headers)
+
+
+def values_of(reply):
+    assert reply.status == 200, reply.body
+    return reply.json["outputs"][0]["data"]
+
+
+@pytest.fixture
+def settle(server):
+    """Returns once the server has read what was sent on every connection so far: then bytes arrive apart for sure."""
+    return lambda: server.get("/v2/health/live")
+
+
+# --- one connection, many requests ----------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("srv-H41")
+def test_keep_alive(connect):
+    connection = connect()
+    for number in range(100):
+        connection.send(infer(number))
+        assert values_of(connection.reply()) == [number]
+        connection.send(head("GET", "/v2/models/identity"))
+        assert connection.reply().json["name"] == "identity"
+        connection.send(post("/v2/models/unknown/infer", b"{}"))
+        assert connection.reply().status == 400
+        connection.send(head("GET", "/nothing"))
+        assert connection.reply().status == 404
+
+
+@pytest.mark.spec("srv-H41")
+def test_pipelined_requests_are_answered_in_order(connect):
+    connection = connect()
+    connection.send(b"".join(infer(number, request_id=str(number)) for number in range(50)))
+    replies = connection.replies(50)
+    assert [reply.json["id"] for reply in replies] == [str(number) for number in range(50)]
+    assert [values_of(reply) for reply in replies] == [[number] for number in range(50)]
+
+
+@pytest.mark.spec("srv-H41")
+def test_pipelined_mixture(connect):
+    """Infer in all forms, ASGI routes and errors in one segment, each way followed by each other."""
+    kinds = {
+        "infer": (infer(1), 200),
+        "binary": (binary_infer(2), 200),
+        "live": (LIVE, 200),
+        "metadata": (head("GET", "/v2/models/identity"), 200),
+        "unknown model": (post("/v2/models/unknown/infer", b"{}"), 400),
+        "bad JSON": (post(PATH, b"{"), 500),
+        "unknown path": (post("/nothing", b"with a body"), 404),
+        "wrong method": (head("DELETE", "/v2"), 405),
+        "no body": (post("/v2/models/raw/infer", b""), 200),
+    }
+    order = [name for first in kinds for second in kinds for name in (first, second)]
+    connection = connect()
+    connection.send(b"".join(kinds[name][0] for name in order))
+    assert [connection.reply().status for _ in order] == [kinds[name][1] for name in order]
+
+
+@pytest.mark.spec("srv-H41")
+def test_far_more_is_pipelined_than_is_kept(connect):
+    """Reading pauses and goes on: a megabyte of requests arrives while the first of them is answered."""
+    count = 1500
+    connection = connect()
+    pieces = [infer(*range(100), request_id=str(number)) if number % 3 else LIVE for number in range(count)]
+    data = b"".join(pieces)
+    assert len(data) > 500_000
+    connection.send(data)
+    for number in range(count):
+        reply = connection.reply()
+        assert reply.status == 200
+        assert (reply.json["id"] if number % 3 else "") == (str(number) if number % 3 else "")
+
+
+@pytest.mark.spec("srv-H41")
+def test_requests_behind_a_slow_one_wait(connect, ask, tmp_path):
+    gate = tmp_path / "gate"
+    import os
+
+    os.mkfifo(gate)
+    command = {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [json.dumps({"wait_for": str(gate)})]}
+    connection = connect()
+    slow = post("/v2/models/probe/infer", json.dumps({"id": "slow", "inputs": [command]}).encode())
+    connection.send(slow + infer(1, request_id="quick") + LIVE)
+    with gate.open("w"):
+        pass
+    replies = connection.replies(3)
+    assert [reply.status for reply in replies] == [200, 200, 200]
+    assert [reply.json["id"] for reply in replies[:2]] == ["slow", "quick"]
+
+
+@pytest.mark.parametrize("request_", [infer(1, headers={"Connection": "close"}), head("GET", "/v2", {"Connection": "close"})])
+def test_connection_close_is_honoured(connect, request_):
+    connection = connect()
+    connection.send(request_ + LIVE)
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (200, "close")
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("request_", [infer(1), LIVE], ids=["infer", "ASGI"])
+def test_http_1_0_ends_with_the_answer(connect, request_):
+    connection = connect()
+    connection.send(request_.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    assert connection.reply().status == 200
+    assert connection.at_end()
+
+
+# --- bytes as they come ---------------------------------------------------------------------------------------------
+
+SEQUENCE = (
+    infer(1.5, request_id="1")
+    + LIVE
+    + binary_infer(2.5, request_id="2")
+    + post_chunked(PATH, [b'{"id":"3","inputs":[{"name":"IN","datatype":"FP32",', b'"shape":[1],"data":[3.5]}]}'])
+)
+"""Four requests; nothing may follow a chunked one before its answer."""
+
+
+def check_sequence(replies):
+    assert [reply.status for reply in replies] == [200] * 4
+    assert [replies[index].json["id"] for index in (0, 2, 3)] == ["1", "2", "3"]
+    assert [values_of(replies[index]) for index in (0, 2, 3)] == [[1.5], [2.5], [3.5]]
+    assert replies[1].body == b""
+
+
+@pytest.mark.spec("srv-H41")
+def test_one_byte_at_a_time(connect, settle):
+    connection = connect()
+    for number, byte in enumerate(SEQUENCE):
+        connection.send(bytes([byte]))
+        if number % 7 == 0:
+            settle()
+    check_sequence(connection.replies(4))
+
+
+@pytest.mark.spec("srv-H41")
+@pytest.mark.parametrize("request_", [infer(1.5), head("GET", "/v2"), post_chunked(PATH, [json.dumps(document(2)).encode()])],
+                         ids=["infer", "ASGI", "chunked"])  # fmt: skip
+def test_split_at_every_place(connect, settle, request_):
+    connection = connect()
+    for cut in range(1, len(request_)):
+        connection.send(request_[:cut])
+        settle()
+        connection.send(request_[cut:])
+        assert connection.reply().status == 200, request_[:cut]
+
+
+@pytest.mark.spec("srv-H41")
+def test_random_pieces(connect, settle):
+    randomness = random.Random(7)
+    for _ in range(20):
+        connection = connect()
+        cuts = sorted(randomness.sample(range(1, len(SEQUENCE)), 12))
+        for begin, end in zip([0, *cuts], [*cuts, len(SEQUENCE)], strict=True):
+            connection.send(SEQUENCE[begin:end])
+            settle()
+        check_sequence(connection.replies(4))
+        connection.close()
+
+
+def test_empty_lines_before_a_request(connect):
+    connection = connect()
+    connection.send(b"\r\n" + infer(1) + b"\r\n" + LIVE + b"\r\n\r\n" + infer(2) + b"\r\n\r\n\r\n" + infer(3))
+    replies = connection.replies(4)
+    assert [values_of(replies[index]) for index in (0, 2, 3)] == [[1.0], [2.0], [3.0]]
+
+
+def test_names_of_header_fields_have_no_case(connect):
+    connection = connect()
+    request = binary_infer(4.5)
+    connection.send(request.replace(b"Inference-Header-Content-Length", b"INFERENCE-header-CONTENT-length"))
+    assert values_of(connection.reply()) == [4.5]
+    connection.send(request.replace(b"Content-Length: ", b"content-LENGTH:    "))
+    assert values_of(connection.reply()) == [4.5]
+
+
+# --- chunked bodies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_chunked_json(connect, size):
+    """As ``curl -T -`` sends it."""
+    text = json.dumps(document(*range(300), request_id="c")).encode()
+    connection = connect()
+    for _ in range(3):
+        connection.send(post_chunked(PATH, [text[at : at + size] for at in range(0, len(text), size)]))
+        reply = connection.reply()
+        assert (reply.json["id"], values_of(reply)) == ("c", list(map(float, range(300))))
+
+
+def test_chunk_extensions_and_trailers(connect):
+    text = json.dumps(document(6)).encode()
+    body = b"%x;name=value\r\n%b\r\n0\r\nX-Checksum: none\r\n\r\n" % (len(text), text)
+    connection = connect()
+    for _ in range(2):
+        connection.send(head("POST", PATH, {"Transfer-Encoding": "chunked"}) + body)
+        assert values_of(connection.reply()) == [6.0]
+
+
+def test_chunked_body_without_chunks_is_an_empty_one(connect):
+    connection = connect()
+    connection.send(post_chunked("/v2/models/raw/infer", []))
+    assert connection.reply().json["outputs"][0]["shape"] == [1, 0, 2]
+
+
+def test_chunked_body_on_other_routes(connect):
+    connection = connect()
+    for _ in range(2):
+        connection.send(post_chunked("/v2", [b"something"]))
+        assert connection.reply().status == 405
+
+
+def test_request_behind_a_chunked_one_is_answered_or_given_back(connect):
+    """A client whose connection ends with ``close`` sends again what has no answer; none may be lost silently."""
+    connection = connect()
+    connection.send(post_chunked(PATH, [json.dumps(document(1)).encode()]) + infer(2))
+    first = connection.reply()
+    assert values_of(first) == [1.0]
+    if first.headers.get("connection") == "close":
+        assert connection.at_end()
+    else:
+        assert values_of(connection.reply()) == [2.0]
+
+
+# --- Expect ---------------------------------------------------------------------------------------------------------
+
+EXPECTED = {
+    "small infer": (PATH, json.dumps(document(1)).encode(), {}, 200),
+    "large infer": (PATH, json.dumps(document(1)).encode() + b" " * 200_000, {}, 200),
+    "unknown model": ("/v2/models/unknown/infer", b"x" * 200_000, {}, 400),
+    "bad header length": (PATH, b"x" * 200_000, {"Inference-Header-Content-Length": "x"}, 400),
+    "another route": ("/v2", b"x" * 10, {}, 405),
+}
+
+
+@pytest.mark.parametrize("value", ["100-continue", "100-Continue"])
+@pytest.mark.parametrize(("path", "body", "headers", "status"), EXPECTED.values(), ids=EXPECTED)
+def test_expect_100_continue(connect, path, body, headers, status, value):
+    """As curl does it: the head, wait for 100 or for the answer, the body."""
+    connection = connect()
+    for _ in range(2):
+        connection.send(head("POST", path, {"Content-Length": len(body), "Expect": value, **headers}))
+        reply = connection.reply()
+        if reply.status == 100:
+            assert reply.headers == {}
+            connection.send(body)
+            reply = connection.reply()
+        else:  # an answer at once: whoever then does not send the body can only go on elsewhere
+            assert status != 200
+            connection = connect()
+        assert reply.status == status
+
+
+def test_expect_100_continue_with_chunks(connect):
+    connection = connect()
+    connection.send(head("POST", PATH, {"Transfer-Encoding": "chunked", "Expect": "100-continue"}))
+    assert connection.reply().status == 100
+    connection.send(chunked([json.dumps(document(8)).encode()]))
+    assert values_of(connection.reply()) == [8.0]
+
+
+def test_client_that_does_not_wait_for_100(connect):
+    connection = connect()
+    connection.send(infer(1, headers={"Expect": "100-continue"}) + infer(2))
+    assert connection.reply().status == 100
+    assert values_of(connection.reply()) == [1.0]
+    assert values_of(connection.reply()) == [2.0]
+
+
+# --- upgrades -------------------------------------------------------------------------------------------------------
+
+WEBSOCKET = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version": "13",
+}
+H2C = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+
+
+@pytest.mark.parametrize("headers", [WEBSOCKET, H2C], ids=["websocket", "h2c"])
+@pytest.mark.parametrize("one_segment", [True, False])
+def test_upgrades_are_ignored(connect, headers, one_segment):
+    """``curl --http2`` offers an upgrade with its first request, and takes the HTTP/1.1 answer."""
+    requests = [head("GET", "/v2/health/live", headers), infer(1, headers=headers), LIVE, infer(2)]
+    connection = connect()
+    if one_segment:
+        connection.send(b"".join(requests))
+        replies = connection.replies(4)
+    else:
+        replies = []
+        for request in requests:
+            connection.send(request)
+            replies.append(connection.reply())
+    assert [reply.status for reply in replies] == [200] * 4
+    assert (values_of(replies[1]), values_of(replies[3])) == ([1.0], [2.0])
+
+
+def test_upgrade_of_a_large_and_of_a_chunked_body(connect):
+    text = json.dumps(document(5)).encode()
+    connection = connect()
+    connection.send(post(PATH, text + b" " * 100_000, H2C))
+    assert values_of(connection.reply()) == [5.0]
+    connection.send(post_chunked(PATH, [text], H2C))
+    assert values_of(connection.reply()) == [5.0]
+    connection.send(infer(6))
+    assert values_of(connection.reply()) == [6.0]
+
+
+# --- what is too large, and what is no HTTP -------------------------------------------------------------------------
+
+HUGE_HEADS = {
+    "one field": head("GET", "/v2", {"X-Long": "x" * 100_000}),
+    "many fields": head("GET", "/v2", {f"X-{number}": "x" * 100 for number in range(1000)}),
+    "a target": head("GET", "/v2?" + "x" * 100_000),
+    "no end": b"GET /v2 HTTP/1.1\r\nX-Long: " + b"x" * 1_000_000,
+    "infer": post(PATH, b"{}", {"X-Long": "x" * 100_000}),
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 10])
+@pytest.mark.parametrize("data", HUGE_HEADS.values(), ids=HUGE_HEADS)
+def test_head_that_is_too_large(connect, settle, data, pieces):
+    connection = connect()
+    size = -(-len(data) // pieces)
+    for begin in range(0, len(data), size):
+        try:
+            connection.send(data[begin : begin + size])
+        except (BrokenPipeError, ConnectionResetError):
+            break  # it has made up its mind
+        if pieces > 1:
+            settle()
+    reply = connection.reply()
+    assert reply.status == 431
+    assert reply.error == "the request's head exceeds 65536 bytes"
+    assert reply.headers["connection"] == "close"
+
+
+def test_head_that_is_just_small_enough(connect):
+    connection = connect()
+    connection.send(head("GET", "/v2", {"X-Long": "x" * 65_000}))
+    assert connection.reply().status == 200
+    connection.send(infer(1, headers={"X-Long": "x" * 65_000}))
+    assert connection.reply().status == 200
+
+
+CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(190))
+GARBAGE = {
+    "zeros": bytes(100),
+    "text": b"hello there, is this a chat server?\r\n\r\n",
+    "TLS": CLIENT_HELLO,
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/0.9": b"GET /v2\r\n\r\n",
+    "HTTP/3.7": b"GET /v2 HTTP/3.7\r\nHost: x\r\n\r\n",
+    "bare LF before the colon": b"GET /v2 HTTP/1.1\r\nHost\n: x\r\n\r\n",
+    "space in a field name": b"GET /v2 HTTP/1.1\r\nHo st: x\r\n\r\n",
+    "control character": b"GET /v2 HTTP/1.1\r\nHost: \x01\x00\r\n\r\n",
+    "length no number": head("POST", PATH, {"Content-Length": "ten"}),
+    "length negative": head("POST", PATH, {"Content-Length": "-1"}),
+    "length signed": head("POST", PATH, {"Content-Length": "+5"}) + b"12345",
+    "length beyond all bounds": head("POST", PATH, {"Content-Length": "9" * 40}),
+    "two lengths": head("POST", PATH, {"Content-Length": "2", "content-length": "3"}) + b"{}}",
+    "length and chunks": head("POST", PATH, {"Content-Length": "2", "Transfer-Encoding": "chunked"}) + b"{}",
+    "chunk size no number": head("POST", PATH, {"Transfer-Encoding": "chunked"}) + b"zz\r\n{}\r\n",
+    "chunk size beyond all bounds": head("POST", PATH, {"Transfer-Encoding": "chunked"}) + b"f" * 17 + b"\r\n",
+    "chunk too long": head("POST", PATH, {"Transfer-Encoding": "chunked"}) + b"2\r\n{}{}\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("before", [b"", infer(1)], ids=["at first", "later"])
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_garbage(connect, data, before):
+    connection = connect()
+    connection.send(before + data)
+    if before:
+        assert connection.reply().status == 200
+    reply = connection.reply()
+    assert reply.status == 400
+    assert reply.error.startswith("Invalid HTTP request received")
+    assert reply.headers["connection"] == "close"
+    assert connection.at_end()
+
+
+def test_random_garbage_harms_nobody(connect, server):
+    randomness = random.Random(11)
+    for _ in range(50):
+        connection = connect()
+        connection.send(randomness.randbytes(randomness.randrange(1, 3000)))
+        connection.socket.shutdown(1)
+        while connection.socket.recv(1 << 16):
+            pass
+        connection.close()
+    # Good requests with one byte changed: an answer or an end, but never silence.
+    for _ in range(300):
+        data = bytearray(SEQUENCE)
+        data[randomness.randrange(len(data))] = randomness.randrange(256)
+        connection = connect()
+        connection.send(data)
+        connection.socket.shutdown(1)
+        try:
+            while connection.socket.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+        connection.close()
+    assert server.get("/v2/health/ready").status == 200
+
+
+def test_connect_and_trace(connect):
+    for request in (b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n", head("TRACE", "/v2")):
+        connection = connect()
+        connection.send(request)
+        reply = connection.reply()
+        assert reply.status in {400, 404, 405}
+        assert reply.error
