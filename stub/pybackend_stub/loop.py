@@ -136,6 +136,7 @@ class StubLoop:
 
     def _fail(self, phase: str, error: BaseException) -> bool:
         failure = Failure(ErrorCode.INTERNAL, _format_error(error))
+        sys.stdout.flush()  # what the model printed about it; the host does not wait for this process to end
         self._channel.send([(StubMessage.FAILED, phase, failure)])
         return False
 

@@ -54,11 +54,15 @@ class Connection:
 
     def exactly(self, count: int) -> bytes:
         """The next ``count`` bytes."""
-        while len(self._received) < count:
-            self._receive()
+        self.wait_for_bytes(count)
         data = bytes(self._received[:count])
         del self._received[:count]
         return data
+
+    def wait_for_bytes(self, count: int) -> None:
+        """Wait until so much of a reply is here; it stays there to be read."""
+        while len(self._received) < count:
+            self._receive()
 
     def at_end(self) -> bool:
         """True if the server has closed the connection and sent nothing more; waits for either."""
@@ -92,7 +96,7 @@ class Connection:
         return bytes(body)
 
     def _receive(self) -> None:
-        data = self.socket.recv(1 << 20)
+        data = self.socket.recv(1 << 18)
         assert data, f"the server closed the connection after {bytes(self._received[:200])!r}"
         self._received += data
 

@@ -41,7 +41,7 @@ class Reply:
 class ServerProcess:
     """A server that was started; its output is collected line by line."""
 
-    def __init__(self, repositories: list[Path], *flags: str, env: Mapping[str, str] | None = None, cwd: Path | None = None):
+    def __init__(self, repositories: list[Path], *flags: str, **popen: Any) -> None:
         arguments = [f"--model-repository={repository}" for repository in repositories]
         ports = ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
         self.process = subprocess.Popen(
@@ -50,8 +50,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=env,
-            cwd=cwd,
+            **popen,
         )
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -139,10 +138,14 @@ class ServerProcess:
         """Ask until a route answers with this status."""
         end = time.monotonic() + deadline_s
         while True:
-            got = self.get(path).status
+            try:
+                got: object = self.get(path).status
+            except ConnectionError as error:  # it stops listening before it ends
+                got = error
             if got == status:
                 return
-            assert time.monotonic() < end, f"{path} still answers {got}, not {status}:\n{self.output}"
+            gone = self.process.poll() is not None or time.monotonic() > end
+            assert not gone, f"{path} still answers {got}, not {status}:\n{self.output}"
             threading.Event().wait(0.02)
 
     def wait_ready(self) -> ServerProcess:
@@ -180,7 +183,7 @@ def serving(*repositories: Path, flags: tuple[str, ...] = (), ready: bool = True
     try:
         yield server.wait_ready() if ready else server
     finally:
-        if server.process.returncode is None:
+        if server.process.stdout is not None and not server.process.stdout.closed:
             server.stop()
 
 

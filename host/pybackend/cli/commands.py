@@ -20,9 +20,9 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         return serve(settings)
     except UsageError as error:
-        print(f"{error.usage}{error}", file=sys.stderr)
+        sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
-        print(f"error: {error}" if not str(error).startswith("Error") else str(error), file=sys.stderr)
+        sys.stderr.write(f"{error}\n" if str(error).startswith("Error") else f"error: {error}\n")
     except KeyboardInterrupt:  # before the server has its own handler: nothing is to be ended in order yet
         return 128 + signal.SIGINT
     return 1

@@ -14,25 +14,21 @@ class PendingRequest:
 
     Attributes:
         request: what was asked.
+        on_response: takes the final response, and must release it.
         answered: True once the final response is out; the request is nobody's business any more.
         begun: True while it may be running in a stub.
     """
 
-    __slots__ = ("_on_cancel", "_on_response", "answered", "begun", "request")
+    __slots__ = ("_on_cancel", "answered", "begun", "on_response", "request")
 
     def __init__(
         self, request: InferenceRequest, on_response: OnResponse, on_cancel: Callable[[PendingRequest], None]
     ) -> None:
         self.request = request
-        self._on_response = on_response
+        self.on_response = on_response
         self._on_cancel = on_cancel
         self.answered = False
         self.begun = False
-
-    def answer(self, response: InferenceResponse) -> None:
-        """Hand over the final response; the receiver must release it."""
-        self.answered = True
-        self._on_response(response)
 
     def cancel(self) -> None:
         """The sender lost interest: a request that still waits is dropped and answered CANCELLED, a running one goes on."""

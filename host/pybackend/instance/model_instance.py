@@ -137,7 +137,7 @@ class ModelInstance:
         self._answered = 0
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
-        """Finalize the model and end its stub; False if it had to be killed after the time-out."""
+        """Finalize the model and end its stub; False if it had to be killed after the time-out, or at once for 0."""
         in_time = True
         self.state = InstanceState.STOPPING
         if self._supervision is not None:
@@ -149,12 +149,13 @@ class ModelInstance:
                     await session.finalize()
             except TimeoutError:
                 in_time = False
-                log.warning(
-                    "instance '%s' did not end within %.1f s and is killed. An `execute` or a `finalize` that waits for "
-                    "something, or a thread that is no daemon, can be why",
-                    self.name,
-                    finalize_timeout_s,
-                )
+                if finalize_timeout_s:
+                    log.warning(
+                        "instance '%s' did not end within %.1f s and is killed. An `execute` or a `finalize` that waits "
+                        "for something, or a thread that is no daemon, can be why",
+                        self.name,
+                        finalize_timeout_s,
+                    )
                 session.kill()
                 await session.finalize()
         self.state = InstanceState.STOPPED
@@ -173,11 +174,11 @@ class ModelInstance:
         return self.state is InstanceState.READY and not self._in_flight
 
     @property
-    def has_room(self) -> bool:
-        """True if one more execution may wait in the stub's socket."""
+    def room(self) -> int:
+        """How many more executions may wait in the stub's socket; none before their length is known."""
         if self.state is not InstanceState.READY or not self._execution_ns:
-            return False
-        return len(self._in_flight) < min(MOST_PREFETCHED, PREFETCH_NS / self._execution_ns)
+            return 0
+        return max(0, min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(self._in_flight))
 
     def execute(self, batch: list[PendingRequest]) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop."""
@@ -250,7 +251,7 @@ class ModelInstance:
             responses.append(response)
         self._in_flight.popleft()
         self._answered += 1
-        took_ns = result.done_ns - result.began_ns
+        took_ns = max(1, result.done_ns - result.began_ns)
         self._execution_ns = took_ns if not self._execution_ns else 0.8 * self._execution_ns + 0.2 * took_ns
         self._owner.on_executed(execution, responses, result)
 

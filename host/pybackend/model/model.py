@@ -267,26 +267,28 @@ class Model:
         start_ns, end_ns = result.infer_start_ns, result.infer_end_ns
         if not sent_ns <= began_ns <= start_ns <= end_ns <= now_ns:
             began_ns, start_ns, end_ns = sent_ns, sent_ns, now_ns  # a stub's word is not worth more than that
-        executed = 0
+        executed = succeeded = queued_ns = 0
         for pending, response in zip(execution.pending, responses, strict=True):
-            request = pending.request
             if response.error is not None:
                 statistics.failures[FailureReason.BACKEND] += 1
             else:
+                request = pending.request
                 executed += request.batch_size
-                statistics.success_count += 1
-                statistics.success_ns += now_ns - request.queued_ns
-                statistics.queue_ns += began_ns - request.queued_ns
-                statistics.compute_input_ns += start_ns - began_ns
-                statistics.compute_infer_ns += end_ns - start_ns
-                statistics.compute_output_ns += now_ns - end_ns
+                succeeded += 1
+                queued_ns += request.queued_ns
                 if self.signature.has_reshape:
                     self._reshape_outputs(response)
             self._answer(pending, response)
-        if executed:
+        if succeeded:
             statistics.inference_count += executed
             statistics.execution_count += 1
-            statistics.last_inference_ms = time.time_ns() // 1_000_000
+            statistics.success_count += succeeded
+            statistics.success_ns += now_ns * succeeded - queued_ns
+            statistics.queue_ns += began_ns * succeeded - queued_ns
+            statistics.compute_input_ns += (start_ns - began_ns) * succeeded
+            statistics.compute_infer_ns += (end_ns - start_ns) * succeeded
+            statistics.compute_output_ns += (now_ns - end_ns) * succeeded
+            statistics.last_inference_ns = now_ns
         assert self._scheduler is not None
         self._scheduler.dispatch()
 
@@ -325,8 +327,9 @@ class Model:
 
     def _answer(self, pending: PendingRequest, response: InferenceResponse) -> None:
         self._open_requests -= 1
+        pending.answered = True
         try:
-            pending.answer(response)
+            pending.on_response(response)
         except Exception:  # one receiver's fault must not cost the others their answers
             log.exception("the receiver of a response of model '%s' failed", self.name)
         if self._open_requests == 0 and self._idle is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
-from pybackend.protocol.infer_plan import SMALL_BYTES, OutputFormat
+from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json_tensor import FLOATS, decode_values
 from pybackend_wire.bytes_tensor import BytesTensorError
 
@@ -76,6 +77,8 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     Raises:
         InferenceError: INVALID_ARG, if a BYTES output asked for as JSON is not text; INTERNAL, if it is no BYTES tensor.
     """
+    if output_format is ALL_BINARY and not response.id and not response.parameters:
+        return _encode_binary(response)
     outputs: list[_Output] = []
     chunks: list[Buffer] = []
     chunk_bytes = 0
@@ -105,6 +108,39 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     )
     header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
     return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
+
+
+def _encode_binary(response: InferenceResponse) -> EncodedResponse:
+    """The reply that most clients ask for: its JSON part only depends on names, datatypes and shapes, which recur."""
+    layout = []
+    chunks: list[Buffer] = []
+    chunk_bytes = 0
+    borrows_memory = False
+    for tensor in response.outputs:
+        data = tensor.data
+        size = len(data)
+        layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
+        if size:
+            if type(data) is not bytes:
+                if size <= SMALL_BYTES:
+                    data = bytes(data)
+                else:
+                    borrows_memory = True
+            chunks.append(data)
+            chunk_bytes += size
+    header_json = _binary_header(response.model_name, response.model_version, tuple(layout))
+    return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
+
+
+@lru_cache(maxsize=512)
+def _binary_header(
+    model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    outputs = [_Output(name, datatype, shape, _BinaryParameters(size)) for name, datatype, shape, size in layout]
+    document = _Document(
+        id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
+    )
+    return _encode_document(document, may_hold_nan=False)
 
 
 def _json_data(tensor: OutputTensor) -> Sequence[Any]:

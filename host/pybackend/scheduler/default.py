@@ -18,8 +18,8 @@ class BatchExecutor(Protocol):
         """True if an execution would start at once."""
 
     @property
-    def has_room(self) -> bool:
-        """True if one more short execution may be sent although another one runs."""
+    def room(self) -> int:
+        """How many short executions may be sent ahead although another one runs."""
 
     def execute(self, batch: list[PendingRequest]) -> None:
         """Run ``execute`` on these requests."""
@@ -64,36 +64,27 @@ class DefaultScheduler:
         self._queue.clear()
         return taken
 
-    def dispatch(self) -> int:
-        """Hand out what instances can take now; returns how many requests that were."""
-        queue = self._queue
-        handed_out = 0
-        while queue:
-            instance = self._choose()
-            if instance is None:
-                break
-            instance.execute([queue.popleft()])
-            handed_out += 1
-        return handed_out
+    def dispatch(self) -> None:
+        """Hand out what instances can take now."""
+        queue, instances = self._queue, self._instances
+        if not queue:
+            return
+        # The instance that was idle for longest comes first.
+        for _ in range(len(instances)):
+            instance = instances[self._next % len(instances)]
+            self._next += 1
+            if instance.is_idle:
+                instance.execute([queue.popleft()])
+                if not queue:
+                    return
+        for instance in sorted(instances, key=_room, reverse=True) if len(instances) > 1 else instances:
+            for _ in range(min(instance.room, len(queue))):
+                instance.execute([queue.popleft()])
 
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
         self.dispatch()
 
-    def _choose(self) -> BatchExecutor | None:
-        instances = self._instances
-        if len(instances) == 1:
-            only = instances[0]
-            return only if only.is_idle or only.has_room else None
-        count = len(instances)
-        for step in range(count):
-            index = (self._next + step) % count
-            if instances[index].is_idle:
-                self._next = index + 1
-                return instances[index]
-        for step in range(count):
-            index = (self._next + step) % count
-            if instances[index].has_room:
-                self._next = index + 1
-                return instances[index]
-        return None
+
+def _room(instance: BatchExecutor) -> int:
+    return instance.room

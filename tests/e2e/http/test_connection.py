@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 
@@ -107,8 +108,6 @@ def test_far_more_is_pipelined_than_is_kept(connect):
 @pytest.mark.spec("srv-H41")
 def test_requests_behind_a_slow_one_wait(connect, ask, tmp_path):
     gate = tmp_path / "gate"
-    import os
-
     os.mkfifo(gate)
     command = {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [json.dumps({"wait_for": str(gate)})]}
     connection = connect()
@@ -241,6 +240,21 @@ def test_chunked_body_on_other_routes(connect):
     for _ in range(2):
         connection.send(post_chunked("/v2", [b"something"]))
         assert connection.reply().status == 405
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v2", "/v2/models/unknown/infer"])
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_large_body_that_nobody_wants(connect, path, in_chunks):
+    """The answer may come before the last byte was sent, but the client may also send all before it reads."""
+    body = bytes(3_000_000)
+    connection = connect()
+    for _ in range(2):
+        connection.send(post_chunked(path, [body]) if in_chunks else post(path, body))
+        reply = connection.reply()
+        assert reply.status in {400, 404, 405}
+        assert reply.error
+    connection.send(infer(1))
+    assert values_of(connection.reply()) == [1.0]
 
 
 def test_request_behind_a_chunked_one_is_answered_or_given_back(connect):
@@ -383,7 +397,6 @@ GARBAGE = {
     "text": b"hello there, is this a chat server?\r\n\r\n",
     "TLS": CLIENT_HELLO,
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "HTTP/0.9": b"GET /v2\r\n\r\n",
     "HTTP/3.7": b"GET /v2 HTTP/3.7\r\nHost: x\r\n\r\n",
     "bare LF before the colon": b"GET /v2 HTTP/1.1\r\nHost\n: x\r\n\r\n",
     "space in a field name": b"GET /v2 HTTP/1.1\r\nHo st: x\r\n\r\n",

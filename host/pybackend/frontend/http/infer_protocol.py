@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from uvicorn.config import Config
@@ -25,13 +25,24 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 
 _PATH = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
-_CACHED_PATHS = 1024
+
+MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
+"""Bounds of what is remembered of request heads, 1 MB in all."""
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
     b"content-length: %d\r\n\r\n"
 )
+
+
+class _Head(NamedTuple):
+    """What the head of a small infer request says."""
+
+    model_name: str
+    model_version: str
+    header_length: bytes | None
+    body_bytes: int
 
 
 class InferFrontend(ConnectionClock):
@@ -46,8 +57,8 @@ class InferFrontend(ConnectionClock):
         super().__init__()
         self.engine = engine
         self.limits = limits
-        self._targets: dict[bytes, tuple[str, str] | None] = {}
         self._plans: dict[Model, PlanCache] = {}
+        self.heads: dict[bytes, _Head] = {}
 
     def plans(self, model: Model) -> PlanCache:
         """The plans of requests that a model got before."""
@@ -58,20 +69,12 @@ class InferFrontend(ConnectionClock):
             self._plans = {known: plans for known, plans in self._plans.items() if known.state is ModelState.READY}
             return self._plans.setdefault(model, PlanCache())
 
-    def target(self, url: bytes) -> tuple[str, str] | None:
-        """Model name and version that an infer URL names; None for any other URL."""
-        try:
-            return self._targets[url]
-        except KeyError:
-            pass
-        found = _PATH.fullmatch(url)
-        target = None
-        if found is not None:
-            target = unquote(found[1].decode("latin-1"), "utf-8", "replace"), (found[2] or b"").decode()
-        if len(self._targets) >= _CACHED_PATHS:
-            self._targets.clear()
-        self._targets[url] = target
-        return target
+    def remember(self, head: bytes, meaning: _Head) -> None:
+        """Note what a head means: clients send the same one with every request, and need not have it parsed again."""
+        if len(head) <= LARGEST_KNOWN_HEAD_BYTES:
+            if len(self.heads) >= MOST_KNOWN_HEADS:
+                self.heads.clear()
+            self.heads[head] = meaning
 
 
 class InferProtocol(SerialProtocol):
@@ -95,22 +98,36 @@ class InferProtocol(SerialProtocol):
 
     # The request
 
+    def recognise(self, head: bytes) -> bool:
+        """True for a head that was parsed before."""
+        known = self._frontend.heads.get(head)
+        if known is None:
+            return False
+        name, version, self._header_length, self._body_left = known
+        try:
+            self._model = self._frontend.engine.model(name, version)
+        except InferenceError as error:
+            self._refusal = error
+        return True
+
     def claim(self) -> bool:
         """True for infer."""
-        target = self._frontend.target(self.url)
-        if target is None or self.parser.get_method() != b"POST":
+        found = _PATH.fullmatch(self.url)
+        if found is None or self.parser.get_method() != b"POST":
             return False
+        name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
+        version = (found[2] or b"").decode()
         encoding = b""
-        for name, value in self.headers:
-            size = len(name)
-            if size == 31 and name.lower() == b"inference-header-content-length":
+        for field, value in self.headers:
+            size = len(field)
+            if size == 31 and field.lower() == b"inference-header-content-length":
                 self._header_length = value
-            elif size == 16 and name.lower() == b"content-encoding":
+            elif size == 16 and field.lower() == b"content-encoding":
                 encoding = value
         # Large bodies are kept from the parser, which would copy them once more.
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
-            self._model = self._frontend.engine.model(*target)
+            self._model = self._frontend.engine.model(name, version)
             if encoding and encoding.lower() != b"identity":
                 raise InferenceError(
                     "Unsupported compression type: this server takes request bodies without content-encoding only",
@@ -119,6 +136,8 @@ class InferProtocol(SerialProtocol):
             if self._chunked or self._bypasses_parser:
                 length = None if self._chunked else self._body_left
                 self._body = StreamedBody(self._model, self._header_length, length, self._frontend.limits)
+            elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
+                self._frontend.remember(self._head, _Head(name, version, self._header_length, self._body_left))
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read an answer.
             self._refusal = error

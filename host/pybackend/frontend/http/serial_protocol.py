@@ -76,6 +76,7 @@ class SerialProtocol(HttpToolsProtocol):
     def _start_message(self) -> None:
         self._in_head = True
         self._seen = b""
+        self._head = b""
         self._head_bytes = 0
         self._headers_done = False
         self._body_left = 0
@@ -83,10 +84,15 @@ class SerialProtocol(HttpToolsProtocol):
         self._message_done = False
         self._answer_done = False
         self._claimed = False
+        self._parser_fed = False
         self._bypasses_parser = False
         self._keep_alive = True
 
     # For subclasses
+
+    def recognise(self, head: bytes) -> bool:
+        """A complete head as it was sent; True if this object knows it and needs no parser to claim the request."""
+        return False
 
     def claim(self) -> bool:
         """The head is complete; True if this object answers the request."""
@@ -141,12 +147,22 @@ class SerialProtocol(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_connection(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
                 return b""
+            self._parser_fed = True
             self.parser.feed_data(data)
             self._seen = probe[-3:]
             return b""
         cut = end + 4 - len(self._seen)
-        self._seen = b""
-        self.parser.feed_data(data if cut == len(data) else data[:cut])
+        head = data if cut == len(data) else data[:cut]
+        if self._seen:
+            self._seen = b""
+        elif self.recognise(head):
+            self._headers_done = self._claimed = self._bypasses_parser = True
+            self._in_head = False
+            return data[cut:]
+        else:
+            self._head = head
+        self._parser_fed = True
+        self.parser.feed_data(head)
         # Empty lines before a request line are legal and no head.
         self._in_head = not self._headers_done
         return data[cut:]
@@ -168,7 +184,8 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _complete_unparsed(self) -> None:
         """The last byte of a body that the parser did not see is there."""
-        self.parser = httptools.HttpRequestParser(self)
+        if self._parser_fed:
+            self.parser = httptools.HttpRequestParser(self)
         self._message_done = True
         self.claimed_complete()
 

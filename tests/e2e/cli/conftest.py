@@ -1,0 +1,31 @@
+"""The command line as a process that ends by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+DEADLINE_S = 30
+
+
+@pytest.fixture
+def pybackend() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``pybackend`` with arguments to its end; whatever it says, it never shows a traceback of its own."""
+
+    def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pybackend", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            **options,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run

@@ -1,0 +1,194 @@
+"""What the command line accepts, and what it says to what it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pybackend.cli.options import UsageError, parse
+from pybackend.errors import ServerError
+
+WRONG = {
+    "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x".'),
+    "an unknown flag with a value": (("serve", "--x=1", "models"), 'Bad option: "--x".'),
+    "an unknown flag before the command": (("--x", "serve"), 'Bad option: "--x".'),
+    "a misspelt flag": (("serve", "--http-prot=1"), 'Bad option: "--http-prot". Is --http-port meant?'),
+    "a prefix of several flags": (("serve", "--http=1"), 'Bad option: "--http". could match --http-'),
+    "a stray argument": (("serve", "models", "more"), "Unexpected argument: more"),
+    "no command": (("models",), "Unexpected argument: models. To serve models write `pybackend serve DIRECTORY`"),
+    "a bool that is none": (
+        ("serve", "--exit-on-error=maybe"),
+        'Bad option: "--exit-on-error". invalid value for bool option: maybe',
+    ),
+    "a number that is none": (("serve", "--http-port=web"), 'Bad option: "--http-port". Invalid option value. Got web'),
+    "a number with a fraction": (
+        ("serve", "--exit-timeout-secs", "1.5"),
+        'Bad option: "--exit-timeout-secs". Invalid option value. Got 1.5',
+    ),
+    "a port too large": (
+        ("serve", "--metrics-port=65536"),
+        'Bad option: "--metrics-port". Provided option value is out of bound. Got 65536',
+    ),
+    "a number beyond 64 bits": (
+        ("serve", f"--model-memory-limit={2**64}"),
+        f'Bad option: "--model-memory-limit". Provided option value is out of bound. Got {2**64}',
+    ),
+    "a flag without its value": (("serve", "--http-port"), 'Bad option: "--http-port". expected one argument'),
+    "a verbosity that is none": (
+        ("serve", "--log-verbose=much"),
+        'Bad option: "--log-verbose". invalid value for bool option: much',
+    ),
+}
+
+CONTRADICTIONS = {
+    "no repository": (
+        ("serve",),
+        "error: creating server: Invalid argument - --model-repository must be specified",
+    ),
+    "an input limit of nothing": (
+        ("serve", "models", "--http-max-input-size=0"),
+        "Error: --http-max-input-size must be greater than 0.",
+    ),
+    "a negative input limit": (
+        ("serve", "models", "--http-max-input-size=-1"),
+        "Error: --http-max-input-size must be greater than 0.",
+    ),
+    "one port for two services": (
+        ("serve", "models", "--http-port=8000", "--metrics-port=8000"),
+        "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 0.0.0.0:8000",
+    ),
+    "one port for two services at an address": (
+        ("serve", "models", "--http-address=127.0.0.1", "--http-port=8000", "--metrics-port=8000"),
+        "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 127.0.0.1:8000",
+    ),
+}
+
+
+@pytest.mark.spec("srv-P02")
+@pytest.mark.parametrize(("arguments", "text"), WRONG.values(), ids=WRONG)
+def test_usage_errors(pybackend, arguments, text):
+    """Usage, then the reason as the last line, on stderr; status 1."""
+    done = pybackend(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("usage: pybackend")
+    assert done.stderr.splitlines()[-1].startswith(text)
+
+
+@pytest.mark.spec("srv-P02")
+@pytest.mark.parametrize(("arguments", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_settings_that_contradict_each_other(pybackend, arguments, text):
+    done = pybackend(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(text)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_arguments_at_all(pybackend):
+    done = pybackend()
+    assert done.returncode == 1
+    assert done.stdout.startswith("usage: pybackend")
+
+
+def test_help_lists_every_flag(pybackend):
+    done = pybackend("serve", "--help")
+    assert done.returncode == 0
+    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.MULTILINE)) == {"--help", *FLAGS}
+
+
+def test_version(pybackend):
+    done = pybackend("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"pybackend \d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+# Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
+FLAGS = {
+    "--model-repository": ("repositories", (Path("models"),), "more", (Path("models"), Path("more"))),
+    "--disable-auto-complete-config": ("auto_complete", True, "true", False),
+    "--exit-on-error": ("exit_on_error", True, "false", False),
+    "--strict-readiness": ("strict_readiness", True, "false", False),
+    "--model-load-thread-count": ("model_load_count", 4, "7", 7),
+    "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
+    "--allow-http": ("http.enabled", True, "off", False),
+    "--http-address": ("http.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
+    "--http-port": ("http.port", 8000, "8888", 8888),
+    "--http-max-input-size": ("http.max_input_size_bytes", 67108864, "1", 1),
+    "--allow-metrics": ("http.metrics_enabled", True, "0", False),
+    "--metrics-address": ("http.metrics_address", "0.0.0.0", "::1", "::1"),
+    "--metrics-port": ("http.metrics_port", 8002, "0", 0),
+    "--id": ("server_id", "triton", "mine", "mine"),
+    "--exit-timeout-secs": ("exit_timeout_s", 30, "0", 0),
+    "--log-verbose": ("log.verbose_level", 0, "2", 2),
+    "--log-info": ("log.info", True, "FALSE", False),
+    "--log-warning": ("log.warning", True, "Off", False),
+    "--log-error": ("log.error", True, "0", False),
+}
+
+
+def setting(arguments, path):
+    found = parse(["serve", "models", *arguments])
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize(("flag", "path", "default", "value", "becomes"), [(flag, *row) for flag, row in FLAGS.items()])
+def test_each_flag_and_its_default(flag, path, default, value, becomes):
+    if default is not None:
+        assert setting([], path) == default
+    assert setting([f"{flag}={value}"], path) == becomes
+    assert setting([flag, value], path) == becomes
+
+
+@pytest.mark.parametrize("flag", [flag for flag, row in FLAGS.items() if isinstance(row[1], bool)])
+def test_booleans_in_every_spelling_and_alone(flag):
+    path = FLAGS[flag][0]
+    negated = flag.startswith("--disable")
+    for text in ("true", "TRUE", "True", "on", "1"):
+        assert setting([f"{flag}={text}"], path) is not negated
+    for text in ("false", "False", "off", "OFF", "0"):
+        assert setting([f"{flag}={text}"], path) is negated
+    assert setting([flag], path) is not negated
+
+
+def test_verbosity_is_a_number_or_a_bool():
+    assert [setting([f"--log-verbose{text}"], "log.verbose_level") for text in ("", "=true", "=false", "=3")] == [
+        1,
+        1,
+        0,
+        3,
+    ]
+
+
+def test_a_unique_prefix_is_enough():
+    assert setting(["--exit-on"], "exit_on_error") is True
+    assert setting(["--http-p=1"], "http.port") == 1
+
+
+def test_repositories_add_up_in_order():
+    arguments = ["--model-repository=b", "--model-store", "c"]
+    assert setting(arguments, "repositories") == (Path("models"), Path("b"), Path("c"))
+
+
+def test_metrics_follow_the_address_of_http():
+    assert setting(["--http-address=127.0.0.9"], "http.metrics_address") == "127.0.0.9"
+
+
+def test_one_port_is_no_collision_at_two_addresses_or_when_free_ports_are_taken():
+    assert (
+        setting(["--http-address=127.0.0.1", "--metrics-address=127.0.0.2", "--metrics-port=8000"], "http.port") == 8000
+    )
+    assert setting(["--http-port=0", "--metrics-port=0"], "http.port") == 0
+    assert setting(["--http-port=1", "--metrics-port=1", "--allow-metrics=false"], "http.port") == 1
+
+
+def test_errors_carry_the_usage_apart_from_the_message():
+    with pytest.raises(UsageError) as caught:
+        parse(["serve", "--nonsense"])
+    assert isinstance(caught.value, ServerError)
+    assert str(caught.value) == 'Bad option: "--nonsense".'
+    assert caught.value.usage == "usage: pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]\n"

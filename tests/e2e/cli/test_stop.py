@@ -1,0 +1,249 @@
+"""How a server stops: what was taken is answered, models are finalized, and the status says whether time was enough."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.support.gates import GATE, Gate, wait_until
+from tests.support.repositories import identity_config, write_model
+from tests.support.server import ServerProcess, free_of_processes, serving
+
+pytestmark = pytest.mark.e2e
+
+GATED = (
+    GATE
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
+    def execute(self, requests):
+        pass_gate(self.directory, "execute")
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())]) for request in requests
+        ]
+
+    def finalize(self):
+        pass_gate(self.directory, "finalize")
+        mark(self.directory, "finalized")
+        import sys
+        sys.stdout.write("the last words of a model, without an end of line")
+"""
+)
+
+BODY = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}
+
+
+class Request:
+    """An infer request under way, in a thread of its own."""
+
+    def __init__(self, server: ServerProcess, model: str = "gated") -> None:
+        self.outcome = None
+        self._thread = threading.Thread(target=self._run, args=(server, model))
+        self._thread.start()
+
+    def _run(self, server: ServerProcess, model: str) -> None:
+        try:
+            self.outcome = server.infer(model, BODY)
+        except (OSError, http.client.HTTPException) as error:
+            self.outcome = error
+
+    def wait(self):
+        """The reply, or how the connection ended."""
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the request has no answer"
+        return self.outcome
+
+
+@pytest.fixture
+def repository(tmp_path):
+    directory = tmp_path / "models"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def model(repository):
+    """The directory of a model with a gate in ``execute`` (closed) and one in ``finalize`` (open)."""
+    directory = write_model(repository, "gated", GATED, identity_config())
+    Gate(directory, "finalize").open()
+    return directory
+
+
+def connect_fails(server: ServerProcess) -> bool:
+    try:
+        server.get("/v2/health/live")
+    except (ConnectionError, http.client.HTTPException):
+        return True
+    return False
+
+
+@pytest.mark.spec("srv-P05", "srv-P06", "pb-F01")
+def test_requests_under_way_are_answered_and_models_finalized(repository, model):
+    gate = Gate(model, "execute")
+    with serving(repository) as server:
+        metrics_port = server.metrics_port
+        stubs = server.stub_pids()
+        begun = Request(server)
+        gate.wait_reached()
+        waiting = Request(server)
+        wait_until(
+            lambda: server.metrics()['nv_inference_pending_request_count{model="gated",version="1"}'] == 1,
+            "the second request does not wait",
+        )
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Signal \(15\) received\.")
+        server.wait_for(r"Waiting for in-flight requests to complete\.")
+        wait_until(lambda: connect_fails(server), "new connections are still accepted")
+        assert server.request("GET", "/metrics", port=metrics_port).status == 200, "the metrics stay until the end"
+        assert not (model / "finalized").exists()
+        gate.open()
+        for request in (begun, waiting):
+            reply = request.wait()
+            assert reply.json["outputs"][0]["data"] == [1, 2]
+            assert reply.headers["connection"] == "close"
+        assert server.wait() == 0
+        assert (model / "finalized").read_text() == "x"
+        assert "successfully unloaded 'gated' version 1" in server.output
+        assert free_of_processes(stubs)
+
+
+@pytest.mark.spec("srv-P05")
+def test_requests_that_come_meanwhile_are_refused(repository, model):
+    """On a connection that was open before, as far as its request still gets through."""
+    gate = Gate(model, "execute")
+    with serving(repository) as server:
+        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        late.putrequest("POST", "/v2/models/gated/infer")
+        late.putheader("Content-Length", "7")
+        late.endheaders(b"{}")
+        wait_until(lambda: server.get("/v2/health/live").status == 200, "it does not live")  # the head has arrived by now
+        begun = Request(server)
+        gate.wait_reached()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Waiting for in-flight requests")
+        late.send(b"     ")
+        reply = late.getresponse()
+        assert (reply.status, reply.getheader("connection")) in {(503, "close"), (400, "close")}
+        late.close()
+        gate.open()
+        assert begun.wait().status == 200
+        assert server.wait() == 0
+
+
+@pytest.mark.spec("srv-P05")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_connections_do_not_delay_the_end(repository, model, number):
+    Gate(model, "execute").open()
+    with serving(repository, flags=("--exit-timeout-secs=20",)) as server:
+        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(3)]
+        connections.append(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=30))
+        for connection in connections:
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
+        never_used = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        never_used.connect()
+        begin_s = time.monotonic()
+        assert server.stop(number) == 0
+        assert time.monotonic() - begin_s < 5
+        for connection in (*connections, never_used):
+            connection.close()
+
+
+@pytest.mark.spec("srv-P05")
+def test_the_time_is_over(repository, model):
+    """A model that never answers: everybody is told, the model's process ends, the status is 1."""
+    gate = Gate(model, "execute")
+    with serving(repository, flags=("--exit-timeout-secs=1",)) as server:
+        stubs = server.stub_pids()
+        requests = [Request(server) for _ in range(3)]
+        gate.wait_reached()
+        begin_s = time.monotonic()
+        assert server.stop() == 1
+        assert 0.9 < time.monotonic() - begin_s < 5
+        assert "Exit timeout expired. Exiting immediately." in server.output
+        errors = sorted((reply.status, reply.error) for reply in (request.wait() for request in requests))
+        assert errors[0][0] == 500
+        assert errors[0][1].startswith("Stub process 'gated_0_0' is not healthy.")
+        assert errors[1:] == [(503, "the request to model 'gated' was still waiting when the server stopped")] * 2
+        assert free_of_processes(stubs)
+
+
+@pytest.mark.spec("srv-P05")
+def test_the_time_is_over_while_a_model_finalizes(repository, model):
+    Gate(model, "finalize").close()
+    Gate(model, "execute").open()
+    with serving(repository, flags=("--exit-timeout-secs=1",)) as server:
+        stubs = server.stub_pids()
+        begin_s = time.monotonic()
+        assert server.stop() == 1
+        assert 0.9 < time.monotonic() - begin_s < 5
+        assert "instance 'gated_0_0' did not end within" in server.output
+        assert "Exit timeout expired. Exiting immediately." in server.output
+        assert free_of_processes(stubs)
+
+
+def test_drain_and_finalize_share_one_deadline(repository, model):
+    """A request that takes its time leaves ``finalize`` the rest of it, not as much again."""
+    Gate(model, "finalize").close()
+    gate = Gate(model, "execute")
+    with serving(repository, flags=("--exit-timeout-secs=2",)) as server:
+        request = Request(server)
+        gate.wait_reached()
+        begin_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Waiting for in-flight requests")
+        wait_until(lambda: time.monotonic() - begin_s > 1, "time stands still")
+        gate.open()
+        assert request.wait().status == 200
+        assert server.wait() == 1
+        assert time.monotonic() - begin_s < 2.9
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(repository, model, first):
+    gate = Gate(model, "execute")
+    with serving(repository) as server:
+        stubs = server.stub_pids()
+        request = Request(server)
+        gate.wait_reached()
+        server.process.send_signal(first)
+        server.wait_for(r"Waiting for in-flight requests")
+        begin_s = time.monotonic()
+        assert server.stop(signal.SIGINT) == 1
+        assert time.monotonic() - begin_s < 3
+        assert free_of_processes(stubs)
+        assert not hasattr(request.wait(), "status") or request.wait().status >= 500
+
+
+@pytest.mark.spec("pb-E14")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_stops_it_in_order(repository, model, number):
+    """Ctrl-C reaches the server and whatever shares its terminal; models live until they are finalized."""
+    gate = Gate(model, "execute")
+    with serving(repository, process_group=0) as server:
+        request = Request(server)
+        gate.wait_reached()
+        for pid in server.stub_pids():
+            os.kill(pid, number)  # even if it were in the group
+        os.killpg(server.process.pid, number)
+        server.wait_for(r"Waiting for in-flight requests")
+        gate.open()
+        assert request.wait().status == 200
+        assert server.wait() == 0
+        assert (model / "finalized").read_text() == "x"
+
+
+@pytest.mark.spec("srv-P06")
+def test_every_instance_is_finalized_and_nothing_it_printed_is_lost(repository, model):
+    (model / "config.pbtxt").write_text(identity_config(extra="instance_group [ { count: 3 kind: KIND_CPU } ]"))
+    with serving(repository) as server:
+        assert server.stop() == 0
+        assert (model / "finalized").read_text() == "xxx"
+        assert server.output.count("the last words of a model, without an end of line") == 3

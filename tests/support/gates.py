@@ -1,0 +1,69 @@
+"""Places at which a model waits until its test lets it go on, so that no test has to guess how long something takes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+DEADLINE_S = 20
+
+GATE = '''
+import os, time
+
+def pass_gate(directory, name):
+    """Say that this place is reached, and wait until the test opens the gate."""
+    with open(os.path.join(directory, name + ".reached"), "a") as reached:
+        reached.write("x")
+    while not os.path.exists(os.path.join(directory, name + ".open")):
+        time.sleep(0.005)
+
+def mark(directory, name):
+    """Leave a file that tells how often this place was passed."""
+    with open(os.path.join(directory, name), "a") as file:
+        file.write("x")
+'''
+"""For the top of a model file: ``pass_gate(args["model_repository"], "execute")``."""
+
+
+class Gate:
+    """The test's side of ``pass_gate``; closed at first.
+
+    Args:
+        directory: the model's directory, as ``write_model`` returns it.
+        name: which of the model's gates.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._reached = directory / f"{name}.reached"
+        self._open = directory / f"{name}.open"
+
+    @property
+    def arrivals(self) -> int:
+        """How often the model came here so far."""
+        return self._reached.stat().st_size if self._reached.exists() else 0
+
+    def wait_reached(self, arrivals: int = 1) -> None:
+        """Wait until the model has come here so often."""
+        wait_until(lambda: self.arrivals >= arrivals, f"the model came to {self._reached.name} {self.arrivals} times")
+
+    def open(self) -> None:
+        """Let everyone pass, now and later."""
+        self._open.touch()
+
+    def close(self) -> None:
+        """Whoever comes from now on waits."""
+        self._open.unlink()
+
+
+def wait_until(condition, what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Ask until a condition holds.
+
+    Args:
+        condition: called again and again.
+        what: what to say when the deadline passes first.
+        deadline_s: how long to ask.
+    """
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)

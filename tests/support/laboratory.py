@@ -1,0 +1,80 @@
+"""A model that runs code which the test sends, so that a test shows what happens inside ``execute`` and what comes of it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.inference import Answer, Input, infer, strings
+from tests.support.repositories import write_model
+from tests.support.server import ServerProcess
+
+Laboratory = Callable[..., Answer]
+
+_CODE = '''
+import gc, json, math, os, sys, textwrap, threading, time, weakref
+
+state = {}
+"""What code keeps from one execution to the next."""
+
+
+def out(**arrays):
+    """The usual return value: one response."""
+    return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])]
+
+
+def text(*elements):
+    """A BYTES array of texts."""
+    return np.array([str(element) for element in elements], dtype=object)
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        code = tensor(request, "CODE").as_numpy()[0].decode()
+        names = dict(globals(), request=request, tensor=lambda name: tensor(request, name))
+        names["array"] = lambda name: tensor(request, name).as_numpy()
+        exec(compile("def run():\\n" + textwrap.indent(code, "    "), "<laboratory>", "exec"), names)
+        return names["run"]()
+
+
+def tensor(request, name):
+    return pb_utils.get_input_tensor_by_name(request, name)
+'''
+
+_DATATYPES = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "STRING",
+)  # fmt: skip
+
+
+def write_laboratory(repository: Path, name: str = "laboratory", extra: str = "") -> None:
+    """Write the model: optional inputs named as their datatypes (``BYTES`` and ``PLANE`` too), outputs OUT, OUT0, OUT1."""
+    inputs = ['{ name: "CODE" data_type: TYPE_STRING dims: 1 }']
+    for datatype in _DATATYPES:
+        label = "BYTES" if datatype == "STRING" else datatype
+        inputs.append(f'{{ name: "{label}" data_type: TYPE_{datatype} dims: -1 optional: true }}')
+    inputs.append('{ name: "PLANE" data_type: TYPE_FP32 dims: [ -1, -1 ] optional: true }')
+    inputs.append('{ name: "PAGE" data_type: TYPE_STRING dims: [ -1, -1 ] optional: true }')
+    outputs = [f'{{ name: "{output}" data_type: TYPE_FP32 dims: -1 }}' for output in ("OUT", "OUT0", "OUT1")]
+    config = f'backend: "python"\ninput [ {", ".join(inputs)} ]\noutput [ {", ".join(outputs)} ]\n{extra}'
+    write_model(repository, name, _CODE, config)
+
+
+def laboratory(server: ServerProcess, model: str = "laboratory") -> Laboratory:
+    """A function that sends code, the body of ``execute``, with arrays; ``members`` of the document go as ``_name``.
+
+    The code sees ``request``, ``tensor(name)``, ``array(name)``, ``out(OUT=array)``, ``text(*elements)``, ``state`` and
+    the usual modules, and has to return what ``execute`` is to return.
+    """
+
+    def run(code: str, /, **arguments: object) -> Answer:
+        members = {name[1:]: value for name, value in arguments.items() if name.startswith("_")}
+        inputs: dict[str, Input] = {"CODE": strings(textwrap.dedent(code))}
+        inputs |= {name: value for name, value in arguments.items() if isinstance(value, (np.ndarray, tuple))}
+        return infer(server, model, inputs, **members)
+
+    return run
