@@ -113,7 +113,11 @@ def connected(port: int, **options: Any) -> Iterator[Connection]:
 
 def head(method: str, path: str, headers: Mapping[str, object] | None = None) -> bytes:
     """A request's head."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: test",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

@@ -124,7 +124,9 @@ class ServerProcess:
     def get(self, path: str) -> Reply:
         return self.request("GET", path)
 
-    def infer(self, model: str, body: bytes | str | dict[str, Any] | None, headers: Mapping[str, str] | None = None) -> Reply:
+    def infer(
+        self, model: str, body: bytes | str | dict[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
         """POST to a model's infer route."""
         return self.request("POST", f"/v2/models/{model}/infer", body, headers)
 
@@ -177,7 +179,9 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(*repositories: Path, flags: tuple[str, ...] = (), ready: bool = True, **popen: Any) -> Iterator[ServerProcess]:
+def serving(
+    *repositories: Path, flags: tuple[str, ...] = (), ready: bool = True, **popen: Any
+) -> Iterator[ServerProcess]:
     """A server for the length of a ``with`` block; it is stopped, or killed, whatever happens in there."""
     server = ServerProcess(list(repositories), *flags, **popen)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -44,9 +45,13 @@ def serve(settings: Settings) -> int:
     launcher = StubLauncher(stage_bundle())
     launcher.start_ahead(min(len(scan.models), settings.model_load_count))
     try:
+        # Imports make many objects and no garbage: without the collector they take a tenth less time.
+        gc.disable()
         import uvloop
 
         from pybackend.server import Server
+
+        gc.enable()
 
         async def main() -> int:
             return await Server(settings, scan, launcher).run()

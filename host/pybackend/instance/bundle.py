@@ -9,9 +9,9 @@ import py_compile
 import shutil
 import stat
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
+from pybackend import __version__
 from pybackend.errors import ServerError
 
 _PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub")
@@ -30,7 +30,7 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
         ServerError: no directory can be written.
     """
     sources = _sources()
-    digest = hashlib.blake2b(version("pybackend").encode() + _MAIN.encode(), digest_size=12)
+    digest = hashlib.blake2b(__version__.encode() + _MAIN.encode(), digest_size=12)
     for name, path in sources:
         digest.update(name.encode() + b"\0" + path.read_bytes())
     for parent in [cache_directory] if cache_directory else _cache_directories():
@@ -61,11 +61,13 @@ def _sources() -> list[tuple[str, Path]]:
             relative = path.relative_to(root)
             if not set(_NOT_STAGED) & set(relative.parts):
                 found.append((f"{package}/{relative.as_posix()}", path))
+    # Beside the SDK, not wherever the host's search path has one: authors keep copies of that name in their projects.
+    folder = next(path for name, path in found if name == "pybackend_sdk/__init__.py").parents[1]
     for module in _MODULES:
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
+        path = folder / f"{module}.py"
+        if not path.is_file():
             raise ServerError(f"module {module} is missing: this installation of pybackend is incomplete, reinstall it")
-        found.append((f"{module}.py", Path(spec.origin)))
+        found.append((path.name, path))
     return found
 
 

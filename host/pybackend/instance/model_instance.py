@@ -156,7 +156,7 @@ class ModelInstance:
                         self.name,
                         finalize_timeout_s,
                     )
-                session.kill()
+                session.kill("did not end when it was told to and was killed")
                 await session.finalize()
         self.state = InstanceState.STOPPED
         return in_time

@@ -168,8 +168,10 @@ class StubSession:
             with suppress(ModelLoadError):  # a death is an end too
                 await self._awaited
 
-    def kill(self) -> None:
-        """End the process at once."""
+    def kill(self, cause: str = "") -> None:
+        """End the process at once; ``cause`` completes the sentence "The process ..." if it was alive until now."""
+        if not self._process.is_exiting:
+            self._end_cause = self._end_cause or cause
         self._process.kill()
 
     # Requests
@@ -216,7 +218,6 @@ class StubSession:
         """
         tensors: list[OutputTensor] = []
         blocks: list[BlockPlace] | None = None
-        view = memoryview(tail)
         for place in result.outputs:
             nbytes = place.nbytes
             itemsize = ITEMSIZE.get(place.datatype)
@@ -224,8 +225,9 @@ class StubSession:
                 raise RemoteProtocolError(
                     f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}"
                 )
+            data: Buffer
             if place.segment == TAIL:
-                data = view[place.offset : place.offset + nbytes]
+                data = tail[place.offset : place.offset + nbytes]
                 if len(data) != nbytes:
                     raise RemoteProtocolError(f"output '{place.name}' reaches beyond its frame")
             else:
@@ -347,9 +349,10 @@ class StubSession:
         if error is not None:
             log.error("stub process '%s' broke the protocol and is killed: %s", self._settings.instance_name, error)
             self._end_cause = f"broke the protocol between host and model process ({error}) and was killed"
-        if error is not None or self._state is not StubState.FINALIZING:
-            # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
             self.kill()
+        elif self._state is not StubState.FINALIZING:
+            # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
+            self.kill("closed its connection to the host and was killed")
 
     def _on_exit(self) -> None:
         self._channel.drain()

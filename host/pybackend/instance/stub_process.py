@@ -19,6 +19,9 @@ _SOCKET_BUFFER_BYTES = 1024 * 1024
 
 _LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
 
+_STAT_FLAGS, _PF_EXITING = 6, 0x4
+"""Where /proc/<pid>/stat has the kernel's flags, counted from behind the name, and the one for a dying process."""
+
 
 class StubProcess:
     """A started stub and the host's end of its socket."""
@@ -66,6 +69,20 @@ class StubProcess:
             advice = ", which is also how the kernel ends a process when memory runs out" if status == -9 else ""
             return f"was killed by signal {-status} ({name}){advice}"
         return f"exited with status {status}"
+
+    @property
+    def is_exiting(self) -> bool:
+        """True if the process runs no code of its own any more, whether or not its end can be waited for yet.
+
+        The kernel closes a dying process's socket before it tells the process's parent.
+        """
+        if self._process.poll() is not None:
+            return True
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return bool(int(fields[_STAT_FLAGS]) & _PF_EXITING)
 
     def nudge(self) -> None:
         """Ask a stub that computes to send the answers that it has kept."""

@@ -14,9 +14,10 @@ from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.auto_complete import merge_completed
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_backend, inferred_backend
 from pybackend.modelconfig.instances import InstanceSpec, instances
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
 from pybackend.modelconfig.parser import Document, parse_config_json, read_config_file
-from pybackend.modelconfig.schema import CONFIG_FILENAME, ModelConfig, from_document
+from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
 from pybackend.modelconfig.validation import validate, validate_model_file
 

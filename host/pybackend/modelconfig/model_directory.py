@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pybackend.errors import ModelLoadError
 
+CONFIG_FILENAME = "config.pbtxt"
+
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__"})
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 100  # a file name may have more digits than int() takes

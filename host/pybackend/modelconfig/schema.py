@@ -10,8 +10,6 @@ from typing import Any
 
 from pybackend_wire.dtypes import BY_CONFIG_NAME
 
-CONFIG_FILENAME = "config.pbtxt"
-
 
 class Scheduling(StrEnum):
     """How requests reach executions; the names of the one-of in config.pbtxt."""

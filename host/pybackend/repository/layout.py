@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.errors import ServerError
-from pybackend.modelconfig.model_directory import printable, subdirectories
-from pybackend.modelconfig.schema import CONFIG_FILENAME
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """Why a model whose name occurs twice is unavailable, as the repository index shows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import threading
@@ -116,21 +117,24 @@ def test_requests_under_way_are_answered_and_models_finalized(repository, model)
 
 @pytest.mark.spec("srv-P05")
 def test_requests_that_come_meanwhile_are_refused(repository, model):
-    """On a connection that was open before, as far as its request still gets through."""
+    """The only way for one to come is a connection on which it had begun."""
     gate = Gate(model, "execute")
     with serving(repository) as server:
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         late.putrequest("POST", "/v2/models/gated/infer")
-        late.putheader("Content-Length", "7")
-        late.endheaders(b"{}")
-        wait_until(lambda: server.get("/v2/health/live").status == 200, "it does not live")  # the head has arrived by now
+        body = json.dumps(BODY).encode()
+        late.putheader("Content-Length", str(len(body)))
+        late.endheaders(body[:-1])
         begun = Request(server)
         gate.wait_reached()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Waiting for in-flight requests")
-        late.send(b"     ")
+        late.send(body[-1:])
         reply = late.getresponse()
-        assert (reply.status, reply.getheader("connection")) in {(503, "close"), (400, "close")}
+        assert (reply.status, reply.getheader("connection")) == (503, "close")
+        assert json.loads(reply.read())["error"] == (
+            "[request id: <id_unknown>] Server is stopping, scheduler for model has stopped accepting new inference requests"
+        )
         late.close()
         gate.open()
         assert begun.wait().status == 200
@@ -170,7 +174,9 @@ def test_the_time_is_over(repository, model):
         assert "Exit timeout expired. Exiting immediately." in server.output
         errors = sorted((reply.status, reply.error) for reply in (request.wait() for request in requests))
         assert errors[0][0] == 500
-        assert errors[0][1].startswith("Stub process 'gated_0_0' is not healthy.")
+        assert errors[0][1] == (
+            "Stub process 'gated_0' is not healthy. The process did not end when it was told to and was killed."
+        )
         assert errors[1:] == [(503, "the request to model 'gated' was still waiting when the server stopped")] * 2
         assert free_of_processes(stubs)
 
@@ -184,7 +190,7 @@ def test_the_time_is_over_while_a_model_finalizes(repository, model):
         begin_s = time.monotonic()
         assert server.stop() == 1
         assert 0.9 < time.monotonic() - begin_s < 5
-        assert "instance 'gated_0_0' did not end within" in server.output
+        assert "instance 'gated_0' did not end within" in server.output
         assert "Exit timeout expired. Exiting immediately." in server.output
         assert free_of_processes(stubs)
 

@@ -102,9 +102,7 @@ def write_models(repository: Path) -> None:
         PROBE,
         _config({"COMMAND": ("TYPE_STRING", [1])}, {"SEEN": ("TYPE_STRING", [1]), "BLOB": ("TYPE_STRING", [1])}),
     )
-    write_model(
-        repository, "generator", GENERATOR, _config({"IN": ("TYPE_INT64", [2])}, {"OUT": ("TYPE_INT64", [-1])})
-    )
+    write_model(repository, "generator", GENERATOR, _config({"IN": ("TYPE_INT64", [2])}, {"OUT": ("TYPE_INT64", [-1])}))
     batched = """
         input [
           { name: "IN_X" data_type: TYPE_FP32 dims: 4 }, { name: "IN_Y" data_type: TYPE_FP32 dims: -1 },
@@ -121,7 +119,9 @@ def write_models(repository: Path) -> None:
     write_model(repository, "identity", IDENTITY, identity_config())
     write_model(repository, SPACED, IDENTITY, identity_config())
     for version in (1, 3):
-        write_model(repository, "versions", IDENTITY, identity_config(extra="version_policy { all {} }"), version=version)
+        write_model(
+            repository, "versions", IDENTITY, identity_config(extra="version_policy { all {} }"), version=version
+        )
     write_model(repository, "raw", IDENTITY, identity_config("TYPE_INT32", "[ -1, 2 ]", "max_batch_size: 4"))
     write_model(repository, "raw_text", IDENTITY, identity_config("TYPE_STRING", "1"))
     write_model(repository, "raw_plane", IDENTITY, identity_config("TYPE_FP32", "[ -1, -1 ]"))

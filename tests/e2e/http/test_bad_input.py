@@ -391,7 +391,11 @@ def test_body_shorter_than_the_header_length(connect):
 
 TWO = request(binary(16), binary(16, "INPUT1"))
 BLOBS = {
-    "first cut short": (TWO, 10, "unexpected size for input 'INPUT0', expecting 6 additional bytes for model 'add_sub'"),
+    "first cut short": (
+        TWO,
+        10,
+        "unexpected size for input 'INPUT0', expecting 6 additional bytes for model 'add_sub'",
+    ),
     "second cut short": (
         TWO,
         31,
@@ -416,7 +420,9 @@ def test_binary_tensors(connect, way, document, blob_bytes, message):
     text = json.dumps(document).encode() + b" " * (PADDING if way == "large JSON part" else 0)
     headers, body = {"Inference-Header-Content-Length": len(text)}, text + bytes(blob_bytes)
     path = "/v2/models/add_sub/infer"
-    connection.send(post_chunked(path, [body[:50], body[50:]], headers) if way == "chunked" else post(path, body, headers))
+    connection.send(
+        post_chunked(path, [body[:50], body[50:]], headers) if way == "chunked" else post(path, body, headers)
+    )
     reply = connection.reply()
     assert (reply.status, reply.error) == (400, message)
     connection.send(post("/v2/models/identity/infer", GOOD))

@@ -120,7 +120,9 @@ def test_requests_behind_a_slow_one_wait(connect, ask, tmp_path):
     assert [reply.json["id"] for reply in replies[:2]] == ["slow", "quick"]
 
 
-@pytest.mark.parametrize("request_", [infer(1, headers={"Connection": "close"}), head("GET", "/v2", {"Connection": "close"})])
+@pytest.mark.parametrize(
+    "request_", [infer(1, headers={"Connection": "close"}), head("GET", "/v2", {"Connection": "close"})]
+)
 def test_connection_close_is_honoured(connect, request_):
     connection = connect()
     connection.send(request_ + LIVE)
@@ -145,7 +147,7 @@ SEQUENCE = (
     + binary_infer(2.5, request_id="2")
     + post_chunked(PATH, [b'{"id":"3","inputs":[{"name":"IN","datatype":"FP32",', b'"shape":[1],"data":[3.5]}]}'])
 )
-"""Four requests; nothing may follow a chunked one before its answer."""
+"""Four requests."""
 
 
 def check_sequence(replies):
@@ -209,6 +211,7 @@ def test_names_of_header_fields_have_no_case(connect):
 # --- chunked bodies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("srv-H16")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_chunked_json(connect, size):
     """As ``curl -T -`` sends it."""
@@ -257,16 +260,41 @@ def test_large_body_that_nobody_wants(connect, path, in_chunks):
     assert values_of(connection.reply()) == [1.0]
 
 
-def test_request_behind_a_chunked_one_is_answered_or_given_back(connect):
-    """A client whose connection ends with ``close`` sends again what has no answer; none may be lost silently."""
+@pytest.mark.parametrize("path", [PATH, "/v2/models/unknown/infer", "/v2"])
+def test_requests_behind_a_chunked_one(connect, path):
+    """In one segment with its last chunk, whoever answers it and whenever."""
+    text = json.dumps(document(1)).encode()
+    first = post_chunked(path, [text[:9], text[9:]])
     connection = connect()
-    connection.send(post_chunked(PATH, [json.dumps(document(1)).encode()]) + infer(2))
-    first = connection.reply()
-    assert values_of(first) == [1.0]
-    if first.headers.get("connection") == "close":
-        assert connection.at_end()
-    else:
-        assert values_of(connection.reply()) == [2.0]
+    connection.send(first + infer(2) + first + first + LIVE + binary_infer(3) + first)
+    status = {PATH: 200, "/v2": 405}.get(path, 400)
+    replies = connection.replies(7)
+    assert [reply.status for reply in replies] == [status, 200, status, status, 200, 200, status]
+    assert (values_of(replies[1]), values_of(replies[5])) == ([2.0], [3.0])
+
+
+@pytest.mark.spec("srv-H16")
+def test_too_many_chunks(connect):
+    text = json.dumps(document(1)).encode() + b" " * 65_536
+    connection = connect()
+    connection.send(post_chunked(PATH, [text[:100], *(bytes([byte]) for byte in text[100:65_635])]))
+    assert values_of(connection.reply()) == [1.0]
+    connection.send(post_chunked(PATH, [bytes([byte]) for byte in text[:65_537]]))
+    reply = connection.reply()
+    assert (reply.status, reply.error) == (
+        400,
+        "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks.",
+    )
+    assert reply.headers["connection"] == "close"
+
+
+def test_endless_line_between_chunks(connect):
+    for line in (b"2;" + b"x" * 20_000, b"0\r\nX-Trailer: " + b"x" * 20_000):
+        connection = connect()
+        connection.send(head("POST", PATH, {"Transfer-Encoding": "chunked"}) + line)
+        reply = connection.reply()
+        assert reply.status == 400
+        assert "of more than 16384 bytes" in reply.error
 
 
 # --- Expect ---------------------------------------------------------------------------------------------------------

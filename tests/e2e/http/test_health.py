@@ -29,7 +29,11 @@ def half(tmp_path_factory):
     write_model(repository, "bad", BROKEN, identity_config())
     for version in (1, 2):
         write_model(
-            repository, "partly", BROKEN_AT_VERSION_2, identity_config(extra="version_policy { all {} }"), version=version
+            repository,
+            "partly",
+            BROKEN_AT_VERSION_2,
+            identity_config(extra="version_policy { all {} }"),
+            version=version,
         )
     with serving(repository, flags=("--exit-on-error=false", "--id", "x"), ready=False) as server:
         server.wait_for(r"partly +\| 2 ")

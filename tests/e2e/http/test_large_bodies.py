@@ -272,7 +272,7 @@ def test_input_memory_that_is_used_up(tight, chunked):
     other = post_chunked(path, [body], headers) if chunked else request
     small, small_headers = identity_request(b"small", datatype="UINT8", itemsize=1)
     with connected(tight.port) as first, connected(tight.port) as second:
-        first.send(memoryview(request)[: MIB])
+        first.send(memoryview(request)[:MIB])
         tight.get("/v2/health/live")
         second.send(other)
         reply = second.reply()

@@ -92,7 +92,9 @@ def test_method_that_http_does_not_know(connect, method):
     assert connection.at_end()
 
 
-@pytest.mark.parametrize("name", [quote(SPACED), quote(SPACED, safe="+"), "".join(f"%{b:02x}" for b in SPACED.encode())])
+@pytest.mark.parametrize(
+    "name", [quote(SPACED), quote(SPACED, safe="+"), "".join(f"%{b:02x}" for b in SPACED.encode())]
+)
 def test_names_may_be_percent_encoded(server, name):
     assert server.get(f"/v2/models/{name}").json["name"] == SPACED
     assert server.get(f"/v2/models/{name}/ready").status == 200
@@ -159,7 +161,9 @@ def test_content_types(server):
     assert nothing.json["outputs"][0]["parameters"] == {"binary_data_size": 0}
     # Whatever comes in, no content type is asked for.
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-        assert server.request("POST", "/v2/models/identity/infer", request, {"Content-Type": content_type}).status == 200
+        assert (
+            server.request("POST", "/v2/models/identity/infer", request, {"Content-Type": content_type}).status == 200
+        )
 
 
 @pytest.mark.spec("srv-H40")

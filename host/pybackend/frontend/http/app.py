@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
@@ -14,14 +15,12 @@ from pybackend.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import infer_route
 from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.model_path import model_name, model_path, version
 from pybackend.model.model import Model
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error, model_metadata, server_metadata
 
 _JSON = "application/json"
-
-ModelName = Annotated[str, Path(description="the model's name", min_length=1)]
-Version = Annotated[int, Path(description="a version of the model", ge=0)]
 
 
 def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
@@ -44,71 +43,70 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
     _add_metadata(app, engine)
     infer_route.add(app, engine, limits)
 
-    @app.get("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False, response_model=None)
     async def root() -> RedirectResponse:
         return RedirectResponse("/docs")
 
     return app
 
 
+def _get(app: FastAPI, path: str, tag: str, summary: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
+    """Add a route.
+
+    Handlers take the request as it is: building validators for a name and a number would cost more than all the rest
+    of the application's start.
+    """
+    openapi: dict[str, Any] = {"parameters": model_path(path)}
+    app.get(path, tags=[tag], summary=summary, name=path, response_model=None, openapi_extra=openapi)(answer)
+
+
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
-    @app.get("/v2/health/live", tags=["health"], summary="Does the server run?")
-    async def live() -> Response:
+    async def live(_request: Request) -> Response:
         _refuse_while_exiting(engine)
         return Response()
 
-    @app.get("/v2/health/ready", tags=["health"], summary="Should clients send requests?")
-    async def ready() -> Response:
+    async def ready(_request: Request) -> Response:
         _refuse_while_exiting(engine)
         return Response(status_code=200 if engine.is_ready else 400)
 
-    def model_ready(name: str, version: int | None) -> Response:
+    async def model_ready(request: Request) -> Response:
         _refuse_while_exiting(engine)
         try:
-            if engine.model(name, "" if version is None else str(version)).is_ready:
+            if engine.model(model_name(request), version(request)).is_ready:
                 return Response()
         except InferenceError:
             pass  # an unknown model is not ready, whatever else there is to say about it
         raise InferenceError("Model version not ready", ErrorCode.INVALID_ARG)
 
-    @app.get("/v2/models/{model_name}/ready", tags=["health"], summary="Does the model serve?")
-    async def newest_ready(model_name: ModelName) -> Response:
-        return model_ready(model_name, None)
-
-    @app.get("/v2/models/{model_name}/versions/{version:int}/ready", tags=["health"], summary="Does the version serve?")
-    async def version_ready(model_name: ModelName, version: Version) -> Response:
-        return model_ready(model_name, version)
+    _get(app, "/v2/health/live", "health", "Does the server run?", live)
+    _get(app, "/v2/health/ready", "health", "Should clients send requests?", ready)
+    _get(app, "/v2/models/{model_name}/ready", "health", "Does the model serve?", model_ready)
+    _get(app, "/v2/models/{model_name}/versions/{version:int}/ready", "health", "Does the version serve?", model_ready)
 
 
 def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
-    @app.get("/v2", tags=["metadata"], summary="Name, version and extensions of the server")
-    async def server() -> Response:
+    async def server(_request: Request) -> Response:
         return Response(server_metadata(engine.server_id, __version__), media_type=_JSON)
 
-    def metadata(model: Model, versions: list[str]) -> Response:
+    async def metadata(request: Request) -> Response:
+        model = engine.model(model_name(request), version(request))
+        versions = [model.version] if version(request) else _versions(engine, model)
         platform = model.config.platform or model.config.backend
         return Response(model_metadata(model.signature, versions, platform), media_type=_JSON)
 
-    @app.get("/v2/models/{model_name}", tags=["metadata"], summary="Inputs and outputs of a model")
-    async def newest_metadata(model_name: ModelName) -> Response:
-        model = engine.model(model_name)
-        return metadata(model, [each.version for each in engine.repository.ready_versions(model_name)])
-
-    @app.get("/v2/models/{model_name}/versions/{version:int}", tags=["metadata"], summary="Inputs and outputs")
-    async def version_metadata(model_name: ModelName, version: Version) -> Response:
-        model = engine.model(model_name, str(version))
-        return metadata(model, [model.version])
-
-    def config(model: Model) -> Response:
+    async def config(request: Request) -> Response:
+        model = engine.model(model_name(request), version(request))
         return Response(msgspec.json.encode(model.config.document), media_type=_JSON)
 
-    @app.get("/v2/models/{model_name}/config", tags=["metadata"], summary="The effective configuration")
-    async def newest_config(model_name: ModelName) -> Response:
-        return config(engine.model(model_name))
+    _get(app, "/v2", "metadata", "Name, version and extensions of the server", server)
+    _get(app, "/v2/models/{model_name}", "metadata", "Inputs and outputs of a model", metadata)
+    _get(app, "/v2/models/{model_name}/versions/{version:int}", "metadata", "Inputs and outputs of a version", metadata)
+    _get(app, "/v2/models/{model_name}/config", "metadata", "The effective configuration", config)
+    _get(app, "/v2/models/{model_name}/versions/{version:int}/config", "metadata", "The same of a version", config)
 
-    @app.get("/v2/models/{model_name}/versions/{version:int}/config", tags=["metadata"], summary="The configuration")
-    async def version_config(model_name: ModelName, version: Version) -> Response:
-        return config(engine.model(model_name, str(version)))
+
+def _versions(engine: InferenceEngine, model: Model) -> list[str]:
+    return [each.version for each in engine.repository.ready_versions(model.name)]
 
 
 def _refuse_while_exiting(engine: InferenceEngine) -> None:

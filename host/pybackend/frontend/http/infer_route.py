@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.engine import InferenceEngine
 from pybackend.frontend.http.infer_body import StreamedBody
+from pybackend.frontend.http.model_path import model_name, model_path, version
 from pybackend.model.model import Model
 from pybackend.protocol.infer_response import encode_response
 from pybackend.protocol.limits import BodyLimits
@@ -89,18 +90,14 @@ _OPENAPI: dict[str, Any] = {
 def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
     """Add the infer routes to an application."""
 
-    @app.post("/v2/models/{model_name}/infer", tags=["inference"], summary="Run the model", openapi_extra=_OPENAPI)
-    async def newest_infer(model_name: str, request: Request) -> Response:
-        return await _infer(engine, limits, engine.model(model_name), request)
+    async def infer(request: Request) -> Response:
+        return await _infer(engine, limits, engine.model(model_name(request), version(request)), request)
 
-    @app.post(
-        "/v2/models/{model_name}/versions/{version:int}/infer",
-        tags=["inference"],
-        summary="Run a version of the model",
-        openapi_extra=_OPENAPI,
-    )
-    async def version_infer(model_name: str, version: int, request: Request) -> Response:
-        return await _infer(engine, limits, engine.model(model_name, str(version)), request)
+    for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:int}/infer"):
+        openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
+        app.post(
+            path, tags=["inference"], summary="Run the model", name=path, response_model=None, openapi_extra=openapi
+        )(infer)
 
 
 async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, request: Request) -> Response:

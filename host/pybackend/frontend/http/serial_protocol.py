@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._claimed = False
         self._parser_fed = False
         self._bypasses_parser = False
+        self._resumes_body = False
         self._keep_alive = True
 
     # For subclasses
@@ -131,53 +133,65 @@ class SerialProtocol(HttpToolsProtocol):
                     self._keep(data)
                     return
                 data = self._consume_head(data) if self._in_head else self._consume_body(data)
-        except httptools.HttpParserUpgrade:
-            self.parser = httptools.HttpRequestParser(self)  # no upgrade is offered: the request was answered as it is
-        except httptools.HttpParserCallbackError:
+        except ChunkedBodyError as error:
+            self._refuse_connection(400, str(error))
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, httptools.HttpParserInvalidURLError):
+                self._refuse_connection(400, "Invalid HTTP request received: its target is no path")
+                return
             log.exception("a request could not be handled")
             self._refuse_connection(500, "internal error: see the server's log")
         except httptools.HttpParserError:
             self._refuse_connection(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
 
+    def _feed(self, data: bytes) -> None:
+        """Let the parser see bytes of one message."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Some clients offer an upgrade with every first request. None is taken up: the request is answered as it
+            # is. The parser believes that HTTP ends with the head, so another one gets the body, behind a short head.
+            self.parser = httptools.HttpRequestParser(self)
+            if self._resumes_body:
+                framing = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % self._body_left
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+                self._resumes_body = False
+
     def _consume_head(self, data: bytes) -> bytes:
         probe = self._seen + data if self._seen else data
         end = probe.find(b"\r\n\r\n")
-        if end < 0:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_connection(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
-                return b""
-            self._parser_fed = True
-            self.parser.feed_data(data)
-            self._seen = probe[-3:]
+        if end == 0 and not self._seen:
+            return data.lstrip(b"\r\n")  # empty lines before a request line are legal and no head
+        cut = len(data) if end < 0 else end + 4 - len(self._seen)
+        self._head_bytes += cut
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_connection(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
             return b""
-        cut = end + 4 - len(self._seen)
         head = data if cut == len(data) else data[:cut]
-        if self._seen:
-            self._seen = b""
-        elif self.recognise(head):
-            self._headers_done = self._claimed = self._bypasses_parser = True
-            self._in_head = False
-            return data[cut:]
-        else:
+        if end >= 0 and self._head_bytes == cut:
+            if self.recognise(head):
+                self._headers_done = self._claimed = self._bypasses_parser = True
+                self._in_head = False
+                return data[cut:]
             self._head = head
         self._parser_fed = True
-        self.parser.feed_data(head)
-        # Empty lines before a request line are legal and no head.
+        self._feed(head)
+        self._seen = probe[-3:] if end < 0 else b""
         self._in_head = not self._headers_done
         return data[cut:]
 
     def _consume_body(self, data: bytes) -> bytes:
         if self._chunked:
-            self.parser.feed_data(data)
-            return b""
+            end = self._chunked_end.find(data)
+            self._feed(data if end == len(data) else data[:end])
+            return data[end:]
         piece = data if len(data) <= self._body_left else data[: self._body_left]
         self._body_left -= len(piece)
         if self._claimed:
             self.claimed_body(piece)
         if not self._bypasses_parser:
             # Small bodies go through the parser too: it stays in step, and says when the message is complete.
-            self.parser.feed_data(piece)
+            self._feed(piece)
         elif self._body_left == 0:
             self._complete_unparsed()
         return data[len(piece) :]
@@ -192,9 +206,6 @@ class SerialProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has seen a request line begin."""
         if self._headers_done:
-            # Only behind a chunked body, whose end nobody but the parser sees, can a request be pipelined unnoticed.
-            # It is not processed: closing after the answer tells the client to send it again.
-            self._keep_alive = False
             return
         self.url = b""
         self.expect_100_continue = False
@@ -221,9 +232,10 @@ class SerialProtocol(HttpToolsProtocol):
             if size == 14 and name.lower() == b"content-length":
                 self._body_left = int(value)
             elif size == 17 and name.lower() == b"transfer-encoding":
-                self._chunked = True
+                self._chunked, self._chunked_end = True, ChunkedEnd()
             elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+        self._resumes_body = self.parser.should_upgrade() and (self._chunked or self._body_left > 0)
         self._claimed = self.claim()
         if not self._claimed:
             self._start_asgi()
@@ -239,7 +251,7 @@ class SerialProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        if self._message_done:
+        if self._message_done or self._resumes_body:
             return
         self._message_done = True
         if self._claimed:
@@ -261,6 +273,7 @@ class SerialProtocol(HttpToolsProtocol):
         """An ASGI response is out."""
         self.server_state.total_requests += 1
         self._answer_done = True
+        self.flow.resume_reading()  # a body that the application did not read is dropped as it comes
         self._next_if_done()
 
     # Answers of claimed requests

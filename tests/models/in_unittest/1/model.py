@@ -6,13 +6,14 @@ import unittest
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+
 class ModelTest(unittest.TestCase):
     def test_tensor(self):
         tensor = pb_utils.Tensor("x", np.arange(4))
-        self.assertEqual((tensor.name(), tensor.shape()), ("x", [4]))
+        assert (tensor.name(), tensor.shape()) == ("x", [4])
 
     def test_subject(self):
-        self.assertEqual(__name__, "model")
+        assert __name__ == "model"
 
 
 class TritonPythonModel:
