@@ -16,6 +16,7 @@ from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
 from pybackend.frontend.http.server import HttpServer, address_of, bind
 from pybackend.frontend.metrics import MetricsApp
+from pybackend.instance.devices import count_gpus
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.model import ModelState
 from pybackend.protocol.limits import BodyLimits
@@ -50,6 +51,7 @@ class Server:
             auto_complete=settings.auto_complete,
             model_load_count=settings.model_load_count,
             model_memory_limit_bytes=settings.model_memory_limit_bytes,
+            gpu_count=count_gpus(),
         )
         self._repository = ModelRepository(scan, launcher, options)
         self._engine = InferenceEngine(

@@ -78,12 +78,14 @@ def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = 
 
     Returns:
         ``<type>: <message>``, and if any frame is to be shown, a blank line, ``At:`` and a line
-        ``  <file>(<line>): <function>`` for each.
+        ``  <file>(<line>): <function>`` for each. A TritonModelException without any is a refusal by what runs the
+        model, and its message says all.
     """
-    head = f"{type(exception).__name__}: {_message_of(exception)}"
+    message = _message_of(exception)
+    head = f"{type(exception).__name__}: {message}"
     frames = _frames(exception, tuple(hidden_prefixes))
     if not frames:
-        return printable(head)
+        return printable(message if type(exception) is TritonModelException else head)
     lines = [f"  {file}({line}): {function}\n" for file, line, function in frames[:FRAME_LIMIT]]
     if len(frames) > FRAME_LIMIT:
         lines.append(f"  ... ({len(frames) - FRAME_LIMIT} more)\n")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class StubRuntime(UnavailableRuntime):
     """The services of the host that a model can use through ``pb_utils``."""
 
+    reason = "This release of the server does not offer it yet."
+
     def __init__(self, channel: HostChannel, model_directory: str) -> None:
         self._channel = channel
         self.model_directory = model_directory

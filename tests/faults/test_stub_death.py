@@ -116,7 +116,7 @@ def test_death_between_requests_goes_unnoticed_by_clients(server):
 @pytest.mark.spec("srv-P07")
 def test_death_during_a_request_fails_that_one_and_no_other(server, repository):
     gate = Gate(repository / "during", "death")
-    pid = int(told(server, "during", "pid"))
+    ((pid, _),) = starts(repository / "during")
     with Asker(server) as asker:
         begun = asker.ask("during", "gate death")
         gate.wait_reached()

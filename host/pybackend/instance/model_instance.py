@@ -31,6 +31,9 @@ PREFETCH_NS = 1_000_000
 MOST_PREFETCHED = 64
 """Executions in one frame; more would not make a frame cheaper and would keep the queue's order from acting."""
 
+SLOW_NS = 5_000_000
+"""An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
+
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
 HEALTHY_AFTER_S = 60.0
 """An instance that lived this long is restarted as if it had never died."""
@@ -104,6 +107,7 @@ class ModelInstance:
         self._answered = 0
         self._execution_ns = 0.0
         self._last_execution_ns = 0
+        self._last_answer_ns = 0
         self._ready_since = 0.0
         self._deaths = 0
         self._supervision: asyncio.Task[None] | None = None
@@ -178,7 +182,11 @@ class ModelInstance:
         """How many more executions may wait in the stub's socket; none before their length is known."""
         if self.state is not InstanceState.READY or not self._execution_ns:
             return 0
-        return max(0, min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(self._in_flight))
+        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(self._in_flight)
+        if room <= 0 or not self._in_flight:
+            return max(0, room)
+        since_ns = max(self._in_flight[0].sent_ns, self._last_answer_ns)
+        return room if time.monotonic_ns() - since_ns < SLOW_NS else 0
 
     def execute(self, batch: list[PendingRequest]) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop."""
@@ -251,6 +259,7 @@ class ModelInstance:
             responses.append(response)
         self._in_flight.popleft()
         self._answered += 1
+        self._last_answer_ns = time.monotonic_ns()
         took_ns = max(1, result.done_ns - result.began_ns)
         self._execution_ns = took_ns if not self._execution_ns else 0.8 * self._execution_ns + 0.2 * took_ns
         self._owner.on_executed(execution, responses, result)

@@ -59,7 +59,7 @@ class ModelSource:
     config: ModelConfig
     auto_complete: bool
     memory_limit_bytes: int
-    gpu_count: int = 0
+    gpu_count: int
 
     @property
     def version_directory(self) -> Path:

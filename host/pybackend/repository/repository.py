@@ -27,6 +27,7 @@ class LoadOptions:
     auto_complete: bool
     model_load_count: int
     model_memory_limit_bytes: int
+    gpu_count: int = 0
 
 
 @dataclass
@@ -130,6 +131,7 @@ class ModelRepository:
                 config=config,
                 auto_complete=options.auto_complete,
                 memory_limit_bytes=options.model_memory_limit_bytes,
+                gpu_count=options.gpu_count,
             )
             for version in served.versions
         ]

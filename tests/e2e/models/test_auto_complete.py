@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import time
 
 import numpy as np
@@ -89,8 +89,8 @@ REFUSED = {
         "specified max_batch_size 2",
     ),
     "other_scheduler": (
-        "config.set_dynamic_batching()",
-        "max_batch_size: 4 sequence_batching { }",
+        'config.as_dict()["sequence_batching"] = {}; config.set_dynamic_batching()',
+        "max_batch_size: 4",
         "ValueError: Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function "
         "for model '{model}' tries to set scheduling_choice as 'dynamic_batching'",
     ),
@@ -178,12 +178,12 @@ REFUSED = {
     "returns_none": (
         "return None",
         "",
-        "auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object.",
+        "Internal: auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object.",
     ),
     "returns_dict": (
         "return config.as_dict()",
         "",
-        "auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object.",
+        "Internal: auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object.",
     ),
     "another_scheduler": (
         'config.as_dict()["sequence_batching"] = {}',
@@ -197,13 +197,21 @@ REFUSED = {
     ),
     "wrong_type": ('config.as_dict()["max_batch_size"] = "many"', "", "max_batch_size"),
     "no_input_list": ('config.as_dict()["input"] = 5', "", "input"),
-    "raises": ("raise KeyError('a key')", "", "KeyError: 'a key'\\n\\nAt:\\n  {directory}/1/model.py("),
+    "raises": (
+        "raise KeyError('a key')",
+        "",
+        "Internal: KeyError: 'a key'\n\nAt:\n  {directory}/1/model.py(10): auto_complete_config\n",
+    ),
     "calls_a_model": (
         'pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="x").exec()',
         "",
         "TritonModelException: BLS is only supported during the 'execute' function.",
     ),
-    "controls_models": ('pb_utils.load_model("x")', "", "TritonModelException: Failed to load model: "),
+    "controls_models": (
+        'pb_utils.load_model("x")',
+        "",
+        "TritonModelException: Failed to load model: model control is not available. This release",
+    ),
     "makes_metrics": (
         'pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)',
         "",
@@ -224,6 +232,13 @@ REFUSED_AT_IMPORT = {
 }
 
 
+def row_of(model):
+    """The row of the feature table that a refused model is about."""
+    if model.startswith("returns_"):
+        return "pb-A04"
+    return "pb-A06" if model in {"exits", "crashes"} else "pb-A03"
+
+
 def completing(statement):
     return f"""
 import os
@@ -235,6 +250,19 @@ class TritonPythonModel:
         {statement}
         return config
 """
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A server whose models complete their configurations as they should."""
+    repository = tmp_path_factory.mktemp("good")
+    write_model(repository, "counting", COUNTING, WRITTEN + "instance_group { count: 3 }")
+    write_model(repository, "all_setters", ALL_SETTERS, 'backend: "python" input { name: "IN" }')
+    write_model(repository, "edited", WHITELIST, WRITTEN)
+    with serving(repository) as server:
+        assert len(server.stub_pids()) == 3 + 1 + 1
+        server.repository = repository
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -255,18 +283,16 @@ def bad(tmp_path_factory):
 
 def reason(server, model):
     """Why a model failed to load, as the log has it."""
-    return server.wait_for(rf"failed to load '{model}' version 1: ([^\n]*)\"\n")[1]
+    return json.loads(server.wait_for(rf"] (\"failed to load '{model}' version 1: [^\n]*\")\n")[1]).partition(": ")[2]
 
 
 @pytest.mark.spec("pb-A01")
-def test_called_once_per_load_on_the_class(tmp_path):
-    directory = write_model(tmp_path, "counting", COUNTING, WRITTEN + "instance_group { count: 3 }")
-    with serving(tmp_path) as server:
-        config = server.get("/v2/models/counting/config").json
-        assert [output["name"] for output in config["output"]] == ["OUT"]
-        assert infer(server, "counting", {"IN": np.ones(2, np.float32)})["OUT"].tolist() == [1, 1]
-        assert "a line while completing" in server.output
-    events = (directory / "1/events").read_text().splitlines()
+def test_called_once_per_load_on_the_class(good):
+    config = good.get("/v2/models/counting/config").json
+    assert [output["name"] for output in config["output"]] == ["OUT"]
+    assert infer(good, "counting", {"IN": np.ones(2, np.float32)})["OUT"].tolist() == [1, 1]
+    assert "a line while completing" in good.output
+    events = (good.repository / "counting/1/events").read_text().splitlines()
     assert [event for event in events if event.startswith("complete")] == ["complete pybackend_sdk True"]
     assert events[:2] == ["import", "complete pybackend_sdk True"]
     # The first instance goes on where the configuration was completed: no process, and no import, is thrown away.
@@ -275,18 +301,16 @@ def test_called_once_per_load_on_the_class(tmp_path):
 
 @pytest.mark.spec("pb-A02")
 def test_not_called_when_disabled(tmp_path):
-    directory = write_model(tmp_path, "counting", COUNTING, COMPLETE.replace('[ 2 ]', '[ -1 ]'))
+    directory = write_model(tmp_path, "counting", COUNTING, COMPLETE.replace("[ 2 ]", "[ -1 ]"))
     with serving(tmp_path, flags=("--disable-auto-complete-config",)) as server:
         assert infer(server, "counting", {"IN": np.ones(2, np.float32)})["OUT"].tolist() == [1, 1]
     assert (directory / "1/events").read_text().split() == ["import", "instance", "initialize"]
 
 
 @pytest.mark.spec("pb-A03")
-def test_every_setter(tmp_path):
-    write_model(tmp_path, "all_setters", ALL_SETTERS, 'backend: "python" input { name: "IN" }')
-    with serving(tmp_path) as server:
-        config = server.get("/v2/models/all_setters/config").json
-        metadata = server.get("/v2/models/all_setters").json
+def test_every_setter(good):
+    config = good.get("/v2/models/all_setters/config").json
+    metadata = good.get("/v2/models/all_setters").json
     assert config["max_batch_size"] == 8
     assert "dynamic_batching" in config
     assert config["model_transaction_policy"] == {"decoupled": False}
@@ -298,15 +322,12 @@ def test_every_setter(tmp_path):
     assert metadata["outputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [-1, 2]}]
 
 
-@pytest.mark.spec("pb-A03", "pb-A04", "pb-A06")
-@pytest.mark.parametrize("model", REFUSED)
+@pytest.mark.parametrize("model", [pytest.param(name, marks=pytest.mark.spec(row_of(name))) for name in REFUSED])
 def test_refused(bad, model):
     expected = REFUSED[model][2].format(model=model, directory=bad.repository / model)
     told = reason(bad, model)
     assert expected in told
     assert told.startswith(("Internal: ", "Invalid argument: "))
-    if "Error: " in expected and "JSON" not in expected:
-        assert f'\\n\\nAt:\\n  {bad.repository / model / "1/model.py"}(' in told or "pybackend_sdk" not in told
     assert "pybackend_stub" not in told
     assert bad.get(f"/v2/models/{model}/ready").status == 400
 
@@ -316,7 +337,6 @@ def test_refused(bad, model):
 def test_death_at_import(bad, model):
     assert REFUSED_AT_IMPORT[model][1].format(model=model) in reason(bad, model)
     assert bad.load_s < 15, "some load waited for a process that was dead"
-    assert os.getpid() not in bad.stub_pids()
 
 
 def test_nothing_of_a_failed_load_stays(bad):
@@ -325,11 +345,8 @@ def test_nothing_of_a_failed_load_stays(bad):
 
 
 @pytest.mark.spec("pb-A05")
-def test_only_some_fields_count(tmp_path):
-    write_model(tmp_path, "edited", WHITELIST, WRITTEN)
-    with serving(tmp_path) as server:
-        config = server.get("/v2/models/edited/config").json
-        assert len(server.stub_pids()) == 1
+def test_only_some_fields_count(good):
+    config = good.get("/v2/models/edited/config").json
     assert (config["name"], config["default_model_filename"]) == ("edited", "model.py")
     (group,) = config["instance_group"]
     assert (group["kind"], group["count"]) == ("KIND_CPU", 1)

@@ -17,6 +17,22 @@ SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go straight to where their tensors belong."""
 
 
+def check_encoding(encoding: str) -> None:
+    """Refuse a body that is compressed.
+
+    Args:
+        encoding: value of ``Content-Encoding``; empty if there is none.
+
+    Raises:
+        InferenceError: UNSUPPORTED.
+    """
+    if encoding.lower() not in {"", "identity"}:
+        raise InferenceError(
+            "Unsupported compression type: this server takes request bodies without content-encoding only",
+            ErrorCode.UNSUPPORTED,
+        )
+
+
 def decode_body(
     body: bytes, header_length: bytes | None, model: Model, limits: BodyLimits, plans: PlanCache
 ) -> InferPlan:

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from pybackend.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.errors import STATUS
-from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, decode_body
+from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -128,11 +128,8 @@ class InferProtocol(SerialProtocol):
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
             self._model = self._frontend.engine.model(name, version)
-            if encoding and encoding.lower() != b"identity":
-                raise InferenceError(
-                    "Unsupported compression type: this server takes request bodies without content-encoding only",
-                    ErrorCode.UNSUPPORTED,
-                )
+            if encoding:
+                check_encoding(encoding.decode("latin-1"))
             if self._chunked or self._bypasses_parser:
                 length = None if self._chunked else self._body_left
                 self._body = StreamedBody(self._model, self._header_length, length, self._frontend.limits)

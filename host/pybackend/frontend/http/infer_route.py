@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from pybackend.engine import InferenceEngine
-from pybackend.frontend.http.infer_body import StreamedBody
+from pybackend.frontend.http.infer_body import StreamedBody, check_encoding
 from pybackend.frontend.http.model_path import model_name, model_path, version
 from pybackend.model.model import Model
 from pybackend.protocol.infer_response import encode_response
@@ -101,6 +101,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
 
 
 async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, request: Request) -> Response:
+    check_encoding(request.headers.get("content-encoding", ""))
     length = request.headers.get("content-length")
     header_length = request.headers.get("inference-header-content-length")
     body = StreamedBody(
@@ -114,9 +115,13 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, requ
             if piece:
                 body.feed(piece)
         plan = body.finish()
-        response = await engine.infer(model, plan.request)
     except BaseException:
         body.release()
+        raise
+    try:
+        response = await engine.infer(model, plan.request)
+    except InferenceError:
+        body.release()  # the engine did not take it; after a cancellation its memory is the engine's
         raise
     try:
         if response.error is not None:

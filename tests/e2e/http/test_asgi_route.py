@@ -1,0 +1,168 @@
+"""The application under somebody else's server: its infer route answers as this package's own connections do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.server import HttpServer, bind
+from pybackend.protocol.limits import BodyLimits
+from tests.e2e.http.models import write_models
+from tests.support.connection import binary_body, connected, head, post, post_chunked
+from tests.support.engine import engine_on
+
+pytestmark = pytest.mark.e2e
+
+LIMIT = 200_000
+
+
+class Ports(NamedTuple):
+    """Where the same engine listens: with connections that answer infer themselves, and under a plain uvicorn."""
+
+    own: int
+    plain: int
+
+
+async def serve(repository, ports, stop):
+    """One engine behind both servers, until ``stop`` is set."""
+    limits = BodyLimits(LIMIT)
+    async with engine_on(repository) as engine:
+        app = make_app(engine, limits)
+        outer = FastAPI()
+        outer.mount("/mounted", app)
+        outer.mount("", app)
+        own = HttpServer(app, InferFrontend(engine, limits))
+        own_socket = bind("127.0.0.1", 0, "HTTP")
+        await own.start(own_socket)
+        plain_socket = socket.create_server(("127.0.0.1", 0))
+        plain = uvicorn.Server(uvicorn.Config(outer, http="httptools", lifespan="off", log_config=None))
+        serving = asyncio.create_task(plain.serve([plain_socket]))
+        ports.set_result(Ports(own_socket.getsockname()[1], plain_socket.getsockname()[1]))
+        await asyncio.to_thread(stop.wait)
+        plain.should_exit = True
+        await serving
+        await own.stop(asyncio.get_running_loop().time() + 5)
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("asgi") / "models"
+    write_models(repository)
+    found, stop = Future(), threading.Event()
+    thread = threading.Thread(target=lambda: uvloop.run(serve(repository, found, stop)))
+    thread.start()
+    try:
+        yield found.result(30)
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def ask(port, data):
+    with connected(port) as connection:
+        connection.send(data)
+        return connection.reply()
+
+
+def tensor(name="IN", datatype="FP32", shape=(2,), **members):
+    return {"name": name, "datatype": datatype, "shape": shape, **members}
+
+
+def binary_request(model, size, **members):
+    blob = np.random.default_rng(size).bytes(size)
+    item = tensor(shape=[size // 4], parameters={"binary_data_size": size})
+    return model, *binary_body({"inputs": [item], **members}, blob)
+
+
+def text(**document):
+    return json.dumps(document).encode()
+
+
+GOOD = text(inputs=[tensor(data=[0.1, 2])])
+RAW = {"Inference-Header-Content-Length": "0"}
+REQUESTS = {
+    "JSON": ("identity", GOOD, {}),
+    "JSON with everything": ("identity", text(id="ü", parameters={"a": 1}, inputs=[tensor(data=[1, 2])]), {}),
+    "NaN": ("identity", GOOD.replace(b"0.1", b"NaN"), {}),
+    "version": ("versions/versions/1", GOOD, {}),
+    "encoded name": ("%69dentity", GOOD, {}),
+    "binary in": binary_request("identity", 400),
+    "binary in and out": binary_request("identity", 400, parameters={"binary_data_output": True}),
+    "large binary": binary_request("identity", 300_000, parameters={"binary_data_output": True}),
+    "no elements": binary_request("identity", 0, parameters={"binary_data_output": True}),
+    "raw": ("raw", bytes(16), RAW),
+    "empty": ("raw", b"", {}),
+    "malformed": ("identity", b"{", {}),
+    "wrong type": ("identity", text(inputs=[tensor(data=["1", 2])]), {}),
+    "wrong shape": ("raw_plane", GOOD, {}),
+    "unknown model": ("unknown", GOOD, {}),
+    "unknown version": ("identity/versions/9", GOOD, {}),
+    "version beyond all bounds": ("identity/versions/" + "9" * 30, GOOD, {}),
+    "version no number": ("identity/versions/x", GOOD, {}),
+    "unknown output": ("identity", text(inputs=[tensor(data=[1, 2])], outputs=[{"name": "X"}]), {}),
+    "header length no number": ("identity", GOOD, {"Inference-Header-Content-Length": "x"}),
+    "header length too large": ("identity", GOOD, {"Inference-Header-Content-Length": "1000"}),
+    "cut short": ("identity", *binary_body({"inputs": [tensor(parameters={"binary_data_size": 8})]}, b"1234567")),
+    "left over": ("identity", *binary_body({"inputs": [tensor(parameters={"binary_data_size": 8})]}, b"123456789")),
+    "JSON too large": ("identity", GOOD + b" " * LIMIT, {}),
+    "raw too large": ("raw", bytes(LIMIT + 8), RAW),
+    "compressed": ("identity", GOOD, {"Content-Encoding": "gzip"}),
+    "identity encoding": ("identity", GOOD, {"Content-Encoding": "identity"}),
+    "error from the model": (
+        "probe",
+        text(inputs=[tensor("COMMAND", "BYTES", [1], data=['{"error": "no", "code": "NOT_FOUND"}'])]),
+        {},
+    ),
+    "not text": ("probe", text(inputs=[tensor("COMMAND", "BYTES", [1], data=['{"blob": "ff"}'])]), {}),
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("model", "body", "headers"), REQUESTS.values(), ids=REQUESTS)
+def test_both_ways_answer_alike(ports, model, body, headers, chunked):
+    path = f"/v2/models/{model}/infer"
+    request = post_chunked(path, [body[:10], body[10:]], headers) if chunked else post(path, body, headers)
+    own, plain = (ask(port, request) for port in ports)
+    about = ("content-type", "inference-header-content-length", "content-length")
+    assert [plain.headers.get(name) for name in about] == [own.headers.get(name) for name in about]
+    assert (plain.status, plain.body) == (own.status, own.body)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2", "/v2/health/ready", "/v2/models/identity", "/v2/models/identity/infer", "/nothing", "/openapi.json"]
+)
+def test_other_routes_answer_alike(ports, path):
+    own, plain = (ask(port, head("GET", path)) for port in ports)
+    assert (plain.status, plain.body) == (own.status, own.body)
+
+
+def test_application_mounted_below_another(ports):
+    reply = ask(ports.plain, post("/mounted/v2/models/identity/infer", GOOD))
+    assert reply.json["outputs"][0]["data"] == [0.10000000149011612, 2.0]
+    assert ask(ports.plain, head("GET", "/mounted/v2/models/identity")).json["name"] == "identity"
+
+
+def test_client_that_vanishes_under_another_server(ports):
+    """Its memory goes back: any number of them leaves room for the next."""
+    size = 8 << 20
+    model, body, headers = binary_request("identity", size, parameters={"binary_data_output": True})
+    request = post(f"/v2/models/{model}/infer", body, headers)
+    for _ in range(5):
+        with connected(ports.plain) as connection:
+            connection.send(request[: size // 2])
+            connection.reset()
+    reply = ask(ports.plain, request)
+    assert reply.status == 200
+    assert reply.body.endswith(body[-size:])
