@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -14,6 +15,8 @@ from pybackend.errors import ErrorCode, InferenceError
 # From linux/fcntl.h; the fcntl module has them only since 3.8 on some builds.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+HAS_MEMFD = hasattr(os, "memfd_create")
 
 _numbers = count(1)
 
@@ -68,16 +71,31 @@ class Segment:
 
 def _create(size_bytes: int) -> tuple[int, bool]:
     try:
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("pybackend-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(descriptor, size_bytes)
-            fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+        descriptor = _create_sealed(size_bytes) if HAS_MEMFD else None
+        if descriptor is not None:
             return descriptor, True
         return _create_unsealed(size_bytes), False
     except OSError as error:
         raise InferenceError(
             f"cannot make a tensor segment of {size_bytes} bytes: {error.strerror}", ErrorCode.UNAVAILABLE
         ) from error
+
+
+def _create_sealed(size_bytes: int) -> int | None:
+    """A descriptor, None if the kernel or a sandbox around this process does not offer memfd."""
+    try:
+        descriptor = os.memfd_create("pybackend-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.EPERM, errno.EINVAL}:
+            return None
+        raise
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _create_unsealed(size_bytes: int) -> int:

@@ -141,7 +141,7 @@ def test_both_ways_answer_alike(ports, model, body, headers, chunked):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v2", "/v2/health/ready", "/v2/models/identity", "/v2/models/identity/infer", "/nothing", "/openapi.json"]
+    "path", ["/v2", "/v2/health/ready", "/v2/models/identity", "/v2/models/identity/infer", "/nothing"]
 )
 def test_other_routes_answer_alike(ports, path):
     own, plain = (ask(port, head("GET", path)) for port in ports)

@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pybackend.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol

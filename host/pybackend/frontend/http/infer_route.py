@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from pybackend.engine import InferenceEngine
+from pybackend.errors import InferenceError
 from pybackend.frontend.http.infer_body import StreamedBody, check_encoding
 from pybackend.frontend.http.model_path import model_name, model_path, version
 from pybackend.model.model import Model

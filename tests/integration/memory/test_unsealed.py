@@ -1,0 +1,64 @@
+"""Tensor memory where memfd cannot be had: slower, but right, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pybackend.inference.request import InferenceRequest
+from pybackend.ipc import segment
+from tests.support.engine import engine_on, input_tensor, output_array
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+
+@pytest.fixture
+def without_memfd(monkeypatch):
+    monkeypatch.setattr(segment, "HAS_MEMFD", False)
+
+
+def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
+    write_model(tmp_path, "identity", IDENTITY, identity_config())
+    sent = [np.arange(100_000, dtype=np.float32) + number for number in range(3)]
+    before = set(os.listdir("/dev/shm"))
+
+    async def main():
+        async with engine_on(tmp_path) as engine:
+            model = engine.model("identity")
+            for array in sent:
+                response = await engine.infer(model, InferenceRequest("identity", inputs=[input_tensor("IN", array)]))
+                np.testing.assert_array_equal(output_array(response, "OUT"), array)
+                response.release()
+            assert set(os.listdir("/dev/shm")) == before
+
+    asyncio.run(main())
+
+
+def test_the_segment_has_no_name_and_is_read_by_copy(without_memfd):
+    made = segment.Segment(8192)
+    try:
+        assert not made.sealed
+        made.write(100, b"tensor")
+        assert bytes(made.read(100, 6)) == b"tensor"
+        # A stub that cuts the segment costs a request, not the host.
+        os.ftruncate(made.descriptor, 50)
+        with pytest.raises(segment.InferenceError, match="cut short"):
+            made.read(100, 6)
+        target = os.readlink(f"/proc/self/fd/{made.descriptor}")
+        assert not Path(target).exists()
+    finally:
+        made.close()
+
+
+def test_a_sealed_segment_keeps_its_size():
+    made = segment.Segment(8192)
+    try:
+        assert made.sealed
+        for size in (4096, 16384):
+            with pytest.raises(PermissionError):
+                os.ftruncate(made.descriptor, size)
+    finally:
+        made.close()
