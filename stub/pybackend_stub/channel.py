@@ -64,7 +64,10 @@ class HostChannel:
             HostGone: the host closed the socket.
         """
         while not self._received:
-            count, ancillary, _, _ = self._socket.recvmsg_into([self._decoder.room()], _ANCILLARY_BYTES)
+            try:
+                count, ancillary, _, _ = self._socket.recvmsg_into([self._decoder.room()], _ANCILLARY_BYTES)
+            except ConnectionResetError:  # the host closed its end without having read all that was sent
+                raise HostGone from None
             if not count:
                 raise HostGone
             for level, kind, payload in ancillary:

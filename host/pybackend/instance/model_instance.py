@@ -136,6 +136,8 @@ class ModelInstance:
             await self.load(plan.settings, None)
         assert self._session is not None
         await self._session.initialize(plan.args, plan.output_names, copy_inputs=plan.copy_inputs)
+        if self._session is None:  # it died in the turn in which it got ready
+            raise ModelLoadError(unhealthy(self.name, self.death_cause))
         self.state = InstanceState.READY
         self._ready_since = time.monotonic()
         self._answered = 0
@@ -321,6 +323,8 @@ class ModelInstance:
             except (ModelLoadError, InferenceError) as error:
                 self.state = InstanceState.FAILED
                 self.death_cause = error.message
-                self._session = None
+                session, self._session = self._session, None
+                if session is not None:
+                    session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
                 log.error("instance '%s' cannot be restarted: %s", self.name, error.message)  # noqa: TRY400  expected
             self._owner.on_available()

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_BYTES = 4096
 
+EXIT_GRACE_S = 3.0
+"""How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
+
 
 @dataclass(frozen=True)
 class StubSettings:
@@ -91,6 +94,7 @@ class StubSession:
         self._lent: dict[tuple[int, int], ArenaLease] = {}
         self._outputs: dict[int, _OutputSegment] = {}
         self._freed: list[BlockPlace] = []
+        self._growing = False
         self._end_cause = ""
         self._channel = StubChannel(self._loop, process.socket, self._on_messages, self._on_channel_end)
         process.watch(self._loop, self._on_exit)
@@ -140,7 +144,6 @@ class StubSession:
         self._channel.flush()
         self._channel.use_codec(codec)
         completed: heard.Completed = await self._answer_in(StubState.LOADING)
-        self._state = StubState.LOADED
         return completed.config
 
     async def initialize(self, args: dict[str, str], output_names: Sequence[str], *, copy_inputs: bool) -> None:
@@ -151,7 +154,6 @@ class StubSession:
         """
         self._channel.post((HostMessage.INITIALIZE, args, list(output_names), copy_inputs))
         await self._answer_in(StubState.INITIALIZING)
-        self._state = StubState.READY
 
     async def finalize(self) -> None:
         """Let the model end; returns when its process is gone."""
@@ -163,6 +165,20 @@ class StubSession:
                 return  # it died on the way, which is what was wanted
         elif self._state is not StubState.GONE:
             self.kill()
+        try:
+            async with asyncio.timeout(EXIT_GRACE_S):
+                await self._gone()
+        except TimeoutError:
+            log.warning(
+                "process %d of instance '%s' is killed: its model is finalized, but a thread that is no daemon, or an "
+                "exit handler, keeps it alive",
+                self.pid,
+                self._settings.instance_name,
+            )
+            self.kill()
+            await self._gone()
+
+    async def _gone(self) -> None:
         if self._state is not StubState.GONE:
             self._awaited = self._loop.create_future()
             with suppress(ModelLoadError):  # a death is an end too
@@ -264,10 +280,20 @@ class StubSession:
             self._channel.post((HostMessage.FREE_OUTPUT, freed))
 
     def _grow_outputs(self, nbytes: int) -> None:
+        """Answer a stub that waits for output memory.
+
+        Raises:
+            RemoteProtocolError: it asks without waiting.
+        """
+        if self._growing:
+            raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
+        self._growing = True
+        self._loop.call_soon(self._grown)
         present = sum(output.memory.size_bytes for output in self._outputs.values())
-        size = growth_bytes(nbytes, present)
+        limit = self._settings.output_memory_limit_bytes
+        size = growth_bytes(nbytes, present, limit)
         try:
-            if present + size > self._settings.output_memory_limit_bytes:
+            if present + size > limit:
                 raise InferenceError("limit", ErrorCode.UNAVAILABLE)
             segment = Segment(size)
         except InferenceError:
@@ -277,6 +303,9 @@ class StubSession:
         self._channel.post_descriptor(
             (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
         )
+
+    def _grown(self) -> None:
+        self._growing = False
 
     def detach_input(self, segment: int) -> None:
         """An input segment goes back to the system."""
@@ -325,6 +354,8 @@ class StubSession:
             case heard.Failed():
                 self._settle(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
             case _:
+                # Here, not where the answer is awaited: the stub may die before the waiter's turn comes.
+                self._state = _REACHED.get(type(message), self._state)
                 self._settle(message)
 
     async def _answer_in(self, state: StubState) -> Any:
@@ -371,6 +402,9 @@ class StubSession:
     def _death(self) -> ModelLoadError:
         return ModelLoadError(unhealthy(self._settings.instance_name, self._end_cause))
 
+
+_REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Initialized: StubState.READY}
+"""The state in which a stub is once it has said this."""
 
 _EXECUTES = frozenset({StubState.READY, StubState.FINALIZING})
 

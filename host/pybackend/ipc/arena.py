@@ -120,9 +120,7 @@ class TensorArena:
         self.total_bytes = 0
 
     def _grow(self, nbytes: int) -> Segment:
-        size = growth_bytes(nbytes, self.total_bytes)
-        if self.total_bytes + size > self._limit_bytes:
-            size = -(-aligned(nbytes) // _PAGE_BYTES) * _PAGE_BYTES
+        size = growth_bytes(nbytes, self.total_bytes, self._limit_bytes)
         if self.total_bytes + size > self._limit_bytes:
             raise InferenceError(
                 f"no input memory left for model '{self._owner}': {self.used_bytes} bytes are in flight and "
@@ -136,8 +134,11 @@ class TensorArena:
         return segment
 
 
-def growth_bytes(needed_bytes: int, present_bytes: int) -> int:
-    """Size of the next segment: at least what is needed, else as much again as is there, within bounds."""
+def growth_bytes(needed_bytes: int, present_bytes: int, limit_bytes: int) -> int:
+    """Size of the next segment: as much again as is there, within bounds; what is needed, where the limit is near."""
     step = min(max(present_bytes, FIRST_SEGMENT_BYTES), LARGEST_STEP_BYTES)
     whole = -(-aligned(needed_bytes) // FIRST_SEGMENT_BYTES) * FIRST_SEGMENT_BYTES
-    return max(step, whole)
+    size = max(step, whole)
+    if present_bytes + size > limit_bytes:
+        size = -(-aligned(needed_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    return size

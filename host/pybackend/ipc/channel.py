@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,19 @@ import msgspec
 
 from pybackend.ipc.stub_messages import Message, decode
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.framing import FrameDecoder, frame_header
+from pybackend_wire.framing import Frame, FrameDecoder, frame_header
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
 OnMessages = Callable[[list[Message], bytearray], None]
 OnEnd = Callable[[RemoteProtocolError | None], None]
+
+FRAMES_AT_ONCE = 32
+"""How many frames of one stub are handled in a turn of the loop. An answer is a frame, and seldom are there more than a
+few; a model that logs without end must leave the loop to others now and then."""
+
+MOST_MESSAGES = 1024
+"""In one frame; a stub puts less than a hundred into one."""
 
 
 class StubChannel:
@@ -44,6 +52,7 @@ class StubChannel:
         self._tail_bytes = 0
         self._descriptors: list[int] = []
         self._backlog = bytearray()
+        self._postponed: deque[Frame] = deque()
         self._open = True
         loop.add_reader(self._descriptor, self._readable)
 
@@ -95,6 +104,7 @@ class StubChannel:
         if self._open:
             self._open = False
             self._loop.remove_reader(self._descriptor)
+            self._postponed.clear()
             if self._backlog:
                 self._loop.remove_writer(self._descriptor)
             self._socket.close()
@@ -102,8 +112,8 @@ class StubChannel:
 
     def drain(self) -> None:
         """Read what a stub that is dead has left in the socket, then end, even if a child of it still holds the socket."""
-        while self._open and self._read():
-            pass
+        while self._open and (self._postponed or self._read()):
+            self._handle_postponed()
         self._end(None)
 
     def _send(self, data: bytes | bytearray) -> None:
@@ -147,11 +157,43 @@ class StubChannel:
             self._end(None)
             return False
         try:
-            for frame in self._decoder.received(count):
-                self._on_messages(decode(self._codec, frame), frame.tail)
+            frames = self._decoder.received(count)
+            if len(frames) > FRAMES_AT_ONCE:
+                self._postpone(frames)
+                return True
+            for frame in frames:
+                self._handle(frame)
         except RemoteProtocolError as error:
             self._end(error)
         return True
+
+    def _handle(self, frame: Frame) -> None:
+        messages = decode(self._codec, frame)
+        if len(messages) > MOST_MESSAGES:
+            raise RemoteProtocolError(f"a frame of {len(messages)} messages")
+        self._on_messages(messages, frame.tail)
+
+    def _postpone(self, frames: list[Frame]) -> None:
+        """Handle these in portions, and read on when all are handled."""
+        self._postponed.extend(frames)
+        self._loop.remove_reader(self._descriptor)
+        self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._handle_postponed()
+        if not self._open:
+            return
+        if self._postponed:
+            self._loop.call_soon(self._take_turn)
+        else:
+            self._loop.add_reader(self._descriptor, self._readable)
+
+    def _handle_postponed(self) -> None:
+        try:
+            for _ in range(min(FRAMES_AT_ONCE, len(self._postponed))):
+                self._handle(self._postponed.popleft())
+        except RemoteProtocolError as error:
+            self._end(error)
 
     def _end(self, error: RemoteProtocolError | None) -> None:
         if self._open:
