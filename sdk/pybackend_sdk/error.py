@@ -108,4 +108,7 @@ def _frames(exception: BaseException, hidden_prefixes: Tuple[str, ...]) -> List[
             frames.append((code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
     frames.reverse()
+    if isinstance(exception, SyntaxError) and exception.filename and exception.lineno:
+        # The file that does not parse has no frame: it never ran.
+        frames.insert(0, (exception.filename, exception.lineno, "<module>"))
     return frames

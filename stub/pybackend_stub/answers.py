@@ -5,10 +5,9 @@ import threading
 import time
 from typing import Any, List, Sequence, Tuple
 
-from pybackend_wire.messages import RequestResult, StubMessage
-
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.tensor_io import OutputWriter
+from pybackend_wire.messages import RequestResult, StubMessage
 
 KEEP_NS = 1_000_000
 """How long an answer may wait for others: below it a wake-up of the host costs more than the wait."""
@@ -46,6 +45,10 @@ class AnswerQueue:
         with self.lock:
             self._messages.append((StubMessage.FREE_INPUT, blocks))
 
+    def hurry(self) -> None:
+        """Keep no more answers until the end of the frame that is being worked on."""
+        self._in_a_hurry = True
+
     def keep_or_flush(self, now_ns: int) -> None:
         """More executions follow at once: answer them together, unless one of them turned out to be slow."""
         if self._in_a_hurry or now_ns - self._oldest_ns >= KEEP_NS:
@@ -68,7 +71,7 @@ class AnswerQueue:
 
     def _send_when_nudged(self) -> None:
         while os.read(self._nudges, 4096):
-            self._in_a_hurry = True
+            self.hurry()
             try:
                 self.flush()
             except HostGone:

@@ -10,16 +10,24 @@ from typing import Any, Deque, List, Sequence, Tuple
 
 from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.framing import Frame, FrameDecoder
+from pybackend_wire.framing import MOST_DESCRIPTORS, UNLIMITED, Frame, FrameDecoder
 from pybackend_wire.messages import PROTOCOL_VERSION, Failure, Hello, StubMessage
 
 _DESCRIPTOR_BYTES = array.array("i").itemsize
-_MAX_DESCRIPTORS = 32
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+
+
+MOST_TEXT = 1024 * 1024
+"""Characters that a line of the log, or all errors of an execution together, may have: frames are bounded."""
 
 
 class HostGone(Exception):
     """End of file on the control socket: the host closed it or died."""
+
+
+def shortened(text: str, most: int) -> str:
+    """The text itself, or its beginning and how much is missing."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
 
 
 class HostChannel:
@@ -32,7 +40,7 @@ class HostChannel:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         os.set_inheritable(descriptor, False)
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
         self._codec: Codec = JSON
         self._write_lock = threading.RLock()
         self._received: Deque[Frame] = deque()

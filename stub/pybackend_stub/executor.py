@@ -9,9 +9,13 @@ from pybackend_sdk.execution import check_returned, prune
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.answers import AnswerQueue
+from pybackend_stub.channel import MOST_TEXT, shortened
 from pybackend_stub.tensor_io import OutputWriter, RequestReader
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import Failure, RequestResult
+
+MUCH_TEXT = 32 * 1024
+"""Characters of an execution's errors and parameters with which its answer waits for no others: frames are bounded."""
 
 
 class OutputMemoryExhausted(TritonModelException):
@@ -39,10 +43,12 @@ class ModelExecutor:
         self._answers = answers
         self._format_error = format_error
         self._loop: Any = None
+        self._most_text = self._text = 0
 
     def run(self, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         """Execute once, queue the result and return the time it was ready, in monotonic nanoseconds."""
         clock = time.monotonic_ns
+        self._most_text, self._text = MOST_TEXT // len(raw_requests), 0
         began_ns = start_ns = clock()
         try:
             requests = self._reader.read(raw_requests, tail)
@@ -51,13 +57,19 @@ class ModelExecutor:
             end_ns = clock()
         except BaseException as error:  # noqa: BLE001  whatever a model raises, SystemExit too, is its requests' answer
             end_ns = clock()
-            failed = RequestResult(Failure(ErrorCode.INTERNAL, self._prefixed(self._format_error(error))), (), None)
+            failed = self._failed(ErrorCode.INTERNAL, self._prefixed(self._format_error(error)))
             results = [failed] * len(raw_requests)
+            self._text *= len(raw_requests)
             with self._answers.lock:
-                return self._answers.add_result(began_ns, start_ns, end_ns, results)
+                return self._add(began_ns, start_ns, end_ns, results)
         with self._answers.lock:
             results = [self._result(request, response) for request, response in zip(requests, responses)]
-            return self._answers.add_result(began_ns, start_ns, end_ns, results)
+            return self._add(began_ns, start_ns, end_ns, results)
+
+    def _add(self, began_ns: int, start_ns: int, end_ns: int, results: "List[RequestResult]") -> int:
+        if self._text > MUCH_TEXT:
+            self._answers.hurry()
+        return self._answers.add_result(began_ns, start_ns, end_ns, results)
 
     def _execute(self, requests: "List[InferenceRequest]") -> "Sequence[InferenceResponse]":
         execute = getattr(self._model, "execute", None)
@@ -80,14 +92,28 @@ class ModelExecutor:
         """One request's outcome, its outputs copied to where the host reads them."""
         error = response._error
         if error is not None:
-            return RequestResult(Failure(int(error.code()), str(error.message())), (), None)
+            return self._failed(int(error.code()), str(error.message()))
+        parameters = response._parameters or None
+        if parameters is not None:
+            length = sum(len(key) + len(value) for key, value in parameters.items() if isinstance(value, str))
+            if length > self._most_text:
+                message = (
+                    f"response parameters of {length} characters are too long, at most {self._most_text} can be sent"
+                )
+                return self._failed(ErrorCode.INTERNAL, self._prefixed(message))
+            self._text += length
         try:
             places = self._writer.write(prune(response, request._requested_output_names))
         except OutputMemoryExhausted as exhausted:
-            return RequestResult(Failure(ErrorCode.UNAVAILABLE, str(exhausted)), (), None)
+            return self._failed(ErrorCode.UNAVAILABLE, str(exhausted))
         except BaseException as failed:  # noqa: BLE001  a tensor whose bytes cannot be had is this request's error alone
-            return RequestResult(Failure(ErrorCode.INTERNAL, self._prefixed(self._format_error(failed))), (), None)
-        return RequestResult(None, places, response._parameters or None)
+            return self._failed(ErrorCode.INTERNAL, self._prefixed(self._format_error(failed)))
+        return RequestResult(None, places, parameters)
+
+    def _failed(self, code: int, message: str) -> RequestResult:
+        text = shortened(message, self._most_text)
+        self._text += len(text)
+        return RequestResult(Failure(code, text), (), None)
 
     def _prefixed(self, message: str) -> str:
         return f"Failed to process the request(s) for model '{self._instance_name}', message: {message}"

@@ -12,7 +12,7 @@ from pybackend_sdk.error import format_exception
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.answers import AnswerQueue
-from pybackend_stub.channel import HostChannel, HostGone
+from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.executor import ModelExecutor, OutputMemoryExhausted
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.model_loader import complete_config, import_model
@@ -30,7 +30,7 @@ class StubLoop:
     def __init__(self, channel: HostChannel, nudges: int) -> None:
         self._channel = channel
         self._memory = StubMemory(self._input_released)
-        self._writer = OutputWriter(self._allocate_output)
+        self._writer = OutputWriter(self._allocate_output, self._memory.free_output)
         self._answers = AnswerQueue(channel, self._writer, nudges)
         self._waiting: Deque[Tuple[List[Any], bytearray]] = deque()
         self._model_class: Optional[type] = None
@@ -53,6 +53,8 @@ class StubLoop:
                         self._execute(message, tail, more=index < last)
                     elif not self._dispatch(message):
                         return 0
+                if messages[last][0] != HostMessage.EXECUTE:
+                    self._answers.end_of_frame()  # an execution before it has kept its answer for the next one
                 del messages, tail
         except HostGone:
             # Nobody is left to serve. A model's threads or exit handlers could keep the process alive.
@@ -135,7 +137,7 @@ class StubLoop:
         return True
 
     def _fail(self, phase: str, error: BaseException) -> bool:
-        failure = Failure(ErrorCode.INTERNAL, _format_error(error))
+        failure = Failure(ErrorCode.INTERNAL, shortened(_format_error(error), MOST_TEXT))
         sys.stdout.flush()  # what the model printed about it; the host does not wait for this process to end
         self._channel.send([(StubMessage.FAILED, phase, failure)])
         return False
@@ -155,6 +157,7 @@ class StubLoop:
             self._answers.end_of_frame()
 
     def _finalize(self) -> None:
+        self._answers.flush()
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
             try:
@@ -207,4 +210,4 @@ class StubLoop:
 
 def _format_error(error: BaseException) -> str:
     """The error's text with where it happened, without the stub's own frames."""
-    return format_exception(error, [_BUNDLE])
+    return format_exception(error, [_BUNDLE, "<frozen importlib"])

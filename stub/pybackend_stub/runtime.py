@@ -4,11 +4,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pybackend_sdk.runtime import UnavailableRuntime
-from pybackend_stub.channel import HostChannel, HostGone
+from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_wire.messages import StubMessage
 
 if TYPE_CHECKING:
     from pybackend_sdk.logger import Logger
+    from pybackend_sdk.request import InferenceRequest
 
 
 class StubRuntime(UnavailableRuntime):
@@ -20,7 +21,11 @@ class StubRuntime(UnavailableRuntime):
         self._channel = channel
         self.model_directory = model_directory
 
+    def is_cancelled(self, request: "InferenceRequest") -> bool:
+        """Always False: what has begun is not cancelled, and what was cancelled before is never begun."""
+        return False
+
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Hand a line to the host's log, which decides whether it is wanted."""
         with suppress(HostGone):  # the main thread ends the process when it reads the end of file
-            self._channel.send([(StubMessage.LOG, int(level), file, line, message)])
+            self._channel.send([(StubMessage.LOG, int(level), file, line, shortened(message, MOST_TEXT))])

@@ -9,6 +9,9 @@ from pybackend_sdk.tensor import Tensor
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_wire.messages import INLINE_BYTES, TAIL
 
+MOST_INLINE_BYTES = 32 * 1024 * 1024
+"""What the frames' bounded tail carries; beyond it small tensors take the way of large ones."""
+
 _NO_OPTIONS = ("", 0, 0, 0, 0, None)
 
 _Place = Tuple[str, str, "Sequence[int]", int, int, int]
@@ -49,8 +52,9 @@ class RequestReader:
 class OutputWriter:
     """Places output tensors: small ones in the tail of the next frame, others in output memory, with one copy."""
 
-    def __init__(self, allocate: "Callable[[int], OutputBlock]") -> None:
+    def __init__(self, allocate: "Callable[[int], OutputBlock]", free: "Callable[[int, int], None]") -> None:
         self._allocate = allocate
+        self._free = free
         self._tail: List[bytes] = []
         self._tail_bytes = 0
 
@@ -64,6 +68,16 @@ class OutputWriter:
             TritonModelException: the host has no memory left for them.
         """
         places: List[_Place] = []
+        try:
+            self._write(tensors, places)
+        except BaseException:
+            for place in places:  # the host never hears of these blocks, and so cannot give them back
+                if place[3] != TAIL:
+                    self._free(place[3], place[4])
+            raise
+        return places
+
+    def _write(self, tensors: "Sequence[Tensor]", places: "List[_Place]") -> None:
         for tensor in tensors:
             payload = tensor._payload()
             kind = type(payload)
@@ -71,7 +85,7 @@ class OutputWriter:
                 nbytes = payload.nbytes
             else:
                 nbytes = len(payload) if kind is bytes else memoryview(payload).nbytes
-            if nbytes > INLINE_BYTES:
+            if nbytes > INLINE_BYTES or self._tail_bytes > MOST_INLINE_BYTES:
                 segment, offset = self._copy(payload, nbytes)
             else:
                 segment, offset = TAIL, self._tail_bytes
@@ -79,7 +93,6 @@ class OutputWriter:
                     self._tail.append(payload.tobytes() if kind is np.ndarray else bytes(payload))
                     self._tail_bytes = offset + nbytes
             places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
-        return places
 
     def _copy(self, payload: Any, nbytes: int) -> "Tuple[int, int]":
         block = self._allocate(nbytes)

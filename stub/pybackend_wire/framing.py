@@ -12,10 +12,16 @@ from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
 HEADER = struct.Struct("<II")
 
 MAX_METADATA_BYTES = 16 * 1024 * 1024
-"""Room for a model's auto-completed configuration and for long error texts; nothing honest comes near."""
+"""Most that the host takes from a stub: room for an auto-completed configuration and for long error texts."""
 
 MAX_TAIL_BYTES = 64 * 1024 * 1024
-"""Tails carry small tensors only; a turn of the event loop that collects thousands of them stays below this."""
+"""Most that the host takes from a stub: tails carry small tensors only."""
+
+UNLIMITED = 2**32 - 1
+"""What a stub takes from its host, which it trusts, and which bounds what clients may send."""
+
+MOST_DESCRIPTORS = 32
+"""File descriptors that travel with one piece of the stream: what a receiver has room for at a time."""
 
 _READ_BYTES = 256 * 1024
 
@@ -28,10 +34,10 @@ class Frame(NamedTuple):
 
 
 def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
-    """The header of a frame.
+    """The header of a stub's frame.
 
     Raises:
-        LocalProtocolError: a part is larger than the other side accepts.
+        LocalProtocolError: a part is larger than the host accepts.
     """
     if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
         raise LocalProtocolError(
@@ -46,7 +52,14 @@ class FrameDecoder:
     Memory: one buffer that grows to the largest frame seen and shrinks back once that frame has left.
     """
 
-    def __init__(self, read_bytes: int = _READ_BYTES) -> None:
+    def __init__(
+        self,
+        max_metadata_bytes: int = MAX_METADATA_BYTES,
+        max_tail_bytes: int = MAX_TAIL_BYTES,
+        read_bytes: int = _READ_BYTES,
+    ) -> None:
+        self._max_metadata_bytes = max_metadata_bytes
+        self._max_tail_bytes = max_tail_bytes
         self._read_bytes = read_bytes
         self._buffer = bytearray(read_bytes)
         self._view = memoryview(self._buffer)
@@ -75,7 +88,7 @@ class FrameDecoder:
             if available < HEADER.size:
                 break
             metadata_bytes, tail_bytes = HEADER.unpack_from(self._buffer, self._start)
-            if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
+            if metadata_bytes > self._max_metadata_bytes or tail_bytes > self._max_tail_bytes:
                 raise RemoteProtocolError(f"frame announces {metadata_bytes} metadata and {tail_bytes} tail bytes")
             total = HEADER.size + metadata_bytes + tail_bytes
             if available < total:

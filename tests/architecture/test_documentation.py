@@ -11,6 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.frontend.http import infer_body, infer_protocol, serial_protocol
+from pybackend.instance import model_instance, session
+from pybackend.ipc import channel
+from pybackend.protocol import infer_plan, plan_cache
+from pybackend.server import GC_THRESHOLD
+from pybackend_wire import messages
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
@@ -50,3 +57,32 @@ def test_flags_of_serve_are_all_documented_and_all_there():
 def test_every_page_is_in_the_navigation():
     navigation = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert navigation == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        (
+            "hot-path",
+            f"up to {infer_protocol.LARGEST_KNOWN_HEAD_BYTES // 1024} KB; {infer_protocol.MOST_KNOWN_HEADS:,} of them",
+        ),
+        (
+            "hot-path",
+            f"up to {plan_cache.LARGEST_HEADER_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
+        ),
+        ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
+        ("hot-path", f"is kept, up to {serial_protocol.MAX_KEPT_BYTES // 1024} KB, and then reading pauses"),
+        ("hot-path", f"Tensors up to {messages.INLINE_BYTES // 1024} KB"),
+        ("hot-path", f"at most {model_instance.MOST_PREFETCHED} executions"),
+        ("hot-path", f"that has run for {model_instance.SLOW_NS // 1_000_000} ms"),
+        ("hot-path", f"Outputs above {infer_plan.SMALL_BYTES // 1024} KB"),
+        ("hot-path", f"every {GC_THRESHOLD:,} container allocations"),
+        ("failure", f"Not more than {channel.FRAMES_AT_ONCE} frames"),
+        ("failure", f"waits {model_instance.FIRST_BACKOFF_S} s before the next one"),
+        ("failure", f"up to {model_instance.LONGEST_BACKOFF_S:.0f} s."),
+        ("failure", f"after {serial_protocol.STALLED_SECONDS} s without a byte"),
+        ("processes", {3: "has three seconds to exit"}[int(session.EXIT_GRACE_S)]),
+    ],
+)
+def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence):
+    assert sentence in (ROOT / "docs" / "architecture" / f"{page}.md").read_text()

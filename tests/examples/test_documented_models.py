@@ -87,6 +87,15 @@ def test_client_of_the_readme_runs(documented, capsys):
     assert capsys.readouterr().out.strip() == "[1. 2. 3. 4.]"
 
 
+def test_clients_of_getting_started_run(documented, capsys):
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(compile(textwrap.dedent(code).replace("localhost:8000", documented.url), "getting-started.md", "exec"), {})
+        assert capsys.readouterr().out.strip() == "[3. 6. 9.]"
+
+
 def test_model_without_a_configuration_describes_itself(documented):
     with urllib.request.urlopen(f"http://{documented.url}/v2/models/described/config", timeout=10) as reply:
         config = json.load(reply)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 from tests.support.gates import GATE
 from tests.support.repositories import write_model
@@ -101,7 +102,7 @@ class Asker:
         self._server = server
         self._pool = ThreadPoolExecutor(threads)
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,21 +20,32 @@ from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.model import Model
 from pybackend.repository.layout import scan_repositories
 from pybackend.repository.repository import LoadOptions, ModelRepository
-from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
 MEMORY_LIMIT_BYTES = 1 << 30
 
 
 @asynccontextmanager
 async def engine_on(
-    repository: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, auto_complete: bool = True
+    repository: Path,
+    *,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    auto_complete: bool = True,
+    bundle: Path | None = None,
+    python: str = sys.executable,
 ) -> AsyncIterator[InferenceEngine]:
-    """An engine with every model of a repository loaded; unloaded at the end."""
-    launcher = StubLauncher(stage_bundle())
-    options = LoadOptions(
-        auto_complete=auto_complete, model_load_count=2, model_memory_limit_bytes=memory_limit_bytes
-    )
+    """An engine with every model of a repository loaded; unloaded at the end.
+
+    Args:
+        repository: the directory of models.
+        memory_limit_bytes: for the inputs of each model, and for the outputs of each instance.
+        auto_complete: models may complete their configurations.
+        bundle: what to start as stubs; the real one if None.
+        python: the interpreter that runs the stubs.
+    """
+    launcher = StubLauncher(bundle or stage_bundle(), python)
+    options = LoadOptions(auto_complete=auto_complete, model_load_count=2, model_memory_limit_bytes=memory_limit_bytes)
     models = ModelRepository(scan_repositories([repository]), launcher, options)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
     try:

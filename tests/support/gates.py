@@ -42,6 +42,11 @@ class Gate:
         """How often the model came here so far."""
         return self._reached.stat().st_size if self._reached.exists() else 0
 
+    @property
+    def reached_ns(self) -> int:
+        """When the model came here last, on the clock of ``time.time_ns``."""
+        return self._reached.stat().st_mtime_ns
+
     def wait_reached(self, arrivals: int = 1) -> None:
         """Wait until the model has come here so often."""
         wait_until(lambda: self.arrivals >= arrivals, f"the model came to {self._reached.name} {self.arrivals} times")

@@ -38,7 +38,10 @@ class TritonPythonModel:
         names = dict(globals(), request=request, tensor=lambda name: tensor(request, name))
         names["array"] = lambda name: tensor(request, name).as_numpy()
         exec(compile("def run():\\n" + textwrap.indent(code, "    "), "<laboratory>", "exec"), names)
-        return names["run"]()
+        try:
+            return names["run"]()
+        finally:
+            names.clear()  # else function and names would keep each other, and the request's memory with them
 
 
 def tensor(request, name):
@@ -60,6 +63,8 @@ def write_laboratory(repository: Path, name: str = "laboratory", extra: str = ""
     inputs.append('{ name: "PLANE" data_type: TYPE_FP32 dims: [ -1, -1 ] optional: true }')
     inputs.append('{ name: "PAGE" data_type: TYPE_STRING dims: [ -1, -1 ] optional: true }')
     outputs = [f'{{ name: "{output}" data_type: TYPE_FP32 dims: -1 }}' for output in ("OUT", "OUT0", "OUT1")]
+    if "instance_group" not in extra:
+        extra += " instance_group { kind: KIND_CPU }"  # one process, whatever the machine has: it keeps the state
     config = f'backend: "python"\ninput [ {", ".join(inputs)} ]\noutput [ {", ".join(outputs)} ]\n{extra}'
     write_model(repository, name, _CODE, config)
 

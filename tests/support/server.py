@@ -192,10 +192,21 @@ def serving(
 
 
 def free_of_processes(pids: list[int], deadline_s: float = 5) -> bool:
-    """Wait until none of these processes exists any more; False if some still do after the deadline."""
+    """Wait until none of these processes exists any more; False if some still do after the deadline.
+
+    One that has ended, and whose parent has too, counts as gone: when the system's first process reaps it is not ours.
+    """
     end = time.monotonic() + deadline_s
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while any(_exists(pid) for pid in pids):
         if time.monotonic() > end:
             return False
         threading.Event().wait(0.01)
     return True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return (state, parent) != ("Z", "1")

@@ -17,6 +17,14 @@ from pybackend.settings import DEFAULT_MAX_INPUT_SIZE_BYTES, HttpSettings, Setti
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 
+_REFERENCE_ONLY = re.compile(
+    "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|backend|buffer-manager|cache|cuda|grpc"
+    "|enable-peer|host-policy|http-(header|restricted|thread)|load-model|log-(file|format)|metrics-(config|interval)"
+    "|min-supported|model-(config-name|control|load-gpu|namespacing)|pinned|rate-limit|repoagent|repository-poll"
+    "|response-cache|reuse|sagemaker|trace|vertex-ai)"
+)
+"""How flags begin that the reference has and this release does not: a similar name would be bad advice for them."""
+
 
 class UsageError(ServerError):
     """The command line is wrong; ``usage`` says how it would be right."""
@@ -42,6 +50,9 @@ class _Parser(argparse.ArgumentParser):
         if not rest.startswith("-"):
             raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
         name = rest.partition("=")[0]
+        if _REFERENCE_ONLY.match(name):
+            advice = " Triton's server has it, this release of pybackend does not: see `pybackend serve --help`"
+            raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
         similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
         advice = f" Is {similar[0]} meant?" if similar else ""
         raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
@@ -51,7 +62,7 @@ def boolean(text: str) -> bool:
     """``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
-    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
 
 
 def integer(least: int, most: int = 2**63 - 1) -> object:
@@ -61,7 +72,7 @@ def integer(least: int, most: int = 2**63 - 1) -> object:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"Invalid option value. Got {text}") from None
+            raise argparse.ArgumentTypeError(f"Invalid option value. Got {text}, expected a whole number") from None
         if not least <= number <= most:
             raise argparse.ArgumentTypeError(
                 f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
@@ -73,7 +84,11 @@ def integer(least: int, most: int = 2**63 - 1) -> object:
 
 def verbosity(text: str) -> int:
     """A number, or true for 1 and false for 0."""
-    return int(boolean(text)) if not text.isdecimal() else int(text)
+    if text.isdecimal():
+        return int(text)
+    if text.lower() in _TRUE | _FALSE:
+        return int(boolean(text))
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
@@ -221,7 +236,8 @@ def _settings(given: argparse.Namespace) -> Settings:
             f"{given.http_address}:{given.http_port}"
         )
     return Settings(
-        repositories=tuple(repositories),
+        # Absolute: models get these paths, and may change their working directory.
+        repositories=tuple(path.absolute() for path in repositories),
         server_id=given.id,
         auto_complete=not given.disable_auto_complete_config,
         exit_on_error=given.exit_on_error,

@@ -77,6 +77,9 @@ class InstanceOwner(Protocol):
     def on_lost(self, instance: ModelInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
         """The stub died: ``begun`` are its failures, ``waiting`` it had not looked at."""
 
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """An execution could not be sent."""
+
     def on_available(self) -> None:
         """An instance can take work again, or has given up for now."""
 
@@ -122,7 +125,12 @@ class ModelInstance:
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
-        self._session = StubSession(self._launcher.start(), settings, self)
+        process = self._launcher.start()
+        try:
+            self._session = StubSession(process, settings, self)
+        except (InferenceError, OSError) as error:
+            process.discard()
+            raise ModelLoadError(f"cannot start a model process: {error}", ErrorCode.UNAVAILABLE) from error
         return await self._session.load(config_json)
 
     async def initialize(self, plan: InstancePlan) -> None:
@@ -196,7 +204,14 @@ class ModelInstance:
         assert session is not None
         for pending in batch:
             pending.begun = True
-        session.execute([self._encode(session, pending.request) for pending in batch])
+        try:
+            encoded = [self._encode(session, pending.request) for pending in batch]
+        except OSError as error:
+            _take_back(session, batch)
+            what = f"cannot hand tensor memory to instance '{self.name}': {error.strerror}"
+            self._owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
+            return
+        session.execute(encoded)
         self._last_execution_ns = now_ns = time.monotonic_ns()
         self._in_flight.append(Execution(batch, now_ns))
         if len(self._in_flight) > 1 and not self._watching:
@@ -303,9 +318,7 @@ class ModelInstance:
         waiting = [pending for execution in in_flight[count:] for pending in execution.pending]
         for pending in waiting:
             pending.begun = False
-            for tensor in pending.request.inputs:
-                if tensor.lease is not None:
-                    session.take_back(tensor.lease)  # type: ignore[arg-type]  # leases of this model's arena
+        _take_back(session, waiting)
         self._owner.on_lost(self, begun, waiting)
 
     async def _restart(self) -> None:
@@ -320,11 +333,19 @@ class ModelInstance:
             try:
                 await self.initialize(self._plan)
                 log.info("instance '%s' is restarted", self.name)
-            except (ModelLoadError, InferenceError) as error:
+            except (ModelLoadError, OSError) as error:
                 self.state = InstanceState.FAILED
-                self.death_cause = error.message
+                self.death_cause = str(error)
                 session, self._session = self._session, None
                 if session is not None:
                     session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
-                log.error("instance '%s' cannot be restarted: %s", self.name, error.message)  # noqa: TRY400  expected
+                log.error("instance '%s' cannot be restarted: %s", self.name, error)  # noqa: TRY400  expected
             self._owner.on_available()
+
+
+def _take_back(session: StubSession, batch: Sequence[PendingRequest]) -> None:
+    """The input memory of these requests is the host's again."""
+    for pending in batch:
+        for tensor in pending.request.inputs:
+            if tensor.lease is not None:
+                session.take_back(tensor.lease)  # type: ignore[arg-type]  # leases of this model's arena

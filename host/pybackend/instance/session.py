@@ -89,6 +89,7 @@ class StubSession:
         self._owner = owner
         self._state = StubState.STARTING
         self._awaited: asyncio.Future[Any] | None = None
+        process.watch(self._loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self._attached: set[int] = set()
         self._lent: dict[tuple[int, int], ArenaLease] = {}
@@ -97,7 +98,6 @@ class StubSession:
         self._growing = False
         self._end_cause = ""
         self._channel = StubChannel(self._loop, process.socket, self._on_messages, self._on_channel_end)
-        process.watch(self._loop, self._on_exit)
 
     @property
     def pid(self) -> int:
@@ -126,10 +126,14 @@ class StubSession:
             )
         codec = "msgpack" if "msgpack" in hello.codecs else "json"
         settings = self._settings
-        self._channel.post_descriptor(
-            (HostMessage.ATTACH, self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS),
-            self._progress.descriptor,
-        )
+        try:
+            self._channel.post_descriptor(
+                (HostMessage.ATTACH, self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS),
+                self._progress.descriptor,
+            )
+        except OSError as error:
+            self.kill()
+            raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
         self._channel.post(
             (
                 HostMessage.LOAD,
@@ -179,7 +183,7 @@ class StubSession:
             await self._gone()
 
     async def _gone(self) -> None:
-        if self._state is not StubState.GONE:
+        while self._state is not StubState.GONE:  # whatever it says meanwhile
             self._awaited = self._loop.create_future()
             with suppress(ModelLoadError):  # a death is an end too
                 await self._awaited
@@ -201,17 +205,21 @@ class StubSession:
         return self._channel.append_tail(data, nbytes)
 
     def lend(self, lease: ArenaLease) -> None:
-        """Hand an input block to the stub, which gives it back when the model lets go of it."""
+        """Hand an input block to the stub, which gives it back when the model lets go of it.
+
+        Raises:
+            OSError: this process has no descriptor left.
+        """
         if lease.segment not in self._attached:
-            self._attached.add(lease.segment)
             self._channel.post_descriptor(
                 (HostMessage.ATTACH, lease.segment, lease.memory.size_bytes, SegmentRole.INPUT), lease.memory.descriptor
             )
+            self._attached.add(lease.segment)
         lease.publish()
         self._lent[lease.segment, lease.offset] = lease
 
     def take_back(self, lease: ArenaLease) -> None:
-        """Undo :meth:`lend` for a stub that is dead and had not begun the request."""
+        """Undo :meth:`lend` for a request that was not sent, or that a stub that is dead had not begun."""
         self._lent.pop((lease.segment, lease.offset), None)
 
     def executions_begun(self) -> int:
@@ -299,10 +307,15 @@ class StubSession:
         except InferenceError:
             self._channel.post((HostMessage.NO_OUTPUT,))
             return
+        try:
+            self._channel.post_descriptor(
+                (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
+            )
+        except OSError:
+            segment.close()
+            self._channel.post((HostMessage.NO_OUTPUT,))
+            return
         self._outputs[segment.number] = _OutputSegment(segment)
-        self._channel.post_descriptor(
-            (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
-        )
 
     def _grown(self) -> None:
         self._growing = False

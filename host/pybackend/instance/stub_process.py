@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
@@ -105,10 +105,12 @@ class StubProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def reap(self) -> None:
-        """Wait for a process that was killed and forget it; for the end of the host, when no loop runs any more."""
+    def discard(self) -> None:
+        """End a process that nobody has spoken with, and forget it."""
+        self.kill()
         self._unwatch()
         self._close_nudges()
+        self.socket.close()
         self._process.wait()
 
 
@@ -139,43 +141,44 @@ class StubLauncher:
             stub = self._spare.pop(0)
             if not stub.exit_cause:
                 return stub
-            stub.socket.close()
+            stub.discard()
         return self._spawn()
 
     def close(self) -> None:
         """End the stubs that nobody asked for."""
         for stub in self._spare:
-            stub.socket.close()
-            stub.kill()
-            stub.reap()
+            stub.discard()
         self._spare.clear()
 
     def _spawn(self) -> StubProcess:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        ours.setblocking(False)
-        their_nudges, our_nudges = os.pipe()
-        os.set_blocking(our_nudges, False)
-        inherited = [theirs.fileno(), their_nudges]
-        try:
-            process = subprocess.Popen(
-                [self._python, "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=inherited,
-                env=stub_environment(os.environ),
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            os.close(our_nudges)
-            raise ModelLoadError(
-                f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
-            ) from error
-        finally:
-            theirs.close()
-            os.close(their_nudges)
-        return StubProcess(process, ours, our_nudges)
+        with ExitStack() as theirs, ExitStack() as ours:
+            try:
+                our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                ours.enter_context(our_end)
+                theirs.enter_context(their_end)
+                their_nudges, our_nudges = os.pipe()
+                ours.callback(os.close, our_nudges)
+                theirs.callback(os.close, their_nudges)
+                for end in (our_end, their_end):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+                our_end.setblocking(False)
+                os.set_blocking(our_nudges, False)
+                process = self._execute([their_end.fileno(), their_nudges])
+            except OSError as error:
+                raise ModelLoadError(
+                    f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
+                ) from error
+            ours.pop_all()
+        return StubProcess(process, our_end, our_nudges)
+
+    def _execute(self, inherited: list[int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self._python, "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=inherited,
+            env=stub_environment(os.environ),
+            start_new_session=True,
+        )
 
 
 def stub_environment(host: os._Environ[str]) -> dict[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import asyncio
+import fcntl
 import json
 import os
 import socket
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +17,11 @@ import msgspec
 
 from pybackend.ipc.stub_messages import Message, decode
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.framing import Frame, FrameDecoder, frame_header
+from pybackend_wire.framing import HEADER, MOST_DESCRIPTORS, Frame, FrameDecoder
+
+_TAIL_ALIGNMENT_BYTES = 16
+"""What malloc gives the stub's copy of a tail: compiled code may refuse arrays that are not aligned."""
+_ZEROS = bytes(_TAIL_ALIGNMENT_BYTES)
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -66,20 +72,31 @@ class StubChannel:
         self._codec = name
 
     def post(self, message: Sequence[Any]) -> None:
-        """Put a message into this turn's frame."""
+        """Put a message into this turn's frame; nothing once the channel is closed."""
+        if not self._open:
+            return
         if not self._messages:
             self._loop.call_soon(self.flush)
         self._messages.append(message)
 
     def post_descriptor(self, message: Sequence[Any], descriptor: int) -> None:
-        """Put a message into this turn's frame whose descriptor travels with it (a duplicate: it may be closed)."""
-        self._descriptors.append(os.dup(descriptor))
-        self.post(message)
+        """Put a message into this turn's frame whose descriptor travels with it (a duplicate: it may be closed).
+
+        Raises:
+            OSError: this process has no descriptor left; the message is not posted.
+        """
+        if self._open:
+            self._descriptors.append(os.dup(descriptor))
+            self.post(message)
 
     def append_tail(self, data: Any, nbytes: int) -> int:
-        """Put bytes into the tail of this turn's frame and return their offset there."""
+        """Put bytes into the tail of this turn's frame, aligned as any array element wants; returns their offset there."""
         offset = self._tail_bytes
         if nbytes:
+            gap = -offset % _TAIL_ALIGNMENT_BYTES
+            if gap:
+                self._tail.append(_ZEROS[:gap])
+                offset += gap
             self._tail.append(data)
             self._tail_bytes = offset + nbytes
         return offset
@@ -89,7 +106,7 @@ class StubChannel:
         if not self._messages or not self._open:
             return
         metadata = _encode_msgpack(self._messages) if self._codec == "msgpack" else _encode_json(self._messages)
-        header = frame_header(len(metadata), self._tail_bytes)
+        header = HEADER.pack(len(metadata), self._tail_bytes)
         data = b"".join((header, metadata, *self._tail)) if self._tail else header + metadata
         self._messages.clear()
         self._tail.clear()
@@ -111,19 +128,22 @@ class StubChannel:
             self._close_descriptors()
 
     def drain(self) -> None:
-        """Read what a stub that is dead has left in the socket, then end, even if a child of it still holds the socket."""
-        while self._open and (self._postponed or self._read()):
+        """Read what a stub that is dead has left in the socket, then end.
+
+        A child of it may still hold the socket, and even go on writing: what comes from now on is not read.
+        """
+        unread = array.array("i", [0])
+        if self._open:
+            fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
+        while self._open and (self._postponed or unread[0] > 0):
+            if not self._postponed:
+                unread[0] -= self._read() or unread[0]
             self._handle_postponed()
         self._end(None)
 
     def _send(self, data: bytes | bytearray) -> None:
         try:
-            if self._descriptors:
-                rights = array.array("i", self._descriptors)
-                sent = self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                self._close_descriptors()
-            else:
-                sent = self._socket.send(data)
+            sent = self._send_with_descriptors(memoryview(data)) if self._descriptors else self._socket.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -132,10 +152,24 @@ class StubChannel:
             self._backlog += memoryview(data)[sent:]
             self._loop.add_writer(self._descriptor, self._writable)
 
-    def _close_descriptors(self) -> None:
-        for descriptor in self._descriptors:
+    def _send_with_descriptors(self, data: memoryview) -> int:
+        """Send what the socket takes; all groups of descriptors but the last travel with a single byte each."""
+        sent = 0
+        while self._descriptors:
+            group = self._descriptors[:MOST_DESCRIPTORS]
+            end = len(data) if len(group) == len(self._descriptors) else sent + 1
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", group))
+            try:
+                sent += self._socket.sendmsg([data[sent:end]], [rights])
+            except BlockingIOError:
+                break
+            self._close_descriptors(len(group))
+        return sent
+
+    def _close_descriptors(self, count: int | None = None) -> None:
+        for descriptor in self._descriptors[:count]:
             os.close(descriptor)
-        self._descriptors.clear()
+        del self._descriptors[:count]
 
     def _writable(self) -> None:
         data, self._backlog = self._backlog, bytearray()
@@ -145,27 +179,27 @@ class StubChannel:
     def _readable(self) -> None:
         self._read()
 
-    def _read(self) -> bool:
-        """Take what one system call gives; False if there is nothing more for now."""
+    def _read(self) -> int:
+        """Take what one system call gives; returns how many bytes, 0 if there is nothing more for now."""
         try:
             count = self._socket.recv_into(self._decoder.room())
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             count = 0
         if count == 0:
             self._end(None)
-            return False
+            return 0
         try:
             frames = self._decoder.received(count)
             if len(frames) > FRAMES_AT_ONCE:
                 self._postpone(frames)
-                return True
+                return count
             for frame in frames:
                 self._handle(frame)
         except RemoteProtocolError as error:
             self._end(error)
-        return True
+        return count
 
     def _handle(self, frame: Frame) -> None:
         messages = decode(self._codec, frame)

@@ -11,6 +11,7 @@ from itertools import count
 import posix_ipc
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend_wire.errors import RemoteProtocolError
 
 # From linux/fcntl.h; the fcntl module has them only since 3.8 on some builds.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
@@ -37,8 +38,8 @@ class Segment:
     def __init__(self, size_bytes: int) -> None:
         self.number = next(_numbers)
         self.size_bytes = size_bytes
-        self.descriptor, self.sealed = _create(size_bytes)
-        self._view = memoryview(mmap.mmap(self.descriptor, size_bytes)) if self.sealed else None
+        self.descriptor, self._view = _create(size_bytes)
+        self.sealed = self._view is not None
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes themselves, writable; sealed segments only."""
@@ -46,12 +47,16 @@ class Segment:
         return self._view[offset : offset + nbytes]
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes for reading: the memory itself where that is safe, else a copy."""
+        """Bytes for reading: the memory itself where that is safe, else a copy.
+
+        Raises:
+            RemoteProtocolError: a stub has made the segment smaller.
+        """
         if self._view is not None:
             return self._view[offset : offset + nbytes]
         data = os.pread(self.descriptor, nbytes, offset)
         if len(data) != nbytes:
-            raise InferenceError("a segment of tensor memory was cut short by the model's process")
+            raise RemoteProtocolError("a segment of tensor memory was cut short")
         return memoryview(data)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -69,12 +74,17 @@ class Segment:
             self._view = None
 
 
-def _create(size_bytes: int) -> tuple[int, bool]:
+def _create(size_bytes: int) -> tuple[int, memoryview | None]:
+    """A descriptor, and a view of what it stands for if it is sealed."""
     try:
         descriptor = _create_sealed(size_bytes) if HAS_MEMFD else None
-        if descriptor is not None:
-            return descriptor, True
-        return _create_unsealed(size_bytes), False
+        if descriptor is None:
+            return _create_unsealed(size_bytes), None
+        try:
+            return descriptor, memoryview(mmap.mmap(descriptor, size_bytes))
+        except OSError:
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise InferenceError(
             f"cannot make a tensor segment of {size_bytes} bytes: {error.strerror}", ErrorCode.UNAVAILABLE

@@ -18,6 +18,9 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Code = Annotated[int, Meta(ge=0, le=7)]
 ParameterValue = bool | int | float | str
 
+MOST_DIMENSIONS = 64
+"""Of a tensor, which is numpy's bound too: the product of more of them, as long as a frame, would take minutes."""
+
 
 class Failure(Struct, array_like=True, frozen=True):
     """An error as data."""
@@ -31,7 +34,7 @@ class Place(Struct, array_like=True, frozen=True):
 
     name: str
     datatype: str
-    shape: list[Natural]
+    shape: Annotated[list[Natural], Meta(max_length=MOST_DIMENSIONS)]
     segment: Natural
     offset: Natural
     nbytes: Natural

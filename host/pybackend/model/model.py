@@ -86,6 +86,7 @@ class Model:
         self._source = source
         self._launcher = launcher
         self._instances: list[ModelInstance] = []
+        self._active: list[ModelInstance] = []
         self._arena = TensorArena(source.memory_limit_bytes, source.name)
         self._scheduler: DefaultScheduler | None = None
         self._open_requests = 0
@@ -139,8 +140,8 @@ class Model:
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
-        active = [instance for instance, spec in zip(self._instances, specs, strict=True) if not spec.passive]
-        self._scheduler = DefaultScheduler(active)
+        self._active = [instance for instance, spec in zip(self._instances, specs, strict=True) if not spec.passive]
+        self._scheduler = DefaultScheduler(self._active)
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Answer what was taken, finalize all instances and free everything; True if nothing had to be cut short.
@@ -302,11 +303,18 @@ class Model:
             self._scheduler.requeue(waiting)
             self._scheduler.dispatch()
 
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """An execution could not be sent: its requests are answered."""
+        for pending in batch:
+            self.statistics.failures[FailureReason.REJECTED] += 1
+            pending.request.release()
+            self._answer(pending, failure(pending.request, self.version, error))
+
     def on_available(self) -> None:
         """An instance came back, or could not be brought back."""
         if self._scheduler is None:
             return
-        self._all_failed = all(instance.state is InstanceState.FAILED for instance in self._instances)
+        self._all_failed = all(instance.state is InstanceState.FAILED for instance in self._active)
         if self._all_failed:
             self._reject(self._no_instance())
         else:
@@ -346,7 +354,7 @@ class Model:
         asyncio.get_running_loop().call_soon(self._answer, pending, response)
 
     def _no_instance(self) -> InferenceError:
-        cause = self._instances[0].death_cause
+        cause = self._active[0].death_cause
         return InferenceError(
             f"model '{self.name}' has no instance that can serve: its process could not be restarted. {cause}",
             ErrorCode.UNAVAILABLE,
@@ -356,12 +364,8 @@ class Model:
         self._reject(InferenceError(f"the request to model '{self.name}' {what}", ErrorCode.UNAVAILABLE))
 
     def _reject(self, error: InferenceError) -> None:
-        if self._scheduler is None:
-            return
-        for pending in self._scheduler.take_all():
-            self.statistics.failures[FailureReason.REJECTED] += 1
-            pending.request.release()
-            self._answer(pending, failure(pending.request, self.version, error))
+        if self._scheduler is not None:
+            self.on_refused(self._scheduler.take_all(), error)
 
 
 def not_ready(name: str, version: str) -> InferenceError:

@@ -103,7 +103,7 @@ class DocumentReader:
         datatype = as_string(member(item, "datatype"), "datatype")
         shape = [as_unsigned(dim, "shape") for dim in as_array(member(item, "shape"), "shape")]
         if datatype not in DATATYPES:
-            raise _invalid(f"invalid datatype for input {name}")
+            raise _invalid(f"invalid datatype for input {name}: it must be one of {', '.join(DATATYPES)}")
         if name in names:
             raise _invalid(f"{request_prefix(request.id)}input '{name}' already exists in request")
         names.add(name)

@@ -120,8 +120,10 @@ class ModelRepository:
         options = self._options
         config = load_config(directory, auto_complete=options.auto_complete)
         scan = scan_versions(directory)
+        for warning in scan.warnings:
+            log.warning("%s", warning)
         served = choose_versions(config, scan.versions)
-        for warning in (*scan.warnings, *served.warnings):
+        for warning in served.warnings:
             log.warning("%s", warning)
         return [
             ModelSource(
@@ -141,7 +143,8 @@ class ModelRepository:
         entry = self._entries.get(name)
         if entry is None:
             return True
-        loaded = [model for model in entry.versions.values() if model.state in {ModelState.READY, ModelState.LOADING}]
+        # Those that are being unloaded too: whoever asked for that may have been cut short.
+        loaded = [model for model in entry.versions.values() if model.state is not ModelState.UNAVAILABLE]
         drained = await asyncio.gather(*(model.unload(drain_timeout_s, finalize_timeout_s) for model in loaded))
         for model in loaded:
             log.info("successfully unloaded '%s' version %s", name, model.version)

@@ -107,7 +107,12 @@ def test_version(pybackend):
 
 # Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
 FLAGS = {
-    "--model-repository": ("repositories", (Path("models"),), "more", (Path("models"), Path("more"))),
+    "--model-repository": (
+        "repositories",
+        (Path("models").absolute(),),
+        "more",
+        (Path("models").absolute(), Path("more").absolute()),
+    ),
     "--disable-auto-complete-config": ("auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
     "--strict-readiness": ("strict_readiness", True, "false", False),
@@ -171,7 +176,7 @@ def test_a_unique_prefix_is_enough():
 
 def test_repositories_add_up_in_order():
     arguments = ["--model-repository=b", "--model-store", "c"]
-    assert setting(arguments, "repositories") == (Path("models"), Path("b"), Path("c"))
+    assert setting(arguments, "repositories") == tuple(Path(name).absolute() for name in ("models", "b", "c"))
 
 
 def test_metrics_follow_the_address_of_http():

@@ -77,6 +77,10 @@ def model(repository):
     return directory
 
 
+def waiting_count(server: ServerProcess) -> float:
+    return server.metrics()['nv_inference_pending_request_count{model="gated",version="1"}']
+
+
 def connect_fails(server: ServerProcess) -> bool:
     try:
         server.get("/v2/health/live")
@@ -94,10 +98,7 @@ def test_requests_under_way_are_answered_and_models_finalized(repository, model)
         begun = Request(server)
         gate.wait_reached()
         waiting = Request(server)
-        wait_until(
-            lambda: server.metrics()['nv_inference_pending_request_count{model="gated",version="1"}'] == 1,
-            "the second request does not wait",
-        )
+        wait_until(lambda: waiting_count(server) == 1, "the second request does not wait")
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Signal \(15\) received\.")
         server.wait_for(r"Waiting for in-flight requests to complete\.")
@@ -155,7 +156,7 @@ def test_idle_connections_do_not_delay_the_end(repository, model, number):
         never_used.connect()
         begin_s = time.monotonic()
         assert server.stop(number) == 0
-        assert time.monotonic() - begin_s < 5
+        assert time.monotonic() - begin_s < 10
         for connection in (*connections, never_used):
             connection.close()
 
@@ -168,9 +169,10 @@ def test_the_time_is_over(repository, model):
         stubs = server.stub_pids()
         requests = [Request(server) for _ in range(3)]
         gate.wait_reached()
+        wait_until(lambda: waiting_count(server) == 2, "the other requests do not wait")
         begin_s = time.monotonic()
         assert server.stop() == 1
-        assert 0.9 < time.monotonic() - begin_s < 5
+        assert 0.9 < time.monotonic() - begin_s < 10
         assert "Exit timeout expired. Exiting immediately." in server.output
         errors = sorted((reply.status, reply.error) for reply in (request.wait() for request in requests))
         assert errors[0][0] == 500
@@ -189,7 +191,7 @@ def test_the_time_is_over_while_a_model_finalizes(repository, model):
         stubs = server.stub_pids()
         begin_s = time.monotonic()
         assert server.stop() == 1
-        assert 0.9 < time.monotonic() - begin_s < 5
+        assert 0.9 < time.monotonic() - begin_s < 10
         assert "instance 'gated_0' did not end within" in server.output
         assert "Exit timeout expired. Exiting immediately." in server.output
         assert free_of_processes(stubs)
@@ -199,17 +201,17 @@ def test_drain_and_finalize_share_one_deadline(repository, model):
     """A request that takes its time leaves ``finalize`` the rest of it, not as much again."""
     Gate(model, "finalize").close()
     gate = Gate(model, "execute")
-    with serving(repository, flags=("--exit-timeout-secs=2",)) as server:
+    with serving(repository, flags=("--exit-timeout-secs=3",)) as server:
         request = Request(server)
         gate.wait_reached()
         begin_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Waiting for in-flight requests")
-        wait_until(lambda: time.monotonic() - begin_s > 1, "time stands still")
+        wait_until(lambda: time.monotonic() - begin_s > 2, "time stands still")
         gate.open()
         assert request.wait().status == 200
         assert server.wait() == 1
-        assert time.monotonic() - begin_s < 2.9
+        assert time.monotonic() - begin_s < 4.7
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -223,7 +225,7 @@ def test_a_second_signal_ends_it_at_once(repository, model, first):
         server.wait_for(r"Waiting for in-flight requests")
         begin_s = time.monotonic()
         assert server.stop(signal.SIGINT) == 1
-        assert time.monotonic() - begin_s < 3
+        assert time.monotonic() - begin_s < 10
         assert free_of_processes(stubs)
         assert not hasattr(request.wait(), "status") or request.wait().status >= 500
 

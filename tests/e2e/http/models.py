@@ -96,12 +96,10 @@ def write_models(repository: Path) -> None:
         TYPES,
         f'backend: "python"\ninput [ {every} ]\noutput [ {every.replace(" optional: true", "")} ]',
     )
-    write_model(
-        repository,
-        "probe",
-        PROBE,
-        _config({"COMMAND": ("TYPE_STRING", [1])}, {"SEEN": ("TYPE_STRING", [1]), "BLOB": ("TYPE_STRING", [1])}),
-    )
+    probe = _config({"COMMAND": ("TYPE_STRING", [1])}, {"SEEN": ("TYPE_STRING", [1]), "BLOB": ("TYPE_STRING", [1])})
+    write_model(repository, "probe", PROBE, probe)
+    # The same for what takes long: nothing is sent ahead to a model that is known to be slow.
+    write_model(repository, "patient", PROBE, probe)
     write_model(repository, "generator", GENERATOR, _config({"IN": ("TYPE_INT64", [2])}, {"OUT": ("TYPE_INT64", [-1])}))
     batched = """
         input [

@@ -10,6 +10,7 @@ import struct
 import pytest
 
 from tests.support.connection import binary_body, chunked, head, post, post_chunked
+from tests.support.gates import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -118,6 +119,31 @@ def test_requests_behind_a_slow_one_wait(connect, ask, tmp_path):
     replies = connection.replies(3)
     assert [reply.status for reply in replies] == [200, 200, 200]
     assert [reply.json["id"] for reply in replies[:2]] == ["slow", "quick"]
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_request_of_a_client_that_has_gone_is_not_run(server, connect, tmp_path, how):
+    """If it still waits for its turn; and those behind it get theirs."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def probe(request_id, **members):
+        command = {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [json.dumps(members)]}
+        return post("/v2/models/patient/infer", json.dumps({"id": request_id, "inputs": [command]}).encode())
+
+    cancelled = 'nv_inference_request_failure{model="patient",reason="CANCELED",version="1"}'
+    executed = 'nv_inference_exec_count{model="patient",version="1"}'
+    before = server.metrics()
+    running, leaving, waiting = connect(), connect(), connect()
+    for connection, request_id in ((running, "1"), (leaving, "2"), (waiting, "3")):
+        connection.send(probe(request_id, **({"wait_for": str(gate)} if request_id == "1" else {})))
+        server.get("/v2/health/live")
+    getattr(leaving, how)()
+    wait_until(lambda: server.metrics()[cancelled] == before[cancelled] + 1, "the request was never cancelled")
+    with gate.open("w"):
+        pass
+    assert [running.reply().json["id"], waiting.reply().json["id"]] == ["1", "3"]
+    assert server.metrics()[executed] == before[executed] + 2
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,10 @@ def test_refused_bodies_are_read_to_their_end(connect, model, datatype, shape, m
 # --- slow and vanishing clients -------------------------------------------------------------------------------------
 
 
-def generate(count, start):
+def generate(count, start, **members):
     """A small request for a large reply."""
     tensor = {"name": "IN", "datatype": "INT64", "shape": [2], "data": [count, start]}
-    return post("/v2/models/generator/infer", json.dumps({"inputs": [tensor], **BINARY_OUT}).encode())
+    return post("/v2/models/generator/infer", json.dumps({"inputs": [tensor], **(members or BINARY_OUT)}).encode())
 
 
 def numbers_of(reply):
@@ -214,6 +214,20 @@ def test_pipelined_large_replies_wait_for_each_other(connect):
     for start in range(5):
         assert (numbers_of(connection.reply()) == np.arange(start, start + count)).all()
         assert connection.reply().json["name"] == "generator"
+
+
+def test_pipelined_large_json_replies(connect):
+    count = 1_500_000
+    connection = connect(receive_buffer_bytes=4096)
+    connection.send(
+        (generate(count, 10**6, id="large") + head("GET", "/v2/models/generator")) * 2 + generate(1, 5, id="x")
+    )
+    connection.wait_for_bytes(1000)
+    for _ in range(2):
+        data = connection.reply().body.partition(b'"data":')[2]
+        assert np.fromstring(data[1:-4].decode(), sep=",", dtype=np.int64).tolist() == list(range(10**6, 10**6 + count))
+        assert connection.reply().json["name"] == "generator"
+    assert connection.reply().json["outputs"][0]["data"] == [5]
 
 
 def answered(server, data, deadline_s=10.0):

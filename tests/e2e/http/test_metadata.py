@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.http.models import DATATYPES
+from tests.support.machine import without_gpu
 
 pytestmark = pytest.mark.e2e
 
@@ -116,6 +117,7 @@ MINIMAL_CONFIG = {
 }
 
 
+@without_gpu
 @pytest.mark.spec("srv-H06")
 @pytest.mark.parametrize("path", ["identity", "identity/versions/1"])
 def test_model_config(server, path):

@@ -180,7 +180,7 @@ def repository(tmp_path_factory):
     counter = report("executions = 0", "[os.getpid(), sys.modules['1.model'].executions]").replace(
         "        document", "        sys.modules['1.model'].executions += 1\n        document"
     )
-    write_model(repository, "several", counter, REPORT_CONFIG + "instance_group { count: 2 }")
+    write_model(repository, "several", counter, REPORT_CONFIG + "instance_group { count: 2 kind: KIND_CPU }")
     return repository
 
 

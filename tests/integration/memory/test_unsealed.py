@@ -11,6 +11,7 @@ import pytest
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.ipc import segment
+from pybackend_wire.errors import RemoteProtocolError
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
@@ -45,12 +46,48 @@ def test_the_segment_has_no_name_and_is_read_by_copy(without_memfd):
         assert bytes(made.read(100, 6)) == b"tensor"
         # A stub that cuts the segment costs a request, not the host.
         os.ftruncate(made.descriptor, 50)
-        with pytest.raises(segment.InferenceError, match="cut short"):
+        with pytest.raises(RemoteProtocolError, match="cut short"):
             made.read(100, 6)
         target = os.readlink(f"/proc/self/fd/{made.descriptor}")
         assert not Path(target).exists()
     finally:
         made.close()
+
+
+CUTS_ITS_MEMORY = """
+class TritonPythonModel:
+    def execute(self, requests):
+        import os
+        from pybackend_stub import memory, tensor_io
+        close = os.close
+
+        def cut(descriptor):
+            os.ftruncate(descriptor, 0)
+            close(descriptor)
+
+        def place(self, payload, nbytes):
+            block = self._allocate(nbytes)
+            return block.segment, block.offset
+
+        array = requests[0].inputs()[0].as_numpy()
+        if array[0] < 0:
+            memory.os.close, tensor_io.OutputWriter._copy = cut, place
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
+"""
+
+
+def test_a_model_that_cuts_its_output_memory_costs_its_request_alone(without_memfd, tmp_path):
+    write_model(tmp_path, "rogue", CUTS_ITS_MEMORY, identity_config())
+
+    async def main():
+        async with engine_on(tmp_path) as engine:
+            for served, array in ((False, -np.ones(100_000, np.float32)), (True, np.ones(100_000, np.float32))):
+                request = InferenceRequest("rogue", inputs=[input_tensor("IN", array)])
+                response = await asyncio.wait_for(engine.infer(engine.model("rogue"), request), 10)
+                assert (response.error is None) is served, response.error
+                response.release()
+
+    asyncio.run(main())
 
 
 def test_a_sealed_segment_keeps_its_size():

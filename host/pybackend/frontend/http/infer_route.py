@@ -122,7 +122,7 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, requ
     try:
         response = await engine.infer(model, plan.request)
     except InferenceError:
-        body.release()  # the engine did not take it; after a cancellation its memory is the engine's
+        plan.request.release()  # the engine did not take it; after a cancellation its memory is the engine's
         raise
     try:
         if response.error is not None:

@@ -23,8 +23,8 @@ from pybackend_wire.dtypes import DATATYPES
 FOUR = struct.pack("<4f", 0.1, 2, -3.5, 1e20)
 
 
-def response(*outputs, parameters=None, id=""):
-    made = InferenceResponse("m", "1", id)
+def response(*outputs, parameters=None, request_id=""):
+    made = InferenceResponse("m", "1", request_id)
     made.set_result(list(outputs), parameters, None)
     return made
 
@@ -44,7 +44,7 @@ def test_json():
 
 
 def test_binary():
-    encoded = encode_response(response(output(), output("Z"), id="7"), ALL_BINARY)
+    encoded = encode_response(response(output(), output("Z"), request_id="7"), ALL_BINARY)
     assert encoded.header_json == (
         b'{"id":"7","model_name":"m","model_version":"1","outputs":['
         b'{"name":"Y","datatype":"FP32","shape":[4],"parameters":{"binary_data_size":16}},'
@@ -96,7 +96,8 @@ def test_private_bytes_are_not_borrowed():
 def test_nan_and_infinities_are_bare_literals(datatype, repeat):
     values = [1.5, nan, inf, -inf] * repeat
     encoded = encode_response(
-        response(output(datatype=datatype, shape=(4 * repeat,), data=encode_values(datatype, values)), id="é"), ALL_JSON
+        response(output(datatype=datatype, shape=(4 * repeat,), data=encode_values(datatype, values)), request_id="é"),
+        ALL_JSON,
     )
     assert b'"data":[1.5,NaN,Infinity,-Infinity' in encoded.header_json
     found = rapidjson.loads(encoded.header_json)
@@ -120,7 +121,7 @@ def test_parameters():
 
 
 def test_text_that_utf8_cannot_hold():
-    encoded = encode_response(response(output(), parameters={"k": "\ud800x"}, id="\udcff"), ALL_JSON)
+    encoded = encode_response(response(output(), parameters={"k": "\ud800x"}, request_id="\udcff"), ALL_JSON)
     found = rapidjson.loads(encoded.header_json)
     assert (found["parameters"], found["id"]) == ({"k": "?x"}, "?")
 
@@ -176,5 +177,5 @@ def msgspec_outputs(text: bytes) -> bytes:
 
 
 def test_replies_are_compact_json():
-    encoded = encode_response(response(output(), parameters={"a": 1}, id="x"), ALL_JSON)
+    encoded = encode_response(response(output(), parameters={"a": 1}, request_id="x"), ALL_JSON)
     assert msgspec.json.encode(msgspec.json.decode(encoded.header_json)) == encoded.header_json

@@ -1,0 +1,21 @@
+"""The page of proved behaviours lists what tests claim, no more and no less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
+ROW = re.compile(r"(?:pb|srv)-[A-Z]\d\d")
+
+
+def test_page_and_tests_name_the_same_rows():
+    claimed = {
+        row
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for mark in re.findall(r"mark\.spec\(([^)]*)\)", path.read_text())
+        for row in ROW.findall(mark)
+    }
+    listed = set(re.findall(rf"^\| ({ROW.pattern}) \|", PAGE.read_text(), re.MULTILINE))
+    assert listed == claimed

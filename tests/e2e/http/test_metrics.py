@@ -1,0 +1,183 @@
+"""The metrics page: each family's name, type, help and labels, what it starts with, and what requests add to it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.e2e.http.models import ADD_SUB, PROBE
+from tests.support.connection import connected, post
+from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
+from tests.support.server import serving
+
+pytestmark = pytest.mark.e2e
+
+PER_MODEL = {
+    "nv_inference_request_success": ("counter", "Number of successful inference requests, all batch sizes"),
+    "nv_inference_count": ("counter", "Number of inferences performed (does not include cached requests)"),
+    "nv_inference_exec_count": ("counter", "Number of model executions performed (does not include cached requests)"),
+    "nv_inference_request_duration_us": (
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+    ),
+    "nv_inference_queue_duration_us": (
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+    ),
+    "nv_inference_compute_input_duration_us": (
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_compute_infer_duration_us": (
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_compute_output_duration_us": (
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_pending_request_count": (
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+    ),
+    "nv_model_load_duration_secs": ("gauge", "Model load time in seconds"),
+}
+FAILURES = {"nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes")}
+MACHINE = {
+    "nv_pinned_memory_pool_total_bytes": ("gauge", "Pinned memory pool total memory size, in bytes"),
+    "nv_pinned_memory_pool_used_bytes": ("gauge", "Pinned memory pool used memory size, in bytes"),
+    "nv_cpu_utilization": ("gauge", "CPU utilization rate [0.0 - 1.0]"),
+    "nv_cpu_memory_total_bytes": ("gauge", "CPU total memory (RAM), in bytes"),
+    "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
+}
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+PAIR = {
+    "inputs": [{"name": name, "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]} for name in ("INPUT0", "INPUT1")]
+}
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A server of its own, whose counters nobody else moves; each test has a model for itself."""
+    repository = tmp_path_factory.mktemp("metrics")
+    pair = f"""
+        backend: "python" metric_tags {{ key: "team" value: "a \\"quoted\\" b" }}
+        input [ {tensors(INPUT0=("TYPE_FP32", [4]), INPUT1=("TYPE_FP32", [4]))} ]
+        output [ {tensors(OUTPUT0=("TYPE_FP32", [4]), OUTPUT1=("TYPE_FP32", [4]))} ]
+    """
+    write_model(repository, "untouched", IDENTITY, identity_config(extra="version_policy { all {} }"), version=1)
+    write_model(repository, "untouched", IDENTITY, identity_config(extra="version_policy { all {} }"), version=2)
+    write_model(repository, "tagged", ADD_SUB, pair)
+    write_model(repository, "batched", IDENTITY, identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8"))
+    probe = f"""
+        backend: "python"
+        input [ {tensors(COMMAND=("TYPE_STRING", [1]))} ]
+        output [ {tensors(SEEN=("TYPE_STRING", [1]), BLOB=("TYPE_STRING", [1]))} ]
+    """
+    write_model(repository, "failing", PROBE, probe)
+    write_model(repository, "broken", "raise ImportError('on purpose')", identity_config())
+    with serving(repository, flags=("--exit-on-error=false",), ready=False) as server:
+        server.wait_for(r"untouched +\| 2 ")
+        yield server
+
+
+def page(server):
+    reply = server.request("GET", "/metrics", port=server.metrics_port)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    return reply.body.decode()
+
+
+def command(server, **members):
+    tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [json.dumps(members)]}
+    return server.infer("failing", {"inputs": [tensor]})
+
+
+def test_families(fresh):
+    text = page(fresh)
+    for name, (kind, description) in {**PER_MODEL, **FAILURES, **MACHINE}.items():
+        assert text.count(f"# HELP {name} {description}\n# TYPE {name} {kind}\n") == 1, name
+    assert len(re.findall("^# TYPE ", text, re.MULTILINE)) == len(PER_MODEL) + len(FAILURES) + len(MACHINE)
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) .*|[a-z_]+(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [0-9.e+-]+', line), line
+
+
+def test_samples_of_a_model_at_load(fresh):
+    """Every family is there from the start, at zero, once per version."""
+    metrics = fresh.metrics()
+    for version in ("1", "2"):
+        labels = f'model="untouched",version="{version}"'
+        for name in PER_MODEL.keys() - {"nv_model_load_duration_secs"}:
+            assert metrics[f"{name}{{{labels}}}"] == 0, name
+        assert 0 < metrics[f"nv_model_load_duration_secs{{{labels}}}"] < 60
+        for reason in REASONS:
+            assert (
+                metrics[f'nv_inference_request_failure{{model="untouched",reason="{reason}",version="{version}"}}'] == 0
+            )
+    assert not any('model="broken"' in sample for sample in metrics)
+
+
+def test_machine(fresh):
+    metrics = fresh.metrics()
+    assert 0 <= metrics["nv_cpu_utilization"] <= 1
+    assert 0 < metrics["nv_cpu_memory_used_bytes"] < metrics["nv_cpu_memory_total_bytes"]
+    assert metrics["nv_pinned_memory_pool_used_bytes"] <= metrics["nv_pinned_memory_pool_total_bytes"]
+
+
+def test_requests_inferences_executions(fresh):
+    """Three requests, one of them with a batch of four."""
+    for batch in (1, 4, 1):
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [batch, 1], "data": [0] * batch}
+        assert fresh.infer("batched", {"inputs": [tensor]}).status == 200
+    metrics = fresh.metrics()
+    labels = '{model="batched",version="1"}'
+    found = {name: metrics[name + labels] for name in PER_MODEL}
+    assert found["nv_inference_request_success"] == 3
+    assert found["nv_inference_count"] == 6
+    assert found["nv_inference_exec_count"] == 3
+    assert found["nv_inference_pending_request_count"] == 0
+    steps = ("queue", "compute_input", "compute_infer", "compute_output")
+    total_us = found["nv_inference_request_duration_us"]
+    assert 0 < sum(found[f"nv_inference_{step}_duration_us"] for step in steps) <= total_us
+    assert found["nv_inference_compute_infer_duration_us"] > 0
+
+
+def test_metric_tags_are_labels(fresh):
+    assert fresh.infer("tagged", PAIR).status == 200
+    assert r'nv_inference_count{_team="a \"quoted\" b",model="tagged",version="1"} 1.0' in page(fresh)
+
+
+def test_failures_of_the_model(fresh):
+    assert command(fresh, **{"raise": "oh"}).status == 500
+    assert command(fresh, error="no", code="NOT_FOUND").status == 404
+    assert command(fresh).status == 200
+    metrics = fresh.metrics()
+    failures = {
+        reason: metrics[f'nv_inference_request_failure{{model="failing",reason="{reason}",version="1"}}']
+        for reason in REASONS
+    }
+    assert failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 2, "OTHER": 0}
+    assert metrics['nv_inference_request_success{model="failing",version="1"}'] == 1
+
+
+def test_requests_that_never_reach_the_model_are_not_counted(fresh):
+    before = [line for line in page(fresh).splitlines() if 'model="tagged"' in line]
+    for body in (b"{", b"{}", b'{"inputs":[]}', json.dumps({"inputs": PAIR["inputs"][:1]}).encode()):
+        assert fresh.infer("tagged", body).status in {400, 500}
+    assert fresh.infer("unknown", b"{}").status == 400
+    assert [line for line in page(fresh).splitlines() if 'model="tagged"' in line] == before
+    assert 'model="unknown"' not in page(fresh)
+
+
+def test_other_requests_on_the_metrics_port(fresh):
+    port = fresh.metrics_port
+    assert fresh.request("GET", "/metrics/", port=port).status == 200
+    assert fresh.request("GET", "/v2/health/live", port=port).status == 404
+    assert fresh.request("POST", "/metrics", b"", port=port).status == 405
+    with connected(port) as connection:
+        connection.send(post("/metrics", bytes(1_000_000)))
+        assert connection.reply().status == 405
+        connection.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        assert [reply.status for reply in connection.replies(3)] == [200, 200, 200]

@@ -1,0 +1,208 @@
+"""Environments of models: every CPython of this machine, with an old and a new numpy, with and without msgpack.
+
+They are virtual environments in a cache directory, made when they are first needed and used again by later runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+FLOOR = (3, 8)
+"""The oldest CPython that a model's environment may have."""
+
+KNOWN_MINORS = range(8, 15)
+"""CPython 3.x that there are; those that this machine lacks are reported, not forgotten."""
+
+OLDEST_NUMPY_1 = {8: "1.19.0", 9: "1.19.3", 10: "1.21.2", 11: "1.23.2", 12: "1.26.0"}
+"""The first numpy since 1.19 of which there is a wheel, by the minor version of CPython."""
+
+FIRST_MINOR_WITH_NUMPY_2 = 9
+
+_MADE = ".made-by-the-floor-tests"
+
+
+class Unavailable(Exception):
+    """An environment that cannot be had here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One environment of the table.
+
+    Attributes:
+        minor: of CPython 3.x.
+        numpy_major: 1 or 2.
+        msgpack: True if the environment has it.
+    """
+
+    minor: int
+    numpy_major: int
+    msgpack: bool
+
+    def __str__(self) -> str:
+        return f"cpython3.{self.minor}-numpy{self.numpy_major}-{'msgpack' if self.msgpack else 'json'}"
+
+    @property
+    def numpy_requirement(self) -> str:
+        """What pip is asked for: the oldest numpy 1, or the newest numpy 2.
+
+        Raises:
+            Unavailable: this CPython and this numpy do not go together.
+        """
+        if self.numpy_major == 2:
+            if self.minor < FIRST_MINOR_WITH_NUMPY_2:
+                raise Unavailable(f"there is no numpy 2 for CPython 3.{self.minor}")
+            return "numpy>=2,<3"
+        if self.minor not in OLDEST_NUMPY_1:
+            raise Unavailable(f"there is no wheel of numpy 1 for CPython 3.{self.minor}")
+        return f"numpy=={OLDEST_NUMPY_1[self.minor]}"
+
+
+def rows() -> list[Row]:
+    """The environments to test: a few by default, all of them with ``PYBACKEND_FLOOR=all``.
+
+    The few: the oldest CPython, the newest one found and the host's own, each with the oldest numpy over json and the newest
+    over msgpack.
+    """
+    if os.environ.get("PYBACKEND_FLOOR") == "all":
+        minors = sorted({*KNOWN_MINORS, *interpreters()})
+        return [Row(*each) for each in product(minors, (1, 2), (False, True))]
+    minors = sorted({FLOOR[1], sys.version_info.minor, max(interpreters())})
+    return [Row(minor, numpy_major, numpy_major == 2) for minor in minors for numpy_major in (1, 2)]
+
+
+@functools.cache
+def interpreters() -> dict[int, str]:
+    """Every CPython 3.x of this machine that is at least the floor, by its minor version."""
+    found: dict[int, tuple[tuple[int, ...], str]] = {}
+    for path in _candidates():
+        version = _version(path)
+        if version is not None and version[:2] >= FLOOR and version > found.get(version[1], ((), ""))[0]:
+            found[version[1]] = version, path
+    own = sys.version_info.minor
+    found[own] = sys.version_info[:3], sys._base_executable  # type: ignore[attr-defined]
+    return {minor: path for minor, (_, path) in sorted(found.items())}
+
+
+def _candidates() -> list[str]:
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    paths = [str(path) for path in pyenv.glob("*/bin/python")]
+    for minor in KNOWN_MINORS:
+        for directory in [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin", "/usr/local/bin"]:
+            path = os.path.join(directory, f"python3.{minor}")
+            if os.access(path, os.X_OK):
+                paths.append(path)
+    return paths
+
+
+def _version(path: str) -> tuple[int, ...] | None:
+    code = "import sys; print(sys.implementation.name, *sys.version_info[:3])"
+    try:
+        done = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    except OSError:
+        return None
+    words = done.stdout.split()
+    if done.returncode or words[:1] != ["cpython"]:
+        return None  # such as a shim of a version that is not switched on
+    return tuple(map(int, words[1:]))
+
+
+def python_of(row: Row) -> str:
+    """The interpreter of an environment, which is made if it is not there yet.
+
+    Raises:
+        Unavailable: it cannot be had.
+    """
+    requirement = row.numpy_requirement
+    base = interpreters().get(row.minor)
+    if base is None:
+        raise Unavailable(f"there is no CPython 3.{row.minor} on this machine")
+    numpy_python = _environment(base, row, requirement, None)
+    return _environment(base, row, "msgpack", numpy_python) if row.msgpack else numpy_python
+
+
+def _environment(base: str, row: Row, requirement: str, below: str | None) -> str:
+    """An environment with one package; what ``below`` has can be imported in it too."""
+    identity = hashlib.blake2b("\0".join((base, requirement, below or "")).encode(), digest_size=4).hexdigest()
+    directory = _cache() / f"{row}-{re.split('[=<>]', requirement)[0]}-{identity}"
+    python = directory / "bin" / "python"
+    if not (directory / _MADE).exists() or _version(str(python)) is None:
+        _make(base, directory, row, requirement, below)
+    return str(python)
+
+
+def _cache() -> Path:
+    directory = os.environ.get("PYBACKEND_FLOOR_CACHE") or Path.home() / ".cache" / "pybackend-floor"
+    return Path(directory)
+
+
+def _make(base: str, directory: Path, row: Row, requirement: str, below: str | None) -> None:
+    """Make an environment, once: several test processes may want it at the same time."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    lock = directory.with_suffix(".lock")
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        _wait_for_another(directory, lock)
+        return
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        _run([base, "-I", "-m", "venv", "--without-pip", str(directory)])
+        packages = directory / "lib" / f"python3.{row.minor}" / "site-packages"
+        _install(requirement, row.minor, packages)
+        if below is not None:
+            upper = str(Path(below).parent.parent / "lib" / f"python3.{row.minor}" / "site-packages")
+            (packages / "below.pth").write_text(upper + "\n")
+        (directory / _MADE).touch()
+    finally:
+        lock.unlink()
+
+
+def _wait_for_another(directory: Path, lock: Path) -> None:
+    end = time.monotonic() + 240
+    while lock.exists():
+        if time.monotonic() > end:
+            raise Unavailable(f"{lock} is held by a process that does not finish: remove it if there is none")
+        time.sleep(0.1)
+    if not (directory / _MADE).exists():
+        raise Unavailable("another test process could not make it")
+
+
+def _install(requirement: str, minor: int, packages: Path) -> None:
+    """Put wheels for another interpreter in place, with this interpreter's pip: an old one's cannot read every index."""
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [
+                *_pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--only-binary=:all:",
+                "--python-version", f"3.{minor}", "--implementation", "cp", "--target", str(packages), requirement,
+            ],
+            capture_output=True, text=True, check=False, cwd=empty, timeout=200,
+        )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+        raise Unavailable(f"{requirement} for CPython 3.{minor} cannot be installed: {last}")
+
+
+@functools.cache
+def _pip() -> tuple[str, ...]:
+    for python in (sys.executable, sys._base_executable, *reversed(interpreters().values())):  # type: ignore[attr-defined]
+        if subprocess.run([python, "-I", "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+            return python, "-m", "pip"
+    raise Unavailable("no interpreter of this machine has pip")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        raise Unavailable(f"{command[0]} cannot make an environment: {(done.stderr or done.stdout).strip()[-300:]}")

@@ -1,0 +1,19 @@
+"""Loops to run the contracts on: the one that serves, and the standard library's for comparison."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def run(request):
+    """Runs a coroutine on a loop of its own, for ten seconds at most."""
+
+    def run(coroutine):
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(coroutine, 10))
+
+    return run

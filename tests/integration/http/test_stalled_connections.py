@@ -1,0 +1,144 @@
+"""Connections on which nothing moves any more: which of them end, and after how long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pybackend.frontend.http.serial_protocol import IDLE_SECONDS, STALLED_SECONDS
+from pybackend.frontend.http.server import HttpServer, bind
+
+HUGE = 64 << 20
+
+
+async def application(scope, receive, send):
+    """``/wait`` waits for the client's end, ``/huge`` says more than sockets hold."""
+    while (message := await receive())["type"] == "http.request" and message["more_body"]:
+        pass
+    if scope["path"] == "/wait":
+        await receive()
+        return
+    body = bytes(HUGE if scope["path"] == "/huge" else 2)
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def serving():
+    """A server, and a function that lets its clock run ahead."""
+    loop = asyncio.get_running_loop()
+    server = HttpServer(application)
+    sock = bind("127.0.0.1", 0, "HTTP")
+    await server.start(sock)
+
+    def advance(seconds):
+        server._clock.seconds += seconds
+        for connection in server._connections():
+            connection.check_progress()
+
+    try:
+        yield sock.getsockname(), advance
+    finally:
+        await server.stop(loop.time())
+
+
+async def settle(address):
+    """Returns once the server has done what there was to do: a newcomer's request is answered after it."""
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(address) as client:
+        client.setblocking(False)
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+        await loop.sock_recv(client, 1000)
+
+
+async def is_open(address, client):
+    await settle(address)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+@asynccontextmanager
+async def client_of(address, data):
+    """A client that has sent this; the server has read it."""
+    with socket.create_connection(address) as client:
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(client, data)
+        await settle(address)
+        yield client
+
+
+STALLED = {
+    "half a head": b"GET / HTTP/1.1\r\nHo",
+    "half an empty line": b"GET / HTTP/1.1\r\n\r",
+    "half a body": b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\n12345",
+    "half a chunk": b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12",
+}
+
+
+@pytest.mark.parametrize("data", STALLED.values(), ids=STALLED)
+def test_unfinished_request(run, data):
+    async def check():
+        async with serving() as (address, advance), client_of(address, data) as client:
+            advance(STALLED_SECONDS - 1)
+            assert await is_open(address, client)
+            advance(1)
+            assert not await is_open(address, client)
+
+    run(check())
+
+
+def test_reply_that_nobody_reads(run):
+    async def check():
+        async with serving() as (address, advance), client_of(address, b"GET /huge HTTP/1.1\r\n\r\n") as client:
+            advance(STALLED_SECONDS)
+            loop, received = asyncio.get_running_loop(), 0
+            with pytest.raises((ConnectionResetError, EOFError)):  # noqa: PT012  it may say more before it ends
+                while data := await loop.sock_recv(client, 1 << 20):
+                    received += len(data)
+                raise EOFError
+            assert received < HUGE
+
+    run(check())
+
+
+def test_idle_connection(run):
+    async def check():
+        async with serving() as (address, advance), client_of(address, b"") as client:
+            advance(IDLE_SECONDS - 1)
+            assert await is_open(address, client)
+            advance(1)
+            assert not await is_open(address, client)
+
+    run(check())
+
+
+def test_request_that_takes_its_time(run):
+    """A model may compute for as long as it likes; only clients are hurried."""
+
+    async def check():
+        async with serving() as (address, advance), client_of(address, b"GET /wait HTTP/1.1\r\n\r\n") as client:
+            advance(10 * IDLE_SECONDS)
+            assert await is_open(address, client)
+
+    run(check())
+
+
+def test_bytes_that_trickle_keep_a_connection(run):
+    async def check():
+        async with serving() as (address, advance), client_of(address, b"GET ") as client:
+            loop = asyncio.get_running_loop()
+            for byte in b"/ HTTP/1.1\r\n\r\n":
+                advance(STALLED_SECONDS - 1)
+                await loop.sock_sendall(client, bytes([byte]))
+                await settle(address)
+            assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200 OK")
+
+    run(check())
