@@ -5,6 +5,7 @@ They are virtual environments in a cache directory, made when they are first nee
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -13,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -124,59 +124,44 @@ def python_of(row: Row) -> str:
     Raises:
         Unavailable: it cannot be had.
     """
-    requirement = row.numpy_requirement
     base = interpreters().get(row.minor)
     if base is None:
         raise Unavailable(f"there is no CPython 3.{row.minor} on this machine")
-    numpy_python = _environment(base, row, requirement, None)
-    return _environment(base, row, "msgpack", numpy_python) if row.msgpack else numpy_python
+    requirement = row.numpy_requirement
+    numpy_python = _environment(base, row.minor, requirement, None)
+    return _environment(base, row.minor, "msgpack", numpy_python) if row.msgpack else numpy_python
 
 
-def _environment(base: str, row: Row, requirement: str, below: str | None) -> str:
+def _environment(base: str, minor: int, requirement: str, below: str | None) -> str:
     """An environment with one package; what ``below`` has can be imported in it too."""
     identity = hashlib.blake2b("\0".join((base, requirement, below or "")).encode(), digest_size=4).hexdigest()
-    directory = _cache() / f"{row}-{re.split('[=<>]', requirement)[0]}-{identity}"
-    python = directory / "bin" / "python"
-    if not (directory / _MADE).exists() or _version(str(python)) is None:
-        _make(base, directory, row, requirement, below)
-    return str(python)
+    cache = Path(os.environ.get("PYBACKEND_FLOOR_CACHE") or Path.home() / ".cache" / "pybackend-floor")
+    directory = cache / f"cpython3.{minor}-{re.split('[=<>]', requirement)[0]}-{identity}"
+    python = str(directory / "bin" / "python")
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(f"{directory}.lock", "w") as lock:  # several test processes may want it at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / _MADE).exists() or _version(python) is None:
+            _make(base, directory, minor, requirement, below)
+    return python
 
 
-def _cache() -> Path:
-    directory = os.environ.get("PYBACKEND_FLOOR_CACHE") or Path.home() / ".cache" / "pybackend-floor"
-    return Path(directory)
+def _make(base: str, directory: Path, minor: int, requirement: str, below: str | None) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    done = subprocess.run(
+        [base, "-I", "-m", "venv", "--without-pip", str(directory)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Unavailable(f"{base} cannot make an environment: {(done.stderr or done.stdout).strip()[-300:]}")
+    packages = _site_packages(directory, minor)
+    _install(requirement, minor, packages)
+    if below is not None:
+        (packages / "below.pth").write_text(f"{_site_packages(Path(below).parent.parent, minor)}\n")
+    (directory / _MADE).touch()
 
 
-def _make(base: str, directory: Path, row: Row, requirement: str, below: str | None) -> None:
-    """Make an environment, once: several test processes may want it at the same time."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    lock = directory.with_suffix(".lock")
-    try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        _wait_for_another(directory, lock)
-        return
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-        _run([base, "-I", "-m", "venv", "--without-pip", str(directory)])
-        packages = directory / "lib" / f"python3.{row.minor}" / "site-packages"
-        _install(requirement, row.minor, packages)
-        if below is not None:
-            upper = str(Path(below).parent.parent / "lib" / f"python3.{row.minor}" / "site-packages")
-            (packages / "below.pth").write_text(upper + "\n")
-        (directory / _MADE).touch()
-    finally:
-        lock.unlink()
-
-
-def _wait_for_another(directory: Path, lock: Path) -> None:
-    end = time.monotonic() + 240
-    while lock.exists():
-        if time.monotonic() > end:
-            raise Unavailable(f"{lock} is held by a process that does not finish: remove it if there is none")
-        time.sleep(0.1)
-    if not (directory / _MADE).exists():
-        raise Unavailable("another test process could not make it")
+def _site_packages(environment: Path, minor: int) -> Path:
+    return environment / "lib" / f"python3.{minor}" / "site-packages"
 
 
 def _install(requirement: str, minor: int, packages: Path) -> None:
@@ -185,6 +170,9 @@ def _install(requirement: str, minor: int, packages: Path) -> None:
         done = subprocess.run(
             [
                 *_pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--only-binary=:all:",
+                "--retries=1", "--timeout=60",
+                # A wheel says by its tags which interpreter it is for; this check is against the one that runs pip.
+                "--ignore-requires-python",
                 "--python-version", f"3.{minor}", "--implementation", "cp", "--target", str(packages), requirement,
             ],
             capture_output=True, text=True, check=False, cwd=empty, timeout=200,
@@ -200,9 +188,3 @@ def _pip() -> tuple[str, ...]:
         if subprocess.run([python, "-I", "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
             return python, "-m", "pip"
     raise Unavailable("no interpreter of this machine has pip")
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        raise Unavailable(f"{command[0]} cannot make an environment: {(done.stderr or done.stdout).strip()[-300:]}")

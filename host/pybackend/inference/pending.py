@@ -17,9 +17,10 @@ class PendingRequest:
         on_response: takes the final response, and must release it.
         answered: True once the final response is out; the request is nobody's business any more.
         begun: True while it may be running in a stub.
+        losses: how many stubs died that it had been sent to and that had not begun it.
     """
 
-    __slots__ = ("_on_cancel", "answered", "begun", "on_response", "request")
+    __slots__ = ("_on_cancel", "answered", "begun", "losses", "on_response", "request")
 
     def __init__(
         self, request: InferenceRequest, on_response: OnResponse, on_cancel: Callable[[PendingRequest], None]
@@ -29,6 +30,7 @@ class PendingRequest:
         self._on_cancel = on_cancel
         self.answered = False
         self.begun = False
+        self.losses = 0
 
     def cancel(self) -> None:
         """The sender lost interest: a request that still waits is dropped and answered CANCELLED, a running one goes on."""

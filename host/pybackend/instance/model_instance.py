@@ -34,6 +34,9 @@ MOST_PREFETCHED = 64
 SLOW_NS = 5_000_000
 """An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
 
+MOST_LOSSES = 3
+"""A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
+
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
 HEALTHY_AFTER_S = 60.0
 """An instance that lived this long is restarted as if it had never died."""
@@ -207,7 +210,8 @@ class ModelInstance:
         try:
             encoded = [self._encode(session, pending.request) for pending in batch]
         except OSError as error:
-            _take_back(session, batch)
+            for pending in batch:
+                _take_back(session, pending)
             what = f"cannot hand tensor memory to instance '{self.name}': {error.strerror}"
             self._owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
             return
@@ -293,9 +297,9 @@ class ModelInstance:
             return
         for segment in dropped_inputs:
             self._session.detach_input(segment)
-        if not self._in_flight and self._last_execution_ns and now_ns - self._last_execution_ns >= IDLE_NS:
+        idle = not self._in_flight and now_ns - self._last_execution_ns >= IDLE_NS
+        if idle and self._last_execution_ns and self._session.trim_outputs():
             self._last_execution_ns = 0
-            self._session.trim_outputs()
 
     # Death
 
@@ -316,10 +320,15 @@ class ModelInstance:
         count = max(0, min(session.executions_begun() - self._answered, len(in_flight)))
         begun = [pending for execution in in_flight[:count] for pending in execution.pending]
         waiting = [pending for execution in in_flight[count:] for pending in execution.pending]
+        again = []
         for pending in waiting:
             pending.begun = False
-        _take_back(session, waiting)
-        self._owner.on_lost(self, begun, waiting)
+            pending.losses += 1
+            if _take_back(session, pending) and pending.losses < MOST_LOSSES:
+                again.append(pending)
+            else:
+                begun.append(pending)
+        self._owner.on_lost(self, begun, again)
 
     async def _restart(self) -> None:
         """Bring a new stub to life, however often it takes."""
@@ -343,9 +352,8 @@ class ModelInstance:
             self._owner.on_available()
 
 
-def _take_back(session: StubSession, batch: Sequence[PendingRequest]) -> None:
-    """The input memory of these requests is the host's again."""
-    for pending in batch:
-        for tensor in pending.request.inputs:
-            if tensor.lease is not None:
-                session.take_back(tensor.lease)  # type: ignore[arg-type]  # leases of this model's arena
+def _take_back(session: StubSession, pending: PendingRequest) -> bool:
+    """The input memory of a request is the host's again; False if the stub had already given some of it back."""
+    leases: list[Any] = [tensor.lease for tensor in pending.request.inputs if tensor.lease is not None]
+    taken = [session.take_back(lease) for lease in leases]
+    return all(taken)

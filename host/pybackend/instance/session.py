@@ -218,9 +218,12 @@ class StubSession:
         lease.publish()
         self._lent[lease.segment, lease.offset] = lease
 
-    def take_back(self, lease: ArenaLease) -> None:
-        """Undo :meth:`lend` for a request that was not sent, or that a stub that is dead had not begun."""
-        self._lent.pop((lease.segment, lease.offset), None)
+    def take_back(self, lease: ArenaLease) -> bool:
+        """Undo :meth:`lend` for a request that was not sent, or that a stub that is dead had not begun.
+
+        False if the stub gave the block back before, which no honest one does with what it has not begun.
+        """
+        return self._lent.pop((lease.segment, lease.offset), None) is lease
 
     def executions_begun(self) -> int:
         """How many executions the stub has begun in its life; for a stub that is dead (it could still write there)."""
@@ -327,11 +330,15 @@ class StubSession:
             if self._channel.is_open:
                 self._channel.post((HostMessage.DETACH, segment))
 
-    def trim_outputs(self) -> None:
-        """Ask for output segments that the host does not read from; the stub keeps those it is writing to."""
+    def trim_outputs(self) -> bool:
+        """Ask for output segments that the host does not read from; False if it still reads from some.
+
+        The stub keeps those it is writing to.
+        """
         for number, output in self._outputs.items():
-            if not output.held and self._channel.is_open:
+            if not output.held:
                 self._channel.post((HostMessage.DETACH, number))
+        return not any(output.held for output in self._outputs.values())
 
     # What the stub says
 

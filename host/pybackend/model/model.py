@@ -298,6 +298,7 @@ class Model:
         error = InferenceError(unhealthy(instance.name, instance.death_cause))
         for pending in begun:
             self.statistics.failures[FailureReason.BACKEND] += 1
+            pending.request.release()
             self._answer(pending, failure(pending.request, self.version, error))
         if self._scheduler is not None:
             self._scheduler.requeue(waiting)
@@ -340,6 +341,7 @@ class Model:
             pending.on_response(response)
         except Exception:  # one receiver's fault must not cost the others their answers
             log.exception("the receiver of a response of model '%s' failed", self.name)
+            response.release()
         if self._open_requests == 0 and self._idle is not None:
             self._idle.set()
 

@@ -22,6 +22,9 @@ from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json_tensor import FLOATS, decode_values
 from pybackend_wire.bytes_tensor import BytesTensorError
 
+LONGEST_CACHED_NAMES = 4096
+"""Characters of all outputs' names; stubs send them, so the cache of replies must not keep whatever they like."""
+
 
 class EncodedResponse:
     """The body of a reply in pieces.
@@ -116,9 +119,11 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     chunks: list[Buffer] = []
     chunk_bytes = 0
     borrows_memory = False
+    name_length = 0
     for tensor in response.outputs:
         data = tensor.data
         size = len(data)
+        name_length += len(tensor.name)
         layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
         if size:
             if type(data) is not bytes:
@@ -128,7 +133,9 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
                     borrows_memory = True
             chunks.append(data)
             chunk_bytes += size
-    header_json = _binary_header(response.model_name, response.model_version, tuple(layout))
+    cached = name_length <= LONGEST_CACHED_NAMES
+    header_of = _binary_header if cached else _binary_header.__wrapped__
+    header_json = header_of(response.model_name, response.model_version, tuple(layout))
     return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
 
 

@@ -321,6 +321,18 @@ class TestWhileModelsLoad:
         assert (repository / "quick" / "finalized").read_text() == "x", "what was loaded is finalized"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_anything_else_ends_it_without_a_traceback(repository, number):
+    """While the server still imports its own packages; models' processes are started before that."""
+    write_model(repository, "identity", IDENTITY, identity_config())
+    with serving(repository, ready=False) as server:
+        wait_until(lambda: server.stub_pids() or server.process.poll() is not None, "no process is started")
+        pids = server.stub_pids()
+        assert server.stop(number) in {0, -number, 128 + number}
+        assert "Traceback" not in server.output, server.output
+        assert free_of_processes(pids)
+
+
 class TestOutput:
     @pytest.fixture
     def streams(self, repository):

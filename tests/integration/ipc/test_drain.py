@@ -35,7 +35,7 @@ def test_what_comes_later_is_not_read():
         )
         theirs.sendall(frame * 100)
         arguments = [sys.executable, "-c", FLOOD, str(theirs.fileno()), frame.hex()]
-        with subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE) as child:
+        with subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE) as child:  # noqa: ASYNC220
             child.stdout.readline()
             begin_s = time.monotonic()
             channel.drain()

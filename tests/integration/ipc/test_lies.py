@@ -53,6 +53,10 @@ LIES = {
         "stub.result(['OUT', 'UINT8', [(1 << 63) - 1], stub.output_segment(), 0, (1 << 63) - 1])",
         "lies in memory that the stub may not use",
     ),
+    "a shape of very many dimensions": (
+        "stub.result(['OUT', 'UINT8', [1 << 62] * 60000, 0, 0, 64])",  # their product would take half a minute
+        "a frame does not decode",
+    ),
     "an offset beyond all numbers": (
         "stub.result(['OUT', 'UINT8', [64], 0, 1 << 64, 64])",
         "a frame does not decode",

@@ -57,7 +57,8 @@ def test_an_output_that_does_not_fit_leaves_nothing_of_its_response_behind(tmp_p
     with running_engine(tmp_path, memory_limit_bytes=4 * MIB) as (engine, run):
         for _ in range(3):
             response = infer(engine, run, "two", np.array([2 * MIB, 3 * MIB]))
-            assert response.error is not None and response.error.code is ErrorCode.UNAVAILABLE
+            assert response.error is not None
+            assert response.error.code is ErrorCode.UNAVAILABLE
         response = infer(engine, run, "two", np.array([2 * MIB, 100_000]))
         assert response.error is None
         response.release()
@@ -69,7 +70,7 @@ def test_requests_are_refused_when_only_a_passive_instance_is_left(tmp_path):
 
     async def until_failed(instance):
         async with asyncio.timeout(10):
-            while instance.state is not InstanceState.FAILED:
+            while instance.state is not InstanceState.FAILED:  # noqa: ASYNC110  a state has no event
                 await asyncio.sleep(0.01)
 
     with running_engine(tmp_path) as (engine, run):
@@ -77,7 +78,7 @@ def test_requests_are_refused_when_only_a_passive_instance_is_left(tmp_path):
         (directory / "broken").touch()
         os.kill(instance.pid, signal.SIGKILL)
         run(until_failed(instance))
-        with pytest.raises(InferenceError, match="has no instance that can serve(?s:.*)the weights are missing"):
+        with pytest.raises(InferenceError, match=r"has no instance that can serve(?s:.*)the weights are missing"):
             infer(engine, run, "half", np.ones(1, np.float32))
 
 
@@ -122,7 +123,8 @@ def test_without_descriptors_a_request_is_refused_and_holds_nothing(tmp_path, fe
             error = refusal
         finally:
             few_descriptors.restore()
-        assert error is not None and error.code is ErrorCode.UNAVAILABLE
+        assert error is not None
+        assert error.code is ErrorCode.UNAVAILABLE
         response = infer(engine, run, "identity", np.ones(MIB, np.float32))
         assert response.error is None
         response.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -23,6 +24,8 @@ from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
+
+log = logging.getLogger(__name__)
 
 _PATH = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
@@ -213,6 +216,11 @@ class InferProtocol(SerialProtocol):
         except InferenceError as error:
             response.release()
             self._answer_error(error)
+            return
+        except Exception:  # whatever a model's outputs do to the encoder, its client gets an answer
+            log.exception("a response of model '%s' cannot be encoded", response.model_name)
+            response.release()
+            self._answer_error(InferenceError("internal error: see the server's log"))
             return
         if encoded.json_length is None:
             head = _JSON_HEAD % encoded.body_bytes
