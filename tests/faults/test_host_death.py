@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,11 @@ import pytest
 from tests.faults.victims import VICTIM, Asker, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
-from tests.support.server import serving
+from tests.support.server import free_of_processes, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+ONE_SECOND = 1.0
 
 BUSY = (
     VICTIM
@@ -33,29 +34,12 @@ BUSY = (
 )
 
 
-def lives(pid: int) -> bool:
-    """True for a process that runs; one that waits to be reaped by whoever inherited it does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except FileNotFoundError:
-        return False
-
-
 def kill_host(server) -> list[int]:
     """Kill -9; returns the processes that it had started, once it is reaped itself."""
     stubs = server.stub_pids()
     server.process.send_signal(signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     return stubs
-
-
-def all_end(pids: list[int], deadline_s: float = 1.0) -> bool:
-    end = time.monotonic() + deadline_s
-    while any(map(lives, pids)):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.mark.spec("srv-P08", "pb-F04")
@@ -82,7 +66,7 @@ def test_nothing_stays(tmp_path):
         files_before = everything_below(tmp_path)
         stubs = kill_host(server)
         assert len(stubs) == 5
-        assert all_end(stubs), "processes outlived their host"
+        assert free_of_processes(stubs, ONE_SECOND), "processes outlived their host"
         for answer in asked:
             assert isinstance(answer.exception(), (http.client.HTTPException, OSError))
     assert set(os.listdir("/dev/shm")) <= shared_before
@@ -101,7 +85,7 @@ def test_nothing_stays_of_a_host_that_still_loads(tmp_path):
         Gate(directory, "initialize").wait_reached()
         stubs = kill_host(server)
         assert len(stubs) == 2
-        assert all_end(stubs), "processes outlived their host"
+        assert free_of_processes(stubs, ONE_SECOND), "processes outlived their host"
 
 
 @pytest.mark.spec("srv-P08", "pb-F04")
@@ -112,7 +96,7 @@ def test_nothing_stays_of_a_host_that_has_just_begun(tmp_path):
     for stubs_wanted in (1, 3):
         with serving(tmp_path, ready=False) as server:
             wait_until(lambda n=stubs_wanted: len(server.stub_pids()) >= n, "no process is started")
-            assert all_end(kill_host(server)), "processes outlived their host"
+            assert free_of_processes(kill_host(server), ONE_SECOND), "processes outlived their host"
 
 
 def everything_below(directory: Path) -> set[str]:

@@ -19,6 +19,7 @@ from pybackend.instance.session import StubSettings, unhealthy
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease, TensorArena
+from pybackend.model.output_check import output_error
 from pybackend.model.statistics import FailureReason, ModelStatistics
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.loader import finish_config, planned_instances
@@ -91,6 +92,7 @@ class Model:
         self._scheduler: DefaultScheduler | None = None
         self._open_requests = 0
         self._all_failed = False
+        self._checks_outputs = False
         self._idle: asyncio.Event | None = None
 
     # Life
@@ -127,6 +129,7 @@ class Model:
         completed = await first.load(self._settings(name), config_json)
         self.config = finish_config(source.config, completed, source.gpu_count)
         self.signature = signature_of(self.config)
+        self._checks_outputs = self.config.parameters.get("VALIDATE_OUTPUTS") == "yes"
         for warning in self.config.warnings:
             log.warning("%s", warning)
         specs = instances(self.config)
@@ -270,6 +273,10 @@ class Model:
             began_ns, start_ns, end_ns = sent_ns, sent_ns, now_ns  # a stub's word is not worth more than that
         executed = succeeded = queued_ns = 0
         for pending, response in zip(execution.pending, responses, strict=True):
+            if self.signature.has_reshape:
+                self._reshape_outputs(response)
+            if self._checks_outputs and response.error is None:
+                self._check_outputs(pending, response)
             if response.error is not None:
                 statistics.failures[FailureReason.BACKEND] += 1
             else:
@@ -277,8 +284,6 @@ class Model:
                 executed += request.batch_size
                 succeeded += 1
                 queued_ns += request.queued_ns
-                if self.signature.has_reshape:
-                    self._reshape_outputs(response)
             self._answer(pending, response)
         if succeeded:
             statistics.inference_count += executed
@@ -333,6 +338,11 @@ class Model:
             tensor = self.signature.outputs.get(output.name)
             if tensor is not None:
                 output.shape = self.signature.shape_for_client(tensor, output.shape)
+
+    def _check_outputs(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        response.error = output_error(response.outputs, self.signature, pending.request.batch_size)
+        if response.error is not None:
+            response.release()
 
     def _answer(self, pending: PendingRequest, response: InferenceResponse) -> None:
         self._open_requests -= 1

@@ -34,10 +34,11 @@ def validate_model_file(config: ModelConfig) -> None:
     if force_cpu not in _YES_OR_NO:
         text = f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {force_cpu}'"
         raise _wrong(config, text, 'It is "yes" or "no".', ErrorCode.UNSUPPORTED)
-    input_copy = config.parameters.get("INPUT_COPY", "no")
-    if input_copy not in _YES_OR_NO:
-        text = f"Incorrect value for INPUT_COPY: '{input_copy}'."
-        raise _wrong(config, text, 'It is "yes" or "no".', ErrorCode.UNSUPPORTED)
+    for name in ("INPUT_COPY", "VALIDATE_OUTPUTS"):
+        value = config.parameters.get(name, "no")
+        if value not in _YES_OR_NO:
+            text = f"Incorrect value for {name}: '{value}'."
+            raise _wrong(config, text, 'It is "yes" or "no".', ErrorCode.UNSUPPORTED)
 
 
 def validate(config: ModelConfig, gpu_count: int) -> None:
