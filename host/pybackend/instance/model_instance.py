@@ -273,7 +273,7 @@ class ModelInstance:
             request = pending.request
             response = InferenceResponse(request.model_name, version, request.id)
             if item.error is None:
-                outputs, on_release = session.outputs_of(item, tail)
+                outputs, on_release = session.outputs.tensors_of(item, tail)
                 response.set_result(outputs, item.parameters, on_release)
             else:
                 response.error = InferenceError(item.error.message, ErrorCode(item.error.code))
@@ -298,7 +298,7 @@ class ModelInstance:
         for segment in dropped_inputs:
             self._session.detach_input(segment)
         idle = not self._in_flight and now_ns - self._last_execution_ns >= IDLE_NS
-        if idle and self._last_execution_ns and self._session.trim_outputs():
+        if idle and self._last_execution_ns and self._session.outputs.trim():
             self._last_execution_ns = 0
 
     # Death

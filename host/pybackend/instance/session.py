@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.stub_process import StubProcess
 from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import ArenaLease, growth_bytes
+from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
-from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import (
     LEGAL,
     PROTOCOL_VERSION,
-    TAIL,
-    BlockPlace,
     HostMessage,
     SegmentRole,
     StubState,
@@ -72,15 +68,12 @@ class SessionOwner(Protocol):
         """The stub is gone, expected or not; ``cause`` completes the sentence "The process ..."."""
 
 
-@dataclass
-class _OutputSegment:
-    memory: Segment
-    held: set[int] = field(default_factory=set)
-    """Offsets of blocks that the host still reads."""
-
-
 class StubSession:
-    """A running stub."""
+    """A running stub.
+
+    Attributes:
+        outputs: the memory in which it leaves its outputs.
+    """
 
     def __init__(self, process: StubProcess, settings: StubSettings, owner: SessionOwner) -> None:
         self._loop = asyncio.get_running_loop()
@@ -93,11 +86,9 @@ class StubSession:
         self._progress = Segment(_PROGRESS_BYTES)
         self._attached: set[int] = set()
         self._lent: dict[tuple[int, int], ArenaLease] = {}
-        self._outputs: dict[int, _OutputSegment] = {}
-        self._freed: list[BlockPlace] = []
-        self._growing = False
         self._end_cause = ""
         self._channel = StubChannel(self._loop, process.socket, self._on_messages, self._on_channel_end)
+        self.outputs = OutputMemory(self._channel, settings.output_memory_limit_bytes)
 
     @property
     def pid(self) -> int:
@@ -233,112 +224,12 @@ class StubSession:
         """Ask the stub for the answers that it has kept while a slow execution runs."""
         self._process.nudge()
 
-    # Output memory
-
-    def outputs_of(
-        self, result: heard.RequestResult, tail: bytes
-    ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
-        """The tensors of a result, and how to give their memory back (None if they lie in the frame).
-
-        Raises:
-            RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
-        """
-        tensors: list[OutputTensor] = []
-        blocks: list[BlockPlace] | None = None
-        for place in result.outputs:
-            nbytes = place.nbytes
-            itemsize = ITEMSIZE.get(place.datatype)
-            if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
-                raise RemoteProtocolError(
-                    f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}"
-                )
-            data: Buffer
-            if place.segment == TAIL:
-                data = tail[place.offset : place.offset + nbytes]
-                if len(data) != nbytes:
-                    raise RemoteProtocolError(f"output '{place.name}' reaches beyond its frame")
-            else:
-                data = self._hold(place)
-                if blocks is None:
-                    blocks = []
-                blocks.append(BlockPlace(place.segment, place.offset))
-            tensors.append(OutputTensor(place.name, place.datatype, place.shape, data))
-        if blocks is None:
-            return tensors, None
-        held = blocks
-        return tensors, lambda: self._let_go(held)
-
-    def _hold(self, place: heard.Place) -> memoryview:
-        output = self._outputs.get(place.segment)
-        if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
-            raise RemoteProtocolError(f"output '{place.name}' lies in memory that the stub may not use")
-        output.held.add(place.offset)
-        return output.memory.read(place.offset, place.nbytes)
-
-    def _let_go(self, blocks: Sequence[BlockPlace]) -> None:
-        for block in blocks:
-            output = self._outputs.get(block.segment)
-            if output is not None:
-                output.held.discard(block.offset)
-        if self._channel.is_open:
-            if not self._freed:
-                self._loop.call_soon(self._post_freed)
-            self._freed.extend(blocks)
-
-    def _post_freed(self) -> None:
-        freed, self._freed = self._freed, []
-        if self._channel.is_open:
-            self._channel.post((HostMessage.FREE_OUTPUT, freed))
-
-    def _grow_outputs(self, nbytes: int) -> None:
-        """Answer a stub that waits for output memory.
-
-        Raises:
-            RemoteProtocolError: it asks without waiting.
-        """
-        if self._growing:
-            raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
-        self._growing = True
-        self._loop.call_soon(self._grown)
-        present = sum(output.memory.size_bytes for output in self._outputs.values())
-        limit = self._settings.output_memory_limit_bytes
-        size = growth_bytes(nbytes, present, limit)
-        try:
-            if present + size > limit:
-                raise InferenceError("limit", ErrorCode.UNAVAILABLE)
-            segment = Segment(size)
-        except InferenceError:
-            self._channel.post((HostMessage.NO_OUTPUT,))
-            return
-        try:
-            self._channel.post_descriptor(
-                (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
-            )
-        except OSError:
-            segment.close()
-            self._channel.post((HostMessage.NO_OUTPUT,))
-            return
-        self._outputs[segment.number] = _OutputSegment(segment)
-
-    def _grown(self) -> None:
-        self._growing = False
-
     def detach_input(self, segment: int) -> None:
         """An input segment goes back to the system."""
         if segment in self._attached:
             self._attached.discard(segment)
             if self._channel.is_open:
                 self._channel.post((HostMessage.DETACH, segment))
-
-    def trim_outputs(self) -> bool:
-        """Ask for output segments that the host does not read from; False if it still reads from some.
-
-        The stub keeps those it is writing to.
-        """
-        for number, output in self._outputs.items():
-            if not output.held:
-                self._channel.post((HostMessage.DETACH, number))
-        return not any(output.held for output in self._outputs.values())
 
     # What the stub says
 
@@ -361,14 +252,9 @@ class StubSession:
                         raise RemoteProtocolError(f"input block {place} was not lent")
                     lease.release()
             case heard.NeedOutput():
-                self._grow_outputs(message.nbytes)
+                self.outputs.grow(message.nbytes)
             case heard.Detached():
-                output = self._outputs.get(message.segment)
-                if output is not None:
-                    if output.held:
-                        raise RemoteProtocolError("the stub dropped output memory that is still being read")
-                    del self._outputs[message.segment]
-                    output.memory.close()
+                self.outputs.detached(message.segment)
             case heard.Log():
                 self._owner.on_log(message)
             case heard.Failed():
@@ -413,8 +299,7 @@ class StubSession:
         for lease in self._lent.values():
             lease.release()
         self._lent.clear()
-        for output in self._outputs.values():
-            output.memory.close()
+        self.outputs.close()
         self._progress.close()
         self._end_cause = cause
         self._settle(None if state is StubState.FINALIZING else self._death())

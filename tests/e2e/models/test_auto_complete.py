@@ -217,18 +217,18 @@ REFUSED = {
         "",
         "TritonModelException: Error when creating MetricFamily: ",
     ),
-    "exits": ("os._exit(3)", "", "Stub process '{model}_0 not healthy. The process exited with status 3."),
+    "exits": ("os._exit(3)", "", "Stub process '{model}_0' is not healthy. The process exited with status 3."),
     "crashes": (
         "import ctypes; ctypes.string_at(0)",
         "",
-        "Stub process '{model}_0 not healthy. The process was killed by signal 11 (SIGSEGV).",
+        "Stub process '{model}_0' is not healthy. The process was killed by signal 11 (SIGSEGV).",
     ),
     "quits": ("import sys; sys.exit('enough')", "", "SystemExit: enough"),
 }
 """Statements of an ``auto_complete_config``, what is added to the configuration, and how the load's error reads."""
 
 REFUSED_AT_IMPORT = {
-    "exits_at_import": ("os._exit(3)", "Stub process '{model}_0 not healthy. The process exited with status 3."),
+    "exits_at_import": ("os._exit(3)", "Stub process '{model}_0' is not healthy. The process exited with status 3."),
 }
 
 

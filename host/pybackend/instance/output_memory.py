@@ -1,0 +1,161 @@
+"""Output memory of one stub: segments that the host makes, the stub allocates in, and the host reads from.
+
+What a stub says about it is checked here: it may only name blocks within its own segments, each once at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import growth_bytes
+from pybackend.ipc.channel import StubChannel
+from pybackend.ipc.segment import Segment
+from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import TAIL, BlockPlace, HostMessage, SegmentRole
+
+
+@dataclass
+class _OutputSegment:
+    memory: Segment
+    held: set[int] = field(default_factory=set)
+    """Offsets of blocks that the host still reads."""
+
+
+class OutputMemory:
+    """The segments of one stub's life.
+
+    Args:
+        channel: to the stub.
+        limit_bytes: most that the segments may hold together; beyond, the stub is refused.
+    """
+
+    def __init__(self, channel: StubChannel, limit_bytes: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channel = channel
+        self._limit_bytes = limit_bytes
+        self._segments: dict[int, _OutputSegment] = {}
+        self._freed: list[BlockPlace] = []
+        self._growing = False
+
+    def tensors_of(
+        self, result: heard.RequestResult, tail: bytes
+    ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
+        """The tensors of a result, and how to give their memory back (None if they lie in the frame).
+
+        Raises:
+            RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
+        """
+        tensors: list[OutputTensor] = []
+        blocks: list[BlockPlace] | None = None
+        for place in result.outputs:
+            nbytes = place.nbytes
+            itemsize = ITEMSIZE.get(place.datatype)
+            if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
+                raise RemoteProtocolError(
+                    f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}"
+                )
+            data: Buffer
+            if place.segment == TAIL:
+                data = tail[place.offset : place.offset + nbytes]
+                if len(data) != nbytes:
+                    raise RemoteProtocolError(f"output '{place.name}' reaches beyond its frame")
+            else:
+                data = self._hold(place)
+                if blocks is None:
+                    blocks = []
+                blocks.append(BlockPlace(place.segment, place.offset))
+            tensors.append(OutputTensor(place.name, place.datatype, place.shape, data))
+        if blocks is None:
+            return tensors, None
+        held = blocks
+        return tensors, lambda: self._let_go(held)
+
+    def _hold(self, place: heard.Place) -> memoryview:
+        output = self._segments.get(place.segment)
+        if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
+            raise RemoteProtocolError(f"output '{place.name}' lies in memory that the stub may not use")
+        output.held.add(place.offset)
+        return output.memory.read(place.offset, place.nbytes)
+
+    def _let_go(self, blocks: Sequence[BlockPlace]) -> None:
+        for block in blocks:
+            output = self._segments.get(block.segment)
+            if output is not None:
+                output.held.discard(block.offset)
+        if self._channel.is_open:
+            if not self._freed:
+                self._loop.call_soon(self._post_freed)
+            self._freed.extend(blocks)
+
+    def _post_freed(self) -> None:
+        freed, self._freed = self._freed, []
+        if self._channel.is_open:
+            self._channel.post((HostMessage.FREE_OUTPUT, freed))
+
+    def grow(self, nbytes: int) -> None:
+        """Answer a stub that waits for output memory.
+
+        Raises:
+            RemoteProtocolError: it asks without waiting.
+        """
+        if self._growing:
+            raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
+        self._growing = True
+        self._loop.call_soon(self._grown)
+        present = sum(output.memory.size_bytes for output in self._segments.values())
+        limit = self._limit_bytes
+        size = growth_bytes(nbytes, present, limit)
+        try:
+            if present + size > limit:
+                raise InferenceError("limit", ErrorCode.UNAVAILABLE)
+            segment = Segment(size)
+        except InferenceError:
+            self._channel.post((HostMessage.NO_OUTPUT,))
+            return
+        try:
+            self._channel.post_descriptor(
+                (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
+            )
+        except OSError:
+            segment.close()
+            self._channel.post((HostMessage.NO_OUTPUT,))
+            return
+        self._segments[segment.number] = _OutputSegment(segment)
+
+    def _grown(self) -> None:
+        self._growing = False
+
+    def trim(self) -> bool:
+        """Ask for output segments that the host does not read from; False if it still reads from some.
+
+        The stub keeps those it is writing to.
+        """
+        for number, output in self._segments.items():
+            if not output.held:
+                self._channel.post((HostMessage.DETACH, number))
+        return not any(output.held for output in self._segments.values())
+
+    def detached(self, segment: int) -> None:
+        """The stub has unmapped a segment.
+
+        Raises:
+            RemoteProtocolError: the host still reads from it.
+        """
+        output = self._segments.get(segment)
+        if output is not None:
+            if output.held:
+                raise RemoteProtocolError("the stub dropped output memory that is still being read")
+            del self._segments[segment]
+            output.memory.close()
+
+    def close(self) -> None:
+        """The stub is gone: what is still being read stays until it was, the rest goes now."""
+        for output in self._segments.values():
+            output.memory.close()
