@@ -1,15 +1,19 @@
 """From process start to the first word to the host: what has to hold before any code of a model runs.
 
-Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid>``, the first two being inherited descriptors. Needs only the standard library; numpy is imported
-where an import error can still be told to the host.
+Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid>``, the first two being inherited descriptors. Needs only
+the standard library; numpy is imported where an import error can still be told to the host.
 """
 
 import os
 import signal
 import sys
+import threading
 from typing import Any, List
 
 _PR_SET_PDEATHSIG = 1
+
+_TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_held = threading.local()
 
 
 def main(arguments: "List[str]") -> int:
@@ -45,14 +49,31 @@ def die_with_host(host_pid: int) -> None:
 def ignore_terminal_signals() -> None:
     """A Ctrl-C or SIGTERM aimed at the host's group must not end models before the host has drained.
 
-    Handlers that do nothing, rather than SIG_IGN: what a model starts does not inherit them.
+    Handlers that do nothing, rather than SIG_IGN: what a model starts does not inherit them. What it forks would, and
+    ``multiprocessing`` ends its workers by SIGTERM: forks get Python's own handling back.
     """
-    signal.signal(signal.SIGINT, _do_nothing)
-    signal.signal(signal.SIGTERM, _do_nothing)
+    for number in _TERMINAL_SIGNALS:
+        signal.signal(number, _do_nothing)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_heed_signals)
 
 
 def _do_nothing(_signal: int, _frame: Any) -> None:
     pass
+
+
+def _hold_signals() -> None:
+    """Until a fork has handlers of its own: a signal that came before would find ours, and be lost."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
+def _heed_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_signals()
 
 
 def prepare_interpreter() -> None:

@@ -73,7 +73,7 @@ def laboratory(server: ServerProcess, model: str = "laboratory") -> Laboratory:
     """A function that sends code, the body of ``execute``, with arrays; ``members`` of the document go as ``_name``.
 
     The code sees ``request``, ``tensor(name)``, ``array(name)``, ``out(OUT=array)``, ``text(*elements)``, ``state`` and
-    the usual modules, and has to return what ``execute`` is to return.
+    the usual modules, and has to return what ``execute`` is to return. None of these names outlives it.
     """
 
     def run(code: str, /, **arguments: object) -> Answer:

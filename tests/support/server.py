@@ -174,6 +174,8 @@ class ServerProcess:
                 self.process.kill()
                 self.process.wait()
             self._reader.join(DEADLINE_S)
+            # Closing what a thread reads would wait for that thread, for ever and deaf to time-outs.
+            assert not self._reader.is_alive(), f"what the server has started outlives it:\n{self.output}"
             assert self.process.stdout is not None
             self.process.stdout.close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -86,7 +87,9 @@ def parse_config_text(text: str, source: str) -> Document:
         raise ModelConfigError(f"failed to read text proto from {source}: it holds surrogates, which are no characters")
     message = _ModelConfig()
     try:
-        text_format.Parse(text, message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # protobuf's own, about escapes that it does not know
+            text_format.Parse(text, message)
     except text_format.ParseError as error:
         reason = parse_reason(str(error), error.GetLine(), error.GetColumn(), text, message.DESCRIPTOR.file.pool)
         raise ModelConfigError(f"failed to read text proto from {source}: {reason}") from None

@@ -152,7 +152,7 @@ def test_nothing_is_left_of_a_dead_process(server):
 
 
 def traces(server):
-    """What a server holds: descriptors by kind, processes, and names in shared memory."""
+    """What a server holds: descriptors by kind, processes, and mapped memory that has, or had, a name."""
     kinds = {}
     directory = Path(f"/proc/{server.process.pid}/fd")
     for descriptor in list(directory.iterdir()):
@@ -162,7 +162,9 @@ def traces(server):
             continue
         if not kind.startswith("socket"):  # connections of this test come and go
             kinds[kind] = kinds.get(kind, 0) + 1
-    return json.dumps([kinds, len(server.stub_pids()), sorted(os.listdir("/dev/shm"))], indent=1, sort_keys=True)
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text().splitlines()
+    shared = [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm" in line]
+    return json.dumps([kinds, len(server.stub_pids()), sorted(shared)], indent=1, sort_keys=True)
 
 
 def zombies(server):

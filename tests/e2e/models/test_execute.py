@@ -292,10 +292,10 @@ def test_threads_that_the_model_started_run_between_requests(lab):
         """
         state["ticks"] = 0
         state["go_on"] = True
-        def tick():
+        def tick(state=state, sleep=time.sleep):  # this code's own names are gone when it has returned
             while state["go_on"]:
                 state["ticks"] += 1
-                time.sleep(0.002)
+                sleep(0.002)
         state["thread"] = threading.Thread(target=tick, daemon=True)
         state["thread"].start()
         return out(OUT=np.ones(1))
@@ -325,6 +325,27 @@ def test_subprocesses_of_the_model(lab):
     assert answer["OUT"].tolist() == [b"out", b"3", b"popen", b"7"]
 
 
+def test_forked_processes_can_be_terminated(lab):
+    """The stub takes no notice of SIGTERM; what a model forks must, in whatever thread it does."""
+    answer = lab(
+        """
+        import multiprocessing, signal
+        context = multiprocessing.get_context("fork")
+        processes = []
+        def start(process=context.Process, processes=processes, target=time.sleep):
+            processes.append(process(target=target, args=[1000]))
+            processes[-1].start()
+        thread = threading.Thread(target=start)
+        start(), thread.start(), thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        [process.terminate() for process in processes]
+        [process.join() for process in processes]
+        return out(OUT=text(*(process.exitcode for process in processes)))
+        """
+    )
+    assert answer["OUT"].tolist() == [b"-15", b"-15"]
+
+
 def test_multiprocessing_in_the_model(lab):
     answer = lab(
         """
@@ -335,6 +356,21 @@ def test_multiprocessing_in_the_model(lab):
         """
     )
     assert answer["OUT"].tolist() == list(range(20, 0, -1))
+
+
+def test_workers_of_the_model_can_be_terminated(lab):
+    """The stub itself shrugs SIGTERM off; a worker that did so too would hang whoever ends a pool of them."""
+    answer = lab(
+        """
+        import multiprocessing
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        worker.terminate()
+        worker.join(10)
+        return out(OUT=np.array([worker.exitcode], np.int32))
+        """
+    )
+    assert answer["OUT"].tolist() == [-signal.SIGTERM]
 
 
 def test_parameters_id_and_version_reach_the_model(lab):

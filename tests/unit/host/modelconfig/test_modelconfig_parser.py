@@ -297,3 +297,8 @@ def test_any_json_is_read_or_refused(document: dict[str, Any]) -> None:
         assert outcome.startswith("failed to read model configuration from x: ")
     else:
         assert parse_config_json(json.loads(json.dumps(outcome, allow_nan=False)), "x") == outcome
+
+
+def test_an_unknown_escape_warns_nobody():
+    """Protobuf decodes text with a codec that warns about such escapes: noise to operators, an error under -W error."""
+    assert parse_config_text(r'name: "a\dx"', "config.pbtxt")["name"] == r"a\dx"
