@@ -71,8 +71,9 @@ def _release_signals() -> None:
 
 
 def _heed_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is _do_nothing:  # a model may have set its own
+            signal.signal(number, handler)
     _release_signals()
 
 

@@ -269,21 +269,20 @@ def test_signals_of_a_terminal_look_ignored_to_the_model(lab):
 
 
 @pytest.mark.spec("pb-E14")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_everybody_lets_models_finalize(tmp_path, number):
+def test_signals_to_everybody_let_models_finalize(tmp_path):
     """What a terminal's Ctrl-C, or a supervisor that signals a whole group or control group, does."""
     directory = write_model(tmp_path, "finalizing", FINALIZING, CONFIG + "instance_group { count: 2 kind: KIND_CPU }")
     with serving(tmp_path) as server:
-        infer(server, "finalizing", {"IN": column(1)})
         pids = server.stub_pids()
         assert len(pids) == 2
-        for pid in pids:
-            os.kill(pid, number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            for pid in pids:
+                os.kill(pid, number)
         # Still there, and still serving.
         assert infer(server, "finalizing", {"IN": column(2)})["OUT"].tolist() == [[2]]
         assert server.stub_pids() == pids
         assert not (directory / "marker").exists()
-        assert server.stop(number) == 0
+        assert server.stop(signal.SIGINT) == 0
     assert sorted(map(int, (directory / "marker").read_text().split())) == sorted(pids)
 
 

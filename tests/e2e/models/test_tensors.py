@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pybackend_wire.messages import INLINE_BYTES
+from tests.support.connection import binary_body
 from tests.support.inference import infer, strings
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -23,6 +24,14 @@ class TritonPythonModel:
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", r.inputs()[0].to_dlpack())]) for r in requests
         ]
+"""
+COPY = 'parameters { key: "INPUT_COPY" value { string_value: "yes" } }'
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.inputs()[0].as_numpy()[:] *= 2
+        return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
 """
 NUMERIC = {
     "BOOL": np.array([True, False, True]),
@@ -43,11 +52,13 @@ NUMERIC = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("tensors")
-    for name, parameter in (("laboratory", ""), ("copying", "yes"), ("viewing", "no")):
-        extra = f'parameters {{ key: "INPUT_COPY" value {{ string_value: "{parameter}" }} }}' if parameter else ""
+    for name, extra in (("laboratory", ""), ("copying", COPY), ("viewing", COPY.replace("yes", "no"))):
         write_laboratory(repository, name, extra)
         (repository / name / "1/dlpack_peer.py").write_text(DLPACK_PEER.read_text())
     write_model(repository, "identity_bf16", BF16, identity_config("TYPE_BF16"))
+    config = identity_config().replace('"OUT"', '"IN"')
+    write_model(repository, "echo", ECHO, config)
+    write_model(repository, "echo_of_copies", ECHO, config + COPY)
     write_model(repository, "identity_bytes", IDENTITY, identity_config("TYPE_STRING", "[ -1 ]"))
     with serving(repository) as server:
         pids = server.stub_pids()
@@ -236,9 +247,6 @@ def test_many_strings(server):
 # --- Memory ---
 
 
-EDIT = "array('FP32')[:] += 100\n"
-
-
 @pytest.mark.spec("pb-T05")
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize(
@@ -252,8 +260,9 @@ def test_edit_in_place(server, model, shows, size):
         """
         given = tensor("FP32")
         given.as_numpy()[:] += 100
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy()), renamed(given, "OUT0")])]
-        """.replace('renamed(given, "OUT0")', "pb_utils.Tensor.from_dlpack('OUT0', given.to_dlpack())"),
+        forwarded = pb_utils.Tensor.from_dlpack("OUT0", given.to_dlpack())  # of the tensor's own memory
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy()), forwarded])]
+        """,
         FP32=array,
     )
     assert (answer["OUT"] == array + 100).all()
@@ -261,22 +270,11 @@ def test_edit_in_place(server, model, shows, size):
 
 
 @pytest.mark.spec("pb-T05")
-@pytest.mark.parametrize(("model", "shows"), [("laboratory", True), ("copying", False)], ids=["default", "yes"])
-def test_edit_in_place_of_a_tensor_that_is_returned_itself(tmp_path, model, shows):
-    code = """
-    class TritonPythonModel:
-        def execute(self, requests):
-            for request in requests:
-                request.inputs()[0].as_numpy()[:] *= 2
-            return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
-    """
-    extra = 'parameters { key: "INPUT_COPY" value { string_value: "yes" } }' if not shows else ""
-    config = identity_config(extra=extra).replace('"OUT"', '"IN"')
-    write_model(tmp_path, "echo", code, config)
-    with serving(tmp_path) as server:
-        for size in (SMALL, LARGE):
-            array = np.arange(size, dtype=np.float32)
-            assert (infer(server, "echo", {"IN": array})["IN"] == array * (2 if shows else 1)).all()
+@pytest.mark.parametrize(("model", "factor"), [("echo", 2), ("echo_of_copies", 1)])
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_edit_in_place_of_a_tensor_that_is_returned_itself(server, model, factor, size):
+    array = np.arange(size, dtype=np.float32)
+    assert (infer(server, model, {"IN": array})["IN"] == array * factor).all()
 
 
 @pytest.mark.spec("pb-T06")
@@ -321,23 +319,49 @@ def test_kept_requests_and_views_stay_valid(lab):
     assert kept["OUT0"].tolist() == [5, 6]
 
 
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """A server whose models may use 16 MB of tensor memory each."""
+    repository = tmp_path_factory.mktemp("limited")
+    for name in ("keeping_arrays", "keeping_requests", "producing"):
+        write_laboratory(repository, name)
+    with serving(repository, flags=("--model-memory-limit=16777216",)) as server:
+        yield server
+
+
 @pytest.mark.spec("pb-T06")
-@pytest.mark.parametrize("statement", ["state['kept'].append(array('FP32'))", "state['kept'].append(request)"])
-def test_memory_of_kept_arrays_is_freed_with_them(tmp_path, statement):
-    """Within a limit of 16 MB: five inputs of 2 MB each can be kept, and after that, hundreds can be handled."""
-    write_laboratory(tmp_path)
-    with serving(tmp_path, flags=("--model-memory-limit=16777216",)) as server:
-        lab = laboratory(server)
-        array = np.ones(500_000, np.float32)
-        lab("state['kept'] = []\nreturn out(OUT=np.ones(1))")
-        for _ in range(5):
-            assert lab(f"{statement}\nreturn out(OUT=np.ones(1))", FP32=array).status == 200
-        refused = [lab(f"{statement}\nreturn out(OUT=np.ones(1))", FP32=array).status for _ in range(10)]
-        assert refused[-1] == 503, refused
-        assert lab("return out(OUT=text(len(state['kept'])))")["OUT"][0] >= b"5"
-        lab("state['kept'].clear()\nreturn out(OUT=np.ones(1))")
-        for _ in range(100):
-            assert lab("return out(OUT=array('FP32')[:1])", FP32=array)["OUT"].tolist() == [1]
+@pytest.mark.parametrize(
+    ("model", "statement"),
+    [("keeping_arrays", "state['kept'].append(array('FP32'))"), ("keeping_requests", "state['kept'].append(request)")],
+)
+def test_memory_of_kept_arrays_is_freed_with_them(limited, model, statement):
+    """Five inputs of 2 MB each can be kept, and once they are let go, any number can be handled."""
+    lab = laboratory(limited, model)
+    array = np.ones(500_000, np.float32)
+    lab("state['kept'] = []\nreturn out(OUT=np.ones(1))")
+    for _ in range(5):
+        assert lab(f"{statement}\nreturn out(OUT=np.ones(1))", FP32=array).status == 200
+    refused = [lab(f"{statement}\nreturn out(OUT=np.ones(1))", FP32=array).status for _ in range(10)]
+    assert refused[-1] == 503, refused
+    assert lab("return out(OUT=text(len(state['kept'])))")["OUT"][0] >= b"5"
+    lab("state['kept'].clear()\nreturn out(OUT=np.ones(1))")
+    for _ in range(30):
+        assert lab("return out(OUT=array('FP32')[:1])", FP32=array)["OUT"].tolist() == [1]
+
+
+def test_output_beyond_the_limit_is_refused_and_the_model_lives(limited):
+    lab = laboratory(limited, "producing")
+    pid = lab("return out(OUT=text(os.getpid()))")["OUT"][0]
+    for _ in range(3):
+        answer = lab("return out(OUT0=np.ones(100_000), OUT=np.ones(4_000_000))")
+        assert answer.status == 503
+        assert answer.error == (
+            "an output of 32000000 bytes does not fit into the output memory that instance 'producing_0_0' may use"
+        )
+    # What the refused responses had already taken was given back: everything still fits, again and again.
+    for _ in range(20):
+        assert lab("return out(OUT=np.ones(1_000_000))")["OUT"].sum() == 1_000_000
+    assert lab("return out(OUT=text(os.getpid()))")["OUT"][0] == pid
 
 
 def test_output_array_may_be_used_again(lab):
@@ -369,31 +393,19 @@ def test_output_aliases_the_models_array_until_execute_returns(lab):
     assert answer["OUT0"].tolist() == [[0, 1], [2, 3]]
 
 
-def test_output_beyond_the_limit_is_refused_and_the_model_lives(tmp_path):
-    write_laboratory(tmp_path)
-    with serving(tmp_path, flags=("--model-memory-limit=8388608",)) as server:
-        lab = laboratory(server)
-        pid = lab("return out(OUT=text(os.getpid()))")["OUT"][0]
-        for _ in range(3):
-            answer = lab("return out(OUT0=np.ones(100_000), OUT=np.ones(4_000_000))")
-            assert answer.status == 503
-            assert answer.error == (
-                "an output of 32000000 bytes does not fit into the output memory that instance 'laboratory_0_0' may use"
-            )
-        # What the refused responses had already taken was given back: everything still fits, again and again.
-        for _ in range(20):
-            assert lab("return out(OUT=np.ones(400_000))")["OUT"].sum() == 400_000
-        assert lab("return out(OUT=text(os.getpid()))")["OUT"][0] == pid
-
-
 @pytest.mark.spec("pb-H07")
 def test_200_mb(tmp_path):
     """No shared memory has to be sized: nothing of this lies in /dev/shm, whose size is thus of no concern."""
     write_model(tmp_path, "identity", IDENTITY, identity_config("TYPE_UINT8"))
-    array = np.arange(200_000_000, dtype=np.uint32).view(np.uint8)[:200_000_000]
+    array = np.arange(50_000_000, dtype=np.uint32).view(np.uint8)
+    assert array.nbytes == 200_000_000
+    tensor = {"name": "IN", "datatype": "UINT8", "shape": [array.size], "parameters": {"binary_data_size": array.size}}
+    body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, array.data)
     with serving(tmp_path) as server:
-        answer = infer(server, "identity", {"IN": array})
-        assert np.array_equal(answer["OUT"], array)
+        reply = server.infer("identity", body, headers)
+        size = int(reply.headers["inference-header-content-length"])
+        assert reply.body.endswith(array.data)
+        assert len(reply.body) == size + array.nbytes
         for pid in (server.process.pid, *server.stub_pids()):
             mapped = Path(f"/proc/{pid}/maps").read_text()
             assert "/dev/shm" not in mapped
