@@ -53,11 +53,6 @@ class InferenceResponse:
         self.parameters = parameters
         self._on_release = on_release
 
-    @property
-    def holds_memory(self) -> bool:
-        """True if outputs lie in shared memory that :meth:`release` gives back."""
-        return self._on_release is not None
-
     def release(self) -> None:
         """Give the outputs' memory back. Every further call does nothing."""
         if self._on_release is not None:

@@ -95,11 +95,6 @@ class StubSession:
         """The stub's process id."""
         return self._process.pid
 
-    @property
-    def is_ready(self) -> bool:
-        """True while the stub executes requests."""
-        return self._state is StubState.READY
-
     # Life
 
     async def load(self, config_json: str | None) -> dict[str, Any] | None:

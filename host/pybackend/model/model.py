@@ -161,12 +161,12 @@ class Model:
                 await self._drained()
         except TimeoutError:
             drained = False
-            self._reject_waiting("was still waiting when the server stopped")
+            self._reject_waiting()
         if finalize_timeout_s is not None:
             finalize_timeout_s = max(0.0, finalize_timeout_s - (time.monotonic() - began_s))
         ended = await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in self._instances))
         # What a killed stub was sent and had not begun waits for another one, which does not come.
-        self._reject_waiting("was still waiting when the server stopped")
+        self._reject_waiting()
         self._instances.clear()
         self._arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, "unloaded"
@@ -294,25 +294,24 @@ class Model:
             statistics.compute_input_ns += (start_ns - began_ns) * succeeded
             statistics.compute_infer_ns += (end_ns - start_ns) * succeeded
             statistics.compute_output_ns += (now_ns - end_ns) * succeeded
-            statistics.last_inference_ns = now_ns
         assert self._scheduler is not None
         self._scheduler.dispatch()
 
     def on_lost(self, instance: ModelInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
         """A stub died: what it had begun fails (running it again could do its work twice), the rest waits on."""
         error = InferenceError(unhealthy(instance.name, instance.death_cause))
-        for pending in begun:
-            self.statistics.failures[FailureReason.BACKEND] += 1
-            pending.request.release()
-            self._answer(pending, failure(pending.request, self.version, error))
+        self._fail(begun, error, FailureReason.BACKEND)
         if self._scheduler is not None:
             self._scheduler.requeue(waiting)
             self._scheduler.dispatch()
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
         """An execution could not be sent: its requests are answered."""
+        self._fail(batch, error, FailureReason.REJECTED)
+
+    def _fail(self, batch: Sequence[PendingRequest], error: InferenceError, reason: FailureReason) -> None:
         for pending in batch:
-            self.statistics.failures[FailureReason.REJECTED] += 1
+            self.statistics.failures[reason] += 1
             pending.request.release()
             self._answer(pending, failure(pending.request, self.version, error))
 
@@ -372,8 +371,9 @@ class Model:
             ErrorCode.UNAVAILABLE,
         )
 
-    def _reject_waiting(self, what: str) -> None:
-        self._reject(InferenceError(f"the request to model '{self.name}' {what}", ErrorCode.UNAVAILABLE))
+    def _reject_waiting(self) -> None:
+        what = f"the request to model '{self.name}' was still waiting when the server stopped"
+        self._reject(InferenceError(what, ErrorCode.UNAVAILABLE))
 
     def _reject(self, error: InferenceError) -> None:
         if self._scheduler is not None:

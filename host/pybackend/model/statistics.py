@@ -29,7 +29,6 @@ class ModelStatistics:
         inference_count: sum of the batch sizes of executed requests.
         execution_count: calls of ``execute``.
         failures: failed requests by reason.
-        last_inference_ns: ``time.monotonic_ns()`` of the last execution, 0 if there was none.
         load_duration_ns: how long the load took.
     """
 
@@ -42,5 +41,4 @@ class ModelStatistics:
     inference_count: int = 0
     execution_count: int = 0
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
-    last_inference_ns: int = 0
     load_duration_ns: int = 0

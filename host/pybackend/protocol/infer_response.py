@@ -39,11 +39,17 @@ class EncodedResponse:
 
     __slots__ = ("body_bytes", "borrows_memory", "chunks", "header_json", "json_length")
 
-    def __init__(self, header_json: bytes, chunks: list[Buffer], chunk_bytes: int, *, borrows_memory: bool) -> None:
+    def __init__(self, header_json: bytes, chunks: list[Buffer]) -> None:
+        body_bytes = len(header_json)
+        borrows_memory = False
+        for chunk in chunks:
+            body_bytes += len(chunk)
+            if type(chunk) is not bytes:
+                borrows_memory = True
         self.header_json = header_json
         self.json_length = len(header_json) if chunks else None
         self.chunks = chunks
-        self.body_bytes = len(header_json) + chunk_bytes
+        self.body_bytes = body_bytes
         self.borrows_memory = borrows_memory
 
 
@@ -84,8 +90,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         return _encode_binary(response)
     outputs: list[_Output] = []
     chunks: list[Buffer] = []
-    chunk_bytes = 0
-    borrows_memory = may_hold_nan = False
+    may_hold_nan = False
     for tensor in response.outputs:
         if not output_format.is_binary(tensor.name):
             outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, _json_data(tensor)))
@@ -95,13 +100,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         size = len(data)
         outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, _BinaryParameters(size)))
         if size:
-            if type(data) is not bytes:
-                if size <= SMALL_BYTES:
-                    data = bytes(data)
-                else:
-                    borrows_memory = True
-            chunks.append(data)
-            chunk_bytes += size
+            chunks.append(_chunk(data, size))
     document = _Document(
         id=response.id or UNSET,
         model_name=response.model_name,
@@ -110,15 +109,13 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         outputs=outputs,
     )
     header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
-    return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
+    return EncodedResponse(header_json, chunks)
 
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     """The reply that most clients ask for: its JSON part only depends on names, datatypes and shapes, which recur."""
     layout = []
     chunks: list[Buffer] = []
-    chunk_bytes = 0
-    borrows_memory = False
     name_length = 0
     for tensor in response.outputs:
         data = tensor.data
@@ -126,17 +123,16 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
         name_length += len(tensor.name)
         layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
         if size:
-            if type(data) is not bytes:
-                if size <= SMALL_BYTES:
-                    data = bytes(data)
-                else:
-                    borrows_memory = True
-            chunks.append(data)
-            chunk_bytes += size
+            chunks.append(_chunk(data, size))
     cached = name_length <= LONGEST_CACHED_NAMES
     header_of = _binary_header if cached else _binary_header.__wrapped__
     header_json = header_of(response.model_name, response.model_version, tuple(layout))
-    return EncodedResponse(header_json, chunks, chunk_bytes, borrows_memory=borrows_memory)
+    return EncodedResponse(header_json, chunks)
+
+
+def _chunk(data: Buffer, size: int) -> Buffer:
+    """A tensor's bytes for sending: a copy where that costs less than keeping the response's memory."""
+    return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
 
 
 @lru_cache(maxsize=512)
