@@ -24,6 +24,12 @@ HERE = Path(__file__).resolve().parent
 NEEDS = {"torch_linear": "torch"}
 """Examples whose models import a package that is not always there."""
 
+READ_METRICS = {"custom_metrics"}
+"""Examples whose clients look at the metrics page too."""
+
+LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
+"""Models that are not loaded when the server starts: another model does it when they are needed."""
+
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 CLIENT_TIMEOUT_S = 60
@@ -52,11 +58,19 @@ def assemble_repository(examples, folder):
     return [model.name for model in models]
 
 
-def run_client(example, url):
+def control_flags(models):
+    """The flags of a server that loads these models at start, less those that are loaded on request."""
+    return ["--model-control-mode=explicit", *(f"--load-model={m}" for m in models if m not in LOADED_ON_REQUEST)]
+
+
+def run_client(example, server):
     """Runs one example's client; returns (whether it passed, what it printed)."""
+    flags = ["--url", server.url]
+    if example.name in READ_METRICS:
+        flags += ["--metrics", server.addresses["Metrics Service"]]
     try:
         done = subprocess.run(
-            [sys.executable, str(example / "client.py"), "--url", url],
+            [sys.executable, str(example / "client.py"), *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -184,13 +198,13 @@ def demo(names):
         models = assemble_repository(examples, Path(folder))
         print(f"Starting pybackend with {len(models)} models: {', '.join(models)}")
         started = time.monotonic()
-        with Server(folder) as server:
+        with Server(folder, *control_flags(models)) as server:
             seconds = time.monotonic() - started
             print(f"Ready after {seconds:.1f} s: http://{server.url}, metrics at {server.metrics_url}")
             failed = []
             for example in examples:
                 print(f"\n--- examples/{example.name}/client.py --url {server.url}")
-                passed, printed = run_client(example, server.url)
+                passed, printed = run_client(example, server)
                 print(printed, end="")
                 if not passed:
                     failed.append(example.name)

@@ -32,11 +32,8 @@ from pybackend_sdk.request import (
     InferenceRequest,
     get_input_tensor_by_name,
 )
-from pybackend_sdk.response import (
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    InferenceResponse,
-    get_output_tensor_by_name,
-)
+from pybackend_sdk.response import InferenceResponse, get_output_tensor_by_name
+from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from pybackend_sdk.runtime import get_model_dir
 from pybackend_sdk.tensor import Tensor
 

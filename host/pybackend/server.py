@@ -10,19 +10,26 @@ import signal
 import socket
 from dataclasses import dataclass
 
+from pybackend.cache.choice import make_cache
 from pybackend.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.bls.services import ModelServices
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
 from pybackend.frontend.http.server import HttpServer, address_of, bind
+from pybackend.frontend.inner_door import InnerDoor
 from pybackend.frontend.metrics import MetricsApp
+from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
+from pybackend.instance.resources import ResourceTable
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.model import ModelState
 from pybackend.protocol.limits import BodyLimits
+from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.repository import LoadOptions, ModelRepository
-from pybackend.settings import Settings
+from pybackend.repository.repository import ModelRepository
+from pybackend.settings import ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +38,10 @@ EXIT_OK, EXIT_FAILED = 0, 1
 GC_THRESHOLD = 20_000
 """Container allocations between collections. A request makes some dozens and leaves no cycles: the default of 700 would
 collect several times per turn of the loop."""
+
+
+DEBUGGING_LIMIT_S = 24 * 3600.0
+"""How long the end may take while models are debugged, one of which may have stopped: a second signal ends it at once."""
 
 
 @dataclass
@@ -47,16 +58,32 @@ class Server:
     def __init__(self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher) -> None:
         self._settings = settings
         self._launcher = launcher
+        self._cache = make_cache(settings.cache)
         options = LoadOptions(
             auto_complete=settings.auto_complete,
             model_load_count=settings.model_load_count,
             model_memory_limit_bytes=settings.model_memory_limit_bytes,
             gpu_count=count_gpus(),
+            backend_directory=settings.backend_directory,
+            debugger=DebuggerPorts(settings.debug),
+            explicit=settings.model_control is ModelControlMode.EXPLICIT,
+            startup_models=settings.startup_models,
+            finalize_timeout_s=settings.exit_timeout_s,
+            cache=self._cache,
+            host_policies=settings.host_policies,
+            resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
         )
-        self._repository = ModelRepository(scan, launcher, options)
+        self._services = ModelServices()
+        door = InnerDoor(self._services)
+        self._repository = ModelRepository(scan, launcher, options, self._services, door)
         self._engine = InferenceEngine(
-            self._repository, server_id=settings.server_id, strict_readiness=settings.strict_readiness
+            self._repository,
+            server_id=settings.server_id,
+            strict_readiness=settings.strict_readiness,
+            queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
         )
+        self._services.open(self._engine)
+        door.open(self._engine)
         self._http: HttpServer | None = None
         self._metrics: HttpServer | None = None
         self._stop = asyncio.Event()
@@ -70,6 +97,8 @@ class Server:
         """
         raise_descriptor_limit()
         self._handle_signals()
+        if self._cache is not None:
+            await self._cache.open()
         sockets = self._bind()
         await self._listen(sockets)
         trimming = asyncio.create_task(self._trim())
@@ -124,7 +153,7 @@ class Server:
             await self._http.start(sockets.http)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.metrics is not None:
-            self._metrics = HttpServer(MetricsApp(self._repository))
+            self._metrics = HttpServer(MetricsApp(self._repository, self._services.metrics, self._cache))
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
 
@@ -152,6 +181,9 @@ class Server:
 
     def _print_models(self) -> None:
         rows = self._repository.table()
+        if not rows and self._settings.startup_models == ():
+            log.info("no model is loaded at start: --load-model names those that are, others are loaded on request")
+            return
         if not rows:
             places = ", ".join(map(str, self._settings.repositories))
             log.warning("there is no model in %s: a model is a directory <model>/<version>/model.py there", places)
@@ -160,6 +192,8 @@ class Server:
         for row in rows:
             line = f"{row.name:<{widths[0]}} | {row.version:<{widths[1]}} | {row.status.splitlines()[0]}"
             log.info("%s", line)
+        for name in sorted(set(self._settings.debug.models) - {row.name for row in rows}):
+            log.warning("--debug %s: no such model is loaded", name)
 
     async def _trim(self) -> None:
         while True:
@@ -171,7 +205,8 @@ class Server:
     async def _shut_down(self) -> int:
         """Not ready, no new connections, drain, finalize; the metrics port stays until the end."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._settings.exit_timeout_s
+        limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.exit_timeout_s
+        deadline_s = loop.time() + limit_s
         self._engine.state = EngineState.EXITING
         if self._http is not None:
             self._http.stop_listening()
@@ -195,6 +230,8 @@ class Server:
         sent = True if self._http is None else await self._http.stop(deadline_s)
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
+        if self._cache is not None:
+            await self._cache.close()
         return answered and sent
 
 

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from pybackend.observability.logging import LogSettings
 
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
+
+DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
+"""Where the reference's containers keep their backends."""
+
+DEFAULT_DEBUG_PORT = 5678
+"""What editors suggest."""
+
+
+class ModelControlMode(StrEnum):
+    """Who decides which models are loaded."""
+
+    NONE = "none"
+    """The repository: all of its models are loaded at start, and stay."""
+    EXPLICIT = "explicit"
+    """Whoever asks: by ``--load-model`` for the start, by requests and by models afterwards."""
 
 
 def half_of_memory_bytes() -> int:
@@ -40,11 +57,42 @@ class HttpSettings:
 
 
 @dataclass(frozen=True)
+class CacheSettings:
+    """The response cache.
+
+    Attributes:
+        kind: ``local`` or ``redis``.
+        options: its settings, checked.
+    """
+
+    kind: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """Models that run under a debugger.
+
+    Attributes:
+        models: their names.
+        port: where the first of their processes listens, each further one at the next; 0 takes free ones.
+        waits: a process imports its model only when a debugger has attached.
+    """
+
+    models: tuple[str, ...] = ()
+    port: int = DEFAULT_DEBUG_PORT
+    waits: bool = False
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of one server.
 
     Attributes:
         repositories: directories of models.
+        model_control: who decides which models are loaded.
+        startup_models: names of the models to load at start, None for all.
+        backend_directory: holds backends that are written in Python, if it exists.
         server_id: name in the server's metadata.
         auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
@@ -54,9 +102,17 @@ class Settings:
         exit_timeout_s: how long requests under way and ``finalize`` may take when the server stops.
         http: endpoints.
         log: which lines are written.
+        debug: models under a debugger.
+        cache: where responses are kept, None for nowhere.
+        host_policies: cores of the processes of instances, by the policy's name.
+        max_queued_bytes: bound of the bytes of requests that wait or are executed, None for none.
+        resource_limits: how much there is of resources, by name and device; None if instances need not hold any.
     """
 
     repositories: tuple[Path, ...]
+    model_control: ModelControlMode = ModelControlMode.NONE
+    startup_models: tuple[str, ...] | None = None
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     server_id: str = "triton"
     auto_complete: bool = True
     exit_on_error: bool = True
@@ -66,3 +122,8 @@ class Settings:
     exit_timeout_s: float = 30
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
+    debug: DebugSettings = DebugSettings()
+    cache: CacheSettings | None = None
+    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    max_queued_bytes: int | None = None
+    resource_limits: Mapping[tuple[str, int | None], int] | None = None

@@ -1,63 +1,157 @@
-"""Custom metrics: series on the server's metrics page that a model counts."""
+"""Custom metrics: series on the server's metrics page that a model counts.
 
-from enum import IntEnum
-from typing import Any, ClassVar, Dict, List, Optional
+What a kind of metric cannot do is refused here; the runtime only carries out what is left.
+"""
+
+import sys
+from typing import Any, ClassVar, Dict, List, Optional, Set, SupportsFloat
 
 from pybackend_sdk.arguments import incompatible, text
-from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.runtime import current_runtime
+from pybackend_sdk.error import TritonModelException, printable
+from pybackend_sdk.runtime import Runtime, current_runtime
+from pybackend_wire.messages import MetricKind
+from pybackend_wire.metric_rules import family_problem, series_problem
+
+__all__ = ["Metric", "MetricFamily", "MetricKind", "metric_failure"]
+
+_CREATE_FAMILY = "Error when creating MetricFamily: "
+_CREATE = "Error when creating Metric: "
+_INCREMENT = "Failed to increment metric value: "
+_SET = "Failed to set metric value: "
+_OBSERVE = "Failed to observe metric value: "
+_GET = "Failed to get metric value: "
+
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should be "
+    "deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
 
 
-class MetricKind(IntEnum):
-    """What a family of metrics measures."""
+def metric_failure(what: str, instance_name: str, reason: str) -> TritonModelException:
+    """The exception for an operation that cannot be done.
 
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
+    Args:
+        what: how the message begins, e.g. ``"Failed to get metric value: "``.
+        instance_name: the instance that the model runs in.
+        reason: why, as a sentence.
+    """
+    return TritonModelException(f"{what}Failed to process the request for model '{instance_name}', message: {reason}")
+
+
+class _Registration:
+    """A family as the runtime knows it, with its series that are alive; its metrics keep this, but not the family.
+
+    Deleting happens wherever the garbage collector runs: in any thread, and between any two lines of this process. So
+    nothing here takes a lock; who removes a handle from ``live`` is the one who drops it.
+    """
+
+    __slots__ = ("deleted", "handle", "kind", "live", "runtime")
+
+    def __init__(self, runtime: Runtime, handle: object, kind: MetricKind) -> None:
+        self.runtime = runtime
+        self.handle = handle
+        self.kind = kind
+        self.live: Set[object] = set()
+        self.deleted = False
+
+    def delete(self) -> None:
+        """The family is gone, and its metrics with it."""
+        self.deleted = True
+        while self.live:
+            try:
+                handle = self.live.pop()
+            except KeyError:  # another thread was faster
+                break
+            self._drop(handle)
+        self._drop(self.handle)
+
+    def delete_metric(self, handle: object) -> None:
+        """A metric is gone, which the runtime need not hear if its family went before."""
+        try:
+            self.live.remove(handle)
+        except KeyError:
+            return
+        self._drop(handle)
+
+    def _drop(self, handle: object) -> None:
+        # At exit the runtime forgets all by itself, and a lock of its may be held by a thread that no longer runs.
+        if not sys.is_finalizing():
+            self.runtime.drop_metric(handle)
+
+    def use(self, what: str, *, unless: "Optional[str]") -> Runtime:
+        """The runtime, for an operation on a metric of this family; ``unless`` says why it cannot be done."""
+        if self.deleted:
+            raise TritonModelException(_DELETED)
+        if unless is not None:
+            raise metric_failure(what, self.runtime.instance_name, unless)
+        return self.runtime
 
 
 class Metric:
     """One series of a family; from ``family.Metric(...)`` only.
 
+    The family has to live as long as its metrics are used: keep both. The series leaves the metrics page when the last
+    Metric of that name and those labels is deleted, in whatever instance or model.
+
     Every method raises ``TypeError`` for a value that is no number, and ``TritonModelException`` for an operation that
-    the kind of metric does not have.
+    the kind of metric does not have, or when the family is deleted.
     """
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_family", "_handle")
 
-    _family: "MetricFamily"
+    _family: _Registration
     _handle: object
 
     def __init__(self) -> None:
         raise TypeError("Metric: No constructor defined! Use MetricFamily.Metric(labels=...).")
 
     @classmethod
-    def _create(cls, family: "MetricFamily", handle: object) -> "Metric":
+    def _create(cls, family: _Registration, handle: object) -> "Metric":
         metric = cls.__new__(cls)
         metric._family = family
         metric._handle = handle
+        family.live.add(handle)
         return metric
 
-    def increment(self, value: float) -> None:
+    def increment(self, value: SupportsFloat) -> None:
         """Add to a counter (no negative values) or a gauge."""
-        current_runtime().increment_metric(self._handle, _number("increment", value))
+        number, kind, unless = _number("increment", value), self._family.kind, None
+        if kind is MetricKind.HISTOGRAM:
+            unless = _unsupported(kind, "Increment")
+        elif kind is MetricKind.COUNTER and not number >= 0:
+            unless = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+        self._family.use(_INCREMENT, unless=unless).increment_metric(self._handle, number)
 
-    def set(self, value: float) -> None:
+    def set(self, value: SupportsFloat) -> None:
         """Set a gauge."""
-        current_runtime().set_metric(self._handle, _number("set", value))
+        number, kind = _number("set", value), self._family.kind
+        unless = None if kind is MetricKind.GAUGE else _unsupported(kind, "Set")
+        self._family.use(_SET, unless=unless).set_metric(self._handle, number)
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: SupportsFloat) -> None:
         """Add an observation to a histogram."""
-        current_runtime().observe_metric(self._handle, _number("observe", value))
+        number, kind, unless = _number("observe", value), self._family.kind, None
+        if kind is not MetricKind.HISTOGRAM:
+            unless = _unsupported(kind, "Observe")
+        elif number != number:  # noqa: PLR0124  NaN
+            unless = "NaN is in no bucket of a histogram."
+        self._family.use(_OBSERVE, unless=unless).observe_metric(self._handle, number)
 
     def value(self) -> float:
         """The counter's or gauge's value, whoever changed it."""
-        return current_runtime().metric_value(self._handle)
+        kind = self._family.kind
+        unless = _unsupported(kind, "Value") if kind is MetricKind.HISTOGRAM else None
+        return self._family.use(_GET, unless=unless).metric_value(self._handle)
+
+    def __del__(self) -> None:
+        family = getattr(self, "_family", None)
+        if family is not None:
+            family.delete_metric(self._handle)
 
 
 class MetricFamily:
-    """Metrics of one name that differ by their labels.
+    """Metrics of one name that differ by their labels. Deleting it deletes its metrics.
 
     Args:
         name: the name on the metrics page.
@@ -70,7 +164,7 @@ class MetricFamily:
     """
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_handle", "_kind")
+    __slots__ = ("__weakref__", "_registration")
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
@@ -79,32 +173,48 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         if not isinstance(kind, MetricKind):
             incompatible("MetricFamily", "kind", "a MetricKind, e.g. MetricFamily.COUNTER", kind)
-        self._kind = kind
-        self._handle = current_runtime().create_metric_family(
-            text("MetricFamily", "name", name), text("MetricFamily", "description", description), kind
-        )
+        name, description = text("MetricFamily", "name", name), text("MetricFamily", "description", description)
+        runtime = current_runtime()
+        problem = family_problem(name, description)
+        if problem is not None:
+            raise metric_failure(_CREATE_FAMILY, runtime.instance_name, problem)
+        self._registration = _Registration(runtime, runtime.create_metric_family(name, description, kind), kind)
 
     def Metric(  # noqa: N802  the field's own name
         self, labels: Optional[Dict[str, str]] = None, buckets: Optional[List[float]] = None
     ) -> Metric:
-        """Register a series of this family.
+        """Register a series of this family, or share the one that has these labels already.
 
         Args:
             labels: label names to values; None for a series without labels.
-            buckets: upper bounds of a histogram's buckets, strictly increasing; for histograms only, and required.
+            buckets: upper bounds of a histogram's buckets, strictly increasing; for histograms only, and required. A
+                series that is there already keeps its own.
 
         Raises:
             TritonModelException: labels or buckets are wrong, or the server does not register the series.
         """
+        registration = self._registration
         checked_labels = _checked_labels(labels)
-        checked_buckets = _checked_buckets(buckets, self._kind)
-        return Metric._create(self, current_runtime().create_metric(self._handle, checked_labels, checked_buckets))
+        checked_buckets = _checked_buckets(buckets, registration.kind)
+        runtime = registration.use(_CREATE, unless=series_problem(registration.kind, checked_labels, checked_buckets))
+        return Metric._create(registration, runtime.create_metric(registration.handle, checked_labels, checked_buckets))
+
+    def __del__(self) -> None:
+        registration = getattr(self, "_registration", None)
+        if registration is not None:
+            registration.delete()
+
+
+def _unsupported(kind: MetricKind, operation: str) -> str:
+    return f"TRITONSERVER_METRIC_KIND_{kind.name} does not support {operation}"
 
 
 def _number(call: str, value: Any) -> float:
+    if isinstance(value, (str, bytes, bytearray)):
+        incompatible(call, "value", "a number", value)
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         incompatible(call, "value", "a number", value)
 
 
@@ -116,7 +226,7 @@ def _checked_labels(labels: Any) -> Dict[str, str]:
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary. It maps str to str.")
-    return dict(labels)
+    return {name: printable(value) for name, value in labels.items()}
 
 
 def _checked_buckets(buckets: Any, kind: MetricKind) -> Optional[List[float]]:
@@ -128,4 +238,7 @@ def _checked_buckets(buckets: Any, kind: MetricKind) -> Optional[List[float]]:
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
-    return [_number("Metric", bound) for bound in buckets]
+    bounds = [_number("Metric", bound) for bound in buckets]
+    if bounds and bounds[-1] == float("inf"):
+        bounds.pop()  # the bucket that every histogram has anyway
+    return bounds

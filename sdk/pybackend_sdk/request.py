@@ -6,7 +6,8 @@ from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.memory import PreferredMemory
 from pybackend_sdk.parameters import Parameters, checked_parameters, parameters_json
-from pybackend_sdk.response import InferenceResponse, InferenceResponseSender
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.runtime import current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_sdk.trace import InferenceTrace
@@ -227,7 +228,7 @@ class InferenceRequest:
             if self._target is None:
                 self._sender = current_runtime().response_sender(self)
             else:
-                self._sender = InferenceResponseSender._create(None, None)
+                self._sender = InferenceResponseSender._create(None)
         return self._sender
 
     def set_release_flags(self, flags: int, /) -> None:

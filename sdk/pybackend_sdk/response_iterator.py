@@ -1,5 +1,6 @@
 """The responses to a request that a model runs with ``decoupled=True``."""
 
+import threading
 from typing import Callable, List, Optional
 
 from pybackend_sdk.response import InferenceResponse
@@ -9,13 +10,14 @@ class ResponseIterator:
     """Iterates over responses as they arrive, and over all of them again once they have; from ``exec`` only."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_cancel", "_finished", "_next", "_receive", "_responses")
+    __slots__ = ("__weakref__", "_cancel", "_finished", "_lock", "_next", "_receive", "_responses")
 
     _receive: "Callable[[], Optional[InferenceResponse]]"
     _cancel: "Callable[[], None]"
     _responses: List[InferenceResponse]
     _next: int
     _finished: bool
+    _lock: threading.Lock
 
     def __init__(self) -> None:
         raise TypeError("ResponseIterator: No constructor defined! Use request.exec(decoupled=True).")
@@ -33,6 +35,7 @@ class ResponseIterator:
         iterator = cls.__new__(cls)
         iterator._receive = receive
         iterator._cancel = cancel
+        iterator._lock = threading.Lock()
         iterator._responses = []
         iterator._next = 0
         iterator._finished = False
@@ -45,17 +48,18 @@ class ResponseIterator:
         return self
 
     def __next__(self) -> InferenceResponse:
-        """Wait for the next response."""
-        if self._next == len(self._responses) and not self._finished:
-            response = self._receive()
-            if response is None:
-                self._finished = True
-            else:
-                self._responses.append(response)
-        if self._next == len(self._responses):
-            raise StopIteration("Iteration is done for the responses.")
-        self._next += 1
-        return self._responses[self._next - 1]
+        """Wait for the next response. Threads that share the iterator share its responses: each goes to one of them."""
+        with self._lock:
+            if self._next == len(self._responses) and not self._finished:
+                response = self._receive()
+                if response is None:
+                    self._finished = True
+                else:
+                    self._responses.append(response)
+            if self._next == len(self._responses):
+                raise StopIteration("Iteration is done for the responses.")
+            self._next += 1
+            return self._responses[self._next - 1]
 
     def cancel(self) -> None:
         """Ask the server to stop the request; nothing happens if all its responses have arrived."""

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pybackend_sdk.logger import Logger
     from pybackend_sdk.metrics import MetricKind
     from pybackend_sdk.request import InferenceRequest
-    from pybackend_sdk.response import InferenceResponse, InferenceResponseSender
+    from pybackend_sdk.response import InferenceResponse
     from pybackend_sdk.response_iterator import ResponseIterator
+    from pybackend_sdk.response_sender import InferenceResponseSender
 
 _LEVEL_LETTERS = "IWEI"
 
@@ -28,9 +29,11 @@ class Runtime(Protocol):
 
     Attributes:
         model_directory: folder that ``get_model_dir()`` names, ``""`` while no model is loaded.
+        instance_name: the instance that the model runs in, for messages.
     """
 
     model_directory: str
+    instance_name: str
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Write a line to the server's log, as said at ``line`` of ``file``."""
@@ -65,6 +68,13 @@ class Runtime(Protocol):
     def metric_value(self, metric: object) -> float:
         """Read a counter or a gauge."""
 
+    def drop_metric(self, handle: object) -> None:
+        """The model let go of a series or a family, whose handle must be hashable.
+
+        The garbage collector calls this, in any thread and between any two lines: it raises nothing, and waits for no
+        lock that the calling thread may hold.
+        """
+
     def load_model(self, model_name: str, config: str, files: Optional[Dict[str, bytes]]) -> None:
         """Load or reload a model, and wait until it is ready."""
 
@@ -78,6 +88,17 @@ class Runtime(Protocol):
         """Tensor memory of this process that is free now, in bytes."""
 
 
+_SPAWNED = (
+    "This process was started anew by multiprocessing and has no connection to the server; one that a model forks has: "
+    "multiprocessing.get_context('fork')."
+)
+
+
+def _is_spawned() -> bool:
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
+
+
 class UnavailableRuntime:
     """The runtime of code that no server runs, and the base of those that serve some of a runtime's methods.
 
@@ -87,9 +108,11 @@ class UnavailableRuntime:
 
     reason: str = "This code is not run by a server."
     model_directory: str = ""
+    instance_name: str = ""
 
     def _refuse(self, sentence: str) -> NoReturn:
-        raise TritonModelException(f"{sentence} {self.reason}")
+        reason = _SPAWNED if type(self) is UnavailableRuntime and _is_spawned() else self.reason
+        raise TritonModelException(f"{sentence} {reason}")
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Write the line to stderr, in the server's format."""
@@ -128,6 +151,9 @@ class UnavailableRuntime:
 
     def metric_value(self, metric: object) -> float:
         self._refuse("Failed to get metric value: custom metrics are not available.")
+
+    def drop_metric(self, handle: object) -> None:
+        """There are no metrics here, so nobody minds."""
 
     def load_model(self, model_name: str, config: str, files: Optional[Dict[str, bytes]]) -> None:
         self._refuse("Failed to load model: model control is not available.")

@@ -1,12 +1,11 @@
 """Answers on their way to the host: several executions' results leave in one frame, but none waits for a slow one."""
 
-import os
 import threading
 import time
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
-from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_stub.tensor_io import OutputWriter
+from pybackend_stub.channel import HostChannel
+from pybackend_stub.tensor_io import OutputTail
 from pybackend_wire.messages import RequestResult, StubMessage
 
 KEEP_NS = 1_000_000
@@ -17,27 +16,38 @@ class AnswerQueue:
     """Collects messages until they are due.
 
     Short executions that arrived together are answered together. Should one of them last, the host notices that nothing
-    comes and writes a byte into a pipe; a thread that does nothing but wait for it then sends what has gathered. So a
-    slow execution holds up no answer, and fast ones pay for no timer. The thread is started with the first answer kept.
+    comes and nudges the attendant, which sends what has gathered. So a slow execution holds up no answer, and fast ones
+    pay for no timer.
+
+    Args:
+        channel: where answers go.
     """
 
-    def __init__(self, channel: HostChannel, writer: OutputWriter, nudges: int) -> None:
+    def __init__(self, channel: HostChannel) -> None:
         self.lock = threading.RLock()
         """Held while an answer is put together: its offsets count from the tail that :meth:`flush` takes."""
+        self.tail = OutputTail()
         self._channel = channel
-        self._writer = writer
-        self._nudges = nudges
         self._messages: List[Any] = []
         self._oldest_ns = 0
         self._in_a_hurry = False
-        self._watched = False
 
-    def add_result(self, began_ns: int, start_ns: int, end_ns: int, results: "Sequence[RequestResult]") -> int:
+    def add_result(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        end_ns: int,
+        results: "Sequence[Optional[RequestResult]]",
+        rescheduled: "Sequence[int]" = (),
+    ) -> int:
         """Queue the outcome of an execution, :class:`pybackend_wire.messages.Result`; returns when that was."""
         done_ns = time.monotonic_ns()
         if not self._messages:
             self._oldest_ns = done_ns
-        self._messages.append((StubMessage.RESULT, began_ns, start_ns, end_ns, done_ns, results))
+        if rescheduled:
+            self._messages.append((StubMessage.RESCHEDULED, execution, rescheduled))
+        self._messages.append((StubMessage.RESULT, execution, began_ns, start_ns, end_ns, done_ns, results))
         return done_ns
 
     def add_released(self, blocks: "List[Tuple[int, int]]") -> None:
@@ -53,26 +63,20 @@ class AnswerQueue:
         """More executions follow at once: answer them together, unless one of them turned out to be slow."""
         if self._in_a_hurry or now_ns - self._oldest_ns >= KEEP_NS:
             self.flush()
-        elif not self._watched:
-            self._watched = True
-            threading.Thread(target=self._send_when_nudged, name="pybackend-answers", daemon=True).start()
 
     def flush(self) -> None:
         """Send what has gathered in one frame."""
         with self.lock:
             if self._messages:
                 messages, self._messages = self._messages, []
-                self._channel.send(messages, self._writer.take_tail())
+                self._channel.send(messages, self.tail.take())
 
     def end_of_frame(self) -> None:
         """The last execution that arrived together is done."""
         self._in_a_hurry = False
         self.flush()
 
-    def _send_when_nudged(self) -> None:
-        while os.read(self._nudges, 4096):
-            self.hurry()
-            try:
-                self.flush()
-            except HostGone:
-                return  # the main thread notices by itself
+    def on_nudge(self) -> None:
+        """The host has waited for long enough."""
+        self.hurry()
+        self.flush()

@@ -22,9 +22,11 @@ def main(arguments: "List[str]") -> int:
     die_with_host(host_pid)
     os.set_inheritable(nudges, False)
     ignore_terminal_signals()
-    prepare_interpreter()
+    sys.argv = [""]  # a program without a name, as models have always seen
     from pybackend_stub.channel import HostChannel
+    from pybackend_stub.model_output import open_output
 
+    open_output()
     channel = HostChannel(descriptor)
     try:
         from pybackend_stub.loop import StubLoop
@@ -75,11 +77,3 @@ def _heed_signals() -> None:
         if signal.getsignal(number) is _do_nothing:  # a model may have set its own
             signal.signal(number, handler)
     _release_signals()
-
-
-def prepare_interpreter() -> None:
-    """Show models the interpreter they expect: an empty program name, and output that appears when it is printed."""
-    sys.argv = [""]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)

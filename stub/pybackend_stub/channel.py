@@ -2,6 +2,7 @@
 
 import array
 import os
+import select
 import socket
 import sys
 import threading
@@ -40,6 +41,8 @@ class HostChannel:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         os.set_inheritable(descriptor, False)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
         self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
         self._codec: Codec = JSON
         self._write_lock = threading.RLock()
@@ -73,6 +76,8 @@ class HostChannel:
         """
         while not self._received:
             try:
+                # A thread that sleeps in recvmsg is also woken whenever the host takes what was sent: poll sleeps on.
+                self._poll.poll()
                 count, ancillary, _, _ = self._socket.recvmsg_into([self._decoder.room()], _ANCILLARY_BYTES)
             except ConnectionResetError:  # the host closed its end without having read all that was sent
                 raise HostGone from None
@@ -88,14 +93,23 @@ class HostChannel:
         frame = self._received.popleft()
         return decode_frame(self._codec, frame), frame.tail
 
+    def has_input(self) -> bool:
+        """True if :meth:`receive` would find something at once; for the thread that reads."""
+        return bool(self._received) or bool(self._poll.poll(0))
+
     def send(self, messages: "Sequence[Any]", tail: "Sequence[Any]" = ()) -> None:
         """Write one frame; waits while the host's end is full. A host that is gone is noticed by :meth:`receive`."""
         with self._write_lock:
             data = encode_frame(self._codec, messages, tail)
             try:
                 self._socket.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError:  # the host is gone, or this is a fork that has closed its copy of the socket
                 raise HostGone from None
+
+    def disown(self) -> None:
+        """In a fork of this process: the host is its parent's to speak with."""
+        self._write_lock = threading.RLock()  # a thread that exists no more may hold the other one
+        self._socket.close()
 
     def close(self) -> None:
         """Close the socket, which tells the host that nothing more will come."""

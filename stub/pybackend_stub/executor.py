@@ -1,119 +1,259 @@
 """Runs ``execute`` on the requests of one message and turns whatever comes of it into results."""
 
 import inspect
+import threading
 import time
-from typing import Any, Callable, List, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
-from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.execution import check_returned, prune
+from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.execution import (
+    check_decoupled,
+    check_returned,
+    log_rescheduling,
+    release_streams,
+    rescheduled,
+)
+from pybackend_sdk.logger import Logger
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.answers import AnswerQueue
-from pybackend_stub.channel import MOST_TEXT, shortened
-from pybackend_stub.tensor_io import OutputWriter, RequestReader
+from pybackend_stub.channel import MOST_TEXT, HostGone
+from pybackend_stub.results import ResultWriter, text_length
+from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.messages import Failure, RequestResult
+from pybackend_wire.messages import RequestResult
+
+if TYPE_CHECKING:
+    from pybackend_sdk.response_stream import ResponseStream
+    from pybackend_stub.coroutines import CoroutineRunner
 
 MUCH_TEXT = 32 * 1024
 """Characters of an execution's errors and parameters with which its answer waits for no others: frames are bounded."""
 
 
-class OutputMemoryExhausted(TritonModelException):
-    """The host refused to grow this instance's output memory."""
-
-
 class ModelExecutor:
-    """Executes batches on one model object, one after another."""
+    """Executes batches on one model object.
+
+    Args:
+        model: the object.
+        model_file: for messages.
+        reader: makes requests.
+        results: makes results.
+        answers: where they go.
+        decoupled: the model answers through response senders only.
+        concurrency: how many ``async def execute`` of a model that is not decoupled may overlap.
+        reschedules: the model may have requests executed once more; what it wants is known when ``execute`` is over.
+    """
 
     def __init__(
         self,
         model: Any,
-        instance_name: str,
         model_file: str,
-        reader: RequestReader,
-        writer: OutputWriter,
+        reader: TensorReader,
+        results: ResultWriter,
         answers: AnswerQueue,
-        format_error: "Callable[[BaseException], str]",
+        decoupled: bool,
+        concurrency: int,
+        reschedules: bool = False,
     ) -> None:
         self._model = model
-        self._instance_name = instance_name
         self._model_file = model_file
         self._reader = reader
-        self._writer = writer
+        self._results = results
         self._answers = answers
-        self._format_error = format_error
-        self._loop: Any = None
-        self._most_text = self._text = 0
-
-    def run(self, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
+        self._reschedules = reschedules
+        self._overlaps = (decoupled or concurrency > 1) and not reschedules
+        self._runner: Optional[CoroutineRunner] = None
+        self._starting = threading.Lock()
+        self.only_begins = self._overlaps and inspect.iscoroutinefunction(getattr(model, "execute", None))
+        """True if :meth:`run` starts a coroutine and returns."""
+        self.run = self._run_decoupled if decoupled else self._run_once
         """Execute once, queue the result and return the time it was ready, in monotonic nanoseconds."""
+
+    @property
+    def runner(self) -> "CoroutineRunner":
+        """The event loop of the model's coroutines; asyncio is imported only for models that have some."""
+        if self._runner is None:
+            from pybackend_stub.coroutines import CoroutineRunner
+
+            with self._starting:  # the main thread and a check of readiness may both be here
+                if self._runner is None:
+                    self._runner = CoroutineRunner()
+        return self._runner
+
+    # Models that answer each request once
+
+    def _run_once(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         clock = time.monotonic_ns
-        self._most_text, self._text = MOST_TEXT // len(raw_requests), 0
         began_ns = start_ns = clock()
+        requests: List[InferenceRequest] = []
         try:
-            requests = self._reader.read(raw_requests, tail)
+            requests = self._reader.requests(execution, raw_requests, tail)
             start_ns = clock()
-            responses = self._execute(requests)
+            returned = self._call(requests)
+            if inspect.iscoroutine(returned):
+                if self._overlaps:
+                    self._begin(execution, returned, began_ns, start_ns, requests)
+                    return start_ns
+                returned = self.runner.run(execution, returned)
+            responses = check_returned(returned, requests, self._reschedules)
             end_ns = clock()
         except BaseException as error:  # noqa: BLE001  whatever a model raises, SystemExit too, is its requests' answer
-            end_ns = clock()
-            failed = self._failed(ErrorCode.INTERNAL, self._prefixed(self._format_error(error)))
-            results = [failed] * len(raw_requests)
-            self._text *= len(raw_requests)
-            with self._answers.lock:
-                return self._add(began_ns, start_ns, end_ns, results)
+            return self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error)
+        return self._answer(execution, began_ns, start_ns, end_ns, requests, responses)
+
+    def _begin(
+        self, execution: int, coroutine: Any, began_ns: int, start_ns: int, requests: "List[InferenceRequest]"
+    ) -> None:
+        """Let an execution go on while the next ones begin."""
+
+        def on_done(returned: Any, error: "Optional[BaseException]") -> None:
+            responses: Sequence[Optional[InferenceResponse]] = ()
+            if error is None:
+                try:
+                    responses = check_returned(returned, requests, self._reschedules)
+                except BaseException as broken:  # noqa: BLE001  as in _run_once
+                    error = broken
+            if error is None:
+                self._answer(execution, began_ns, start_ns, time.monotonic_ns(), requests, responses)
+            else:
+                self._fail(execution, began_ns, start_ns, requests, len(requests), error)
+            del error  # its traceback may lead back to this frame, which would keep the requests
+            with suppress(HostGone):
+                self._answers.flush()
+
+        self.runner.start(execution, coroutine, on_done)
+
+    def _answer(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        end_ns: int,
+        requests: "List[InferenceRequest]",
+        responses: "Sequence[Optional[InferenceResponse]]",
+    ) -> int:
+        most_text, text = MOST_TEXT // len(requests), 0
+        write, answers = self._results.response, self._answers
+        with answers.lock:
+            results: List[Optional[RequestResult]] = []
+            for request, response in zip(requests, responses):
+                if response is None:
+                    results.append(None)
+                    continue
+                result = write(response, request._requested_output_names, answers.tail, most_text)
+                if result.error is not None or result.parameters is not None:
+                    text += text_length(result)
+                results.append(result)
+            places = rescheduled(requests, responses) if self._reschedules else ()
+            return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
+
+    def _fail(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        requests: "List[InferenceRequest]",
+        count: int,
+        error: BaseException,
+    ) -> int:
+        """Answer every request of an execution with its error, except those that were answered."""
+        end_ns = time.monotonic_ns()
+        failed = self._results.failure(ErrorCode.INTERNAL, self._log(error), MOST_TEXT // count)
+        results: List[Optional[RequestResult]] = [failed] * count
+        for index, request in enumerate(requests):
+            stream = None if request._sender is None else request._sender._stream
+            if stream is not None and not stream.settle():
+                results[index] = None
         with self._answers.lock:
-            results = [self._result(request, response) for request, response in zip(requests, responses)]
-            return self._add(began_ns, start_ns, end_ns, results)
+            return self._add(execution, began_ns, start_ns, end_ns, results, text_length(failed) * count)
 
-    def _add(self, began_ns: int, start_ns: int, end_ns: int, results: "List[RequestResult]") -> int:
-        if self._text > MUCH_TEXT:
+    def _add(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        end_ns: int,
+        results: "List[Optional[RequestResult]]",
+        text: int,
+        places: "Sequence[int]" = (),
+    ) -> int:
+        if text > MUCH_TEXT:
             self._answers.hurry()
-        return self._answers.add_result(began_ns, start_ns, end_ns, results)
+        return self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
 
-    def _execute(self, requests: "List[InferenceRequest]") -> "Sequence[InferenceResponse]":
+    # Models that answer any number of times
+
+    def _run_decoupled(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
+        began_ns = start_ns = time.monotonic_ns()
+        try:
+            requests = self._reader.requests(execution, raw_requests, tail)
+        except BaseException as error:  # noqa: BLE001  as in _run_once
+            return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error)
+        # Made now, so that a request which the model drops without a trace is answered too.
+        streams = [request.get_response_sender()._stream for request in requests]
+        start_ns = time.monotonic_ns()
+        returned: Any = None
+        runner: Optional[CoroutineRunner] = None
+        places: Sequence[int] = ()
+        try:
+            returned = self._call(requests)
+            if inspect.iscoroutine(returned) and not self._reschedules:
+                runner = self.runner
+            else:
+                if inspect.iscoroutine(returned):
+                    returned = self.runner.run(execution, returned)
+                check_decoupled(returned, self._results.instance_name)
+                places = self._released(requests)
+        except BaseException as error:  # noqa: BLE001  as in _run_once
+            self._fail_streams(streams, error)
+        end_ns = time.monotonic_ns()
+        with self._answers.lock:
+            results = (None,) * len(raw_requests)
+            done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
+        if runner is not None:
+            # Only now: to the host a call that it makes must not look like one that keeps this process busy.
+            self._begin_decoupled(runner, execution, returned, streams)
+        return done_ns
+
+    def _released(self, requests: "Sequence[InferenceRequest]") -> "Sequence[int]":
+        """Places of the requests that are to be executed once more."""
+        if not self._reschedules:
+            log_rescheduling(requests)
+            return ()
+        release_streams(requests)
+        return rescheduled(requests, (None,) * len(requests))
+
+    def _begin_decoupled(
+        self, runner: "CoroutineRunner", execution: int, coroutine: Any, streams: "Sequence[Optional[ResponseStream]]"
+    ) -> None:
+        def on_done(returned: Any, error: "Optional[BaseException]") -> None:
+            if error is None:
+                try:
+                    check_decoupled(returned, self._results.instance_name)
+                except TritonModelException as broken:
+                    error = broken
+            if error is not None:
+                self._fail_streams(streams, error)
+            del error  # as in _begin
+
+        runner.start(execution, coroutine, on_done)
+
+    def _fail_streams(self, streams: "Sequence[Optional[ResponseStream]]", error: BaseException) -> None:
+        text = self._log(error)
+        for stream in streams:
+            if stream is not None:
+                stream.fail(TritonError(text))
+
+    def _log(self, error: BaseException) -> str:
+        """Log what an execution failed with; returns the text, which its clients get too."""
+        text = self._results.raised(error)
+        Logger.log_error(text)
+        return text
+
+    def _call(self, requests: "List[InferenceRequest]") -> Any:
         execute = getattr(self._model, "execute", None)
         if execute is None:
             raise TritonModelException(f"Python model {self._model_file} does not implement `execute` method.")
-        returned = execute(requests)
-        if inspect.iscoroutine(returned):
-            returned = self._wait_for(returned)
-        return check_returned(returned, requests)
-
-    def _wait_for(self, coroutine: Any) -> Any:
-        """Run an ``async def execute`` to its end; asyncio is imported only for models that have one."""
-        if self._loop is None:
-            import asyncio
-
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(coroutine)
-
-    def _result(self, request: InferenceRequest, response: InferenceResponse) -> RequestResult:
-        """One request's outcome, its outputs copied to where the host reads them."""
-        error = response._error
-        if error is not None:
-            return self._failed(int(error.code()), str(error.message()))
-        parameters = response._parameters or None
-        if parameters is not None:
-            length = sum(len(key) + len(value) for key, value in parameters.items() if isinstance(value, str))
-            if length > self._most_text:
-                message = (
-                    f"response parameters of {length} characters are too long, at most {self._most_text} can be sent"
-                )
-                return self._failed(ErrorCode.INTERNAL, self._prefixed(message))
-            self._text += length
-        try:
-            places = self._writer.write(prune(response, request._requested_output_names))
-        except OutputMemoryExhausted as exhausted:
-            return self._failed(ErrorCode.UNAVAILABLE, str(exhausted))
-        except BaseException as failed:  # noqa: BLE001  a tensor whose bytes cannot be had is this request's error alone
-            return self._failed(ErrorCode.INTERNAL, self._prefixed(self._format_error(failed)))
-        return RequestResult(None, places, parameters)
-
-    def _failed(self, code: int, message: str) -> RequestResult:
-        text = shortened(message, self._most_text)
-        self._text += len(text)
-        return RequestResult(Failure(code, text), (), None)
-
-    def _prefixed(self, message: str) -> str:
-        return f"Failed to process the request(s) for model '{self._instance_name}', message: {message}"
+        return execute(requests)

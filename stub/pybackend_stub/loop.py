@@ -2,24 +2,34 @@
 
 import os
 import sys
-from collections import deque
+import threading
 from contextlib import suppress
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
 from pybackend_sdk.error import format_exception
 from pybackend_sdk.logger import Logger
+from pybackend_sdk.model_loader import complete_config, import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.executor import ModelExecutor, OutputMemoryExhausted
-from pybackend_stub.memory import OutputBlock, StubMemory
-from pybackend_stub.model_loader import complete_config, import_model
+from pybackend_stub.executor import ModelExecutor
+from pybackend_stub.forks import ForkRelay
+from pybackend_stub.host_calls import HostCalls
+from pybackend_stub.memory import StubMemory
+from pybackend_stub.metrics import StubMetrics
+from pybackend_stub.model_calls import ModelCalls
+from pybackend_stub.model_control import ModelControl
+from pybackend_stub.model_output import flush_output
+from pybackend_stub.readiness import ReadinessCheck
+from pybackend_stub.receiver import Attendant, Receiver, Work
+from pybackend_stub.responder import Responder
+from pybackend_stub.results import ResultWriter
 from pybackend_stub.runtime import StubRuntime
-from pybackend_stub.tensor_io import OutputWriter, RequestReader
+from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.messages import Failure, HostMessage, SegmentRole, StubMessage
+from pybackend_wire.messages import ATTENDED_FROM, Failure, HostMessage, SegmentRole, StubMessage
 
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -30,67 +40,89 @@ class StubLoop:
     def __init__(self, channel: HostChannel, nudges: int) -> None:
         self._channel = channel
         self._memory = StubMemory(self._input_released)
-        self._writer = OutputWriter(self._allocate_output, self._memory.free_output)
-        self._answers = AnswerQueue(channel, self._writer, nudges)
-        self._waiting: Deque[Tuple[List[Any], bytearray]] = deque()
+        self._receiver = Receiver(channel, self._handle, self._hand_back)
+        self._attendant = Attendant(nudges, self._receiver)
+        self._answers = AnswerQueue(channel)
+        self._attendant.on_nudge = self._answers.on_nudge
+        self._receiver.on_need(self._attendant.wake)
+        self._main_thread = threading.get_ident()
         self._model_class: Optional[type] = None
         self._model: Any = None
         self._model_file = ""
         self._instance_name = ""
+        self._runtime: Optional[StubRuntime] = None
+        self._writer: Optional[OutputWriter] = None
+        self._calls: Optional[HostCalls] = None
+        self._responder: Optional[Responder] = None
+        self._readiness: Optional[ReadinessCheck] = None
         self._executor: Optional[ModelExecutor] = None
-        self._begun = 0
-        self._idle = False
+        self._executing = 0
 
     def run(self) -> int:
         """Serve until the host says FINALIZE or goes away; returns the exit status."""
         try:
             self._channel.greet(np.__version__)
             while True:
-                messages, tail = self._next_frame()
-                last = len(messages) - 1
-                for index, message in enumerate(messages):
-                    if message[0] == HostMessage.EXECUTE:
-                        self._execute(message, tail, more=index < last)
-                    elif not self._dispatch(message):
+                message, tail = self._next_work()
+                kind = message[0]
+                if kind == HostMessage.EXECUTE:
+                    self._execute(message, tail)
+                elif kind == HostMessage.LOAD:
+                    if not self._load(*message[1:]):
                         return 0
-                if messages[last][0] != HostMessage.EXECUTE:
-                    self._answers.end_of_frame()  # an execution before it has kept its answer for the next one
-                del messages, tail
+                elif kind == HostMessage.INITIALIZE:
+                    if not self._initialize(*message[1:]):
+                        return 0
+                else:
+                    self._finalize()
+                    return 0
+                del message, tail
         except HostGone:
             # Nobody is left to serve. A model's threads or exit handlers could keep the process alive.
             os._exit(0)
 
-    def _next_frame(self) -> "Tuple[List[Any], bytearray]":
-        if self._waiting:
-            return self._waiting.popleft()
-        self._idle = True
-        self._return_inputs()
-        try:
-            return self._channel.receive()
-        finally:
-            self._idle = False
+    def _next_work(self) -> Work:
+        """What the host wants next. Before this thread rests, all that others could wait for is on its way."""
+        work = self._receiver.take_work()
+        if work is None:
+            self._answers.end_of_frame()
+            self._return_inputs()
+            work = self._receiver.next_work()
+        return work
 
-    def _dispatch(self, message: "List[Any]") -> bool:
-        """Handle anything but EXECUTE; False ends the stub."""
+    def _handle(self, message: "List[Any]", tail: bytearray) -> None:
+        """What is no work for the main thread, in whatever thread has read it."""
         kind = message[0]
         if kind == HostMessage.FREE_OUTPUT:
             for segment, offset in message[1]:
                 self._memory.free_output(segment, offset)
+        elif kind in (HostMessage.REPLY, HostMessage.ANSWER):
+            assert self._calls is not None
+            self._calls.on_message(message, tail)
         elif kind == HostMessage.ATTACH:
             self._memory.attach(message[1], self._channel.descriptors.popleft(), message[2], message[3])
+            if message[3] == SegmentRole.OUTPUT and self._writer is not None:
+                self._writer.on_grown()
+        elif kind == HostMessage.NO_OUTPUT:
+            assert self._writer is not None
+            self._writer.on_refused()
         elif kind == HostMessage.DETACH:
             if self._memory.detach(message[1]):
                 self._channel.send([(StubMessage.DETACHED, message[1])])
-        elif kind == HostMessage.LOAD:
-            return self._load(*message[1:])
-        elif kind == HostMessage.INITIALIZE:
-            return self._initialize(*message[1:])
-        elif kind == HostMessage.FINALIZE:
-            self._finalize()
-            return False
-        elif kind != HostMessage.NO_OUTPUT:
+        elif kind == HostMessage.CANCEL:
+            assert self._responder is not None
+            self._responder.on_cancel((message[1], message[2]))
+        elif kind == HostMessage.FLOW:
+            assert self._responder is not None
+            self._responder.on_flow((message[1], message[2]), message[3])
+        elif kind == HostMessage.PROBE:
+            assert self._readiness is not None
+            self._readiness.start()
+        else:
             raise RemoteProtocolError(f"the host sent a message of unknown kind {kind}")
-        return True
+
+    def _hand_back(self, executions: "List[int]") -> None:
+        self._channel.send([(StubMessage.HANDED_BACK, executions)])
 
     def _load(
         self,
@@ -100,13 +132,20 @@ class StubLoop:
         instance_name: str,
         version_directory: str,
         config_json: "Optional[str]",
+        of_backend: bool,
+        debugger: "Optional[List[Any]]",
     ) -> bool:
         self._channel.use_codec(codec)
         self._model_file = model_file
         self._instance_name = instance_name
-        bind_runtime(StubRuntime(self._channel, version_directory))
+        self._runtime = StubRuntime(version_directory, instance_name)
+        bind_runtime(self._runtime)
         try:
-            self._model_class = import_model(model_file)
+            if debugger is not None:
+                from pybackend_stub.debugger import start_debugger
+
+                start_debugger(debugger[0], debugger[1], _BUNDLE)
+            self._model_class = import_model(model_file, of_backend=of_backend)
             completed = None
             if config_json is not None:
                 completed = complete_config(self._model_class, model_name, config_json)
@@ -115,8 +154,23 @@ class StubLoop:
         self._channel.send([(StubMessage.COMPLETED, completed)])
         return True
 
-    def _initialize(self, args: "Dict[str, str]", output_names: "List[str]", copy_inputs: bool) -> bool:
+    def _initialize(
+        self,
+        args: "Dict[str, str]",
+        output_names: "List[str]",
+        copy_inputs: bool,
+        decoupled: bool,
+        concurrency: int,
+        reschedules: bool,
+    ) -> bool:
         assert self._model_class is not None
+        assert self._runtime is not None
+        channel, receiver, memory, name = self._channel, self._receiver, self._memory, self._instance_name
+        self._writer = writer = OutputWriter(channel, receiver, memory, name)
+        self._calls = calls = HostCalls(channel, receiver, memory)
+        self._runtime.metrics = StubMetrics(calls, name)
+        self._runtime.control = ModelControl(calls, writer, name)
+        ForkRelay(self._on_fork).install()
         try:
             self._model = self._model_class()
             initialize = getattr(self._model, "initialize", None)
@@ -124,81 +178,80 @@ class StubLoop:
                 initialize(args)
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", error)
+        reader = TensorReader(memory, output_names, copy_inputs)
+        results = ResultWriter(writer, name, _format_error)
+        self._responder = self._runtime.responder = Responder(channel, receiver, results, decoupled)
         self._executor = ModelExecutor(
-            self._model,
-            self._instance_name,
-            self._model_file,
-            RequestReader(self._memory, output_names, copy_inputs),
-            self._writer,
-            self._answers,
-            _format_error,
+            self._model, self._model_file, reader, results, self._answers, decoupled, concurrency, reschedules
         )
-        self._channel.send([(StubMessage.INITIALIZED,)])
+        receiver.hands_back = not self._executor.only_begins
+        is_ready = getattr(self._model, "is_ready", None)
+        if is_ready is not None:
+            self._readiness = ReadinessCheck(is_ready, self._executor, self._answer_readiness, _format_error, name)
+            self._attendant.start()  # the host may ask while the main thread is busy
+        self._runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
+        channel.send([(StubMessage.INITIALIZED, is_ready is not None)])
         return True
+
+    def _on_fork(self) -> None:
+        """In a process that the model has forked: host and input memory are not its to speak with, or to give back."""
+        self._memory.disown()
+        self._channel.disown()
+
+    def _answer_readiness(self, ready: bool, reason: str) -> None:
+        with suppress(HostGone):
+            self._channel.send([(StubMessage.READINESS, ready, shortened(reason, MOST_TEXT))])
+
+    def _before_call(self) -> None:
+        """A model is going to wait for another one: what is over and what is not begun must not wait with it."""
+        self._answers.flush()
+        self._receiver.return_work()
+
+    def _current_execution(self) -> int:
+        """The execution that the calling thread works for, 0 for threads of the model's own."""
+        if threading.get_ident() == self._main_thread:
+            return self._executing
+        coroutines = sys.modules.get("pybackend_stub.coroutines")
+        return 0 if coroutines is None else coroutines.current_execution()
 
     def _fail(self, phase: str, error: BaseException) -> bool:
         failure = Failure(ErrorCode.INTERNAL, shortened(_format_error(error), MOST_TEXT))
-        sys.stdout.flush()  # what the model printed about it; the host does not wait for this process to end
+        flush_output()  # what the model printed about it; the host does not wait for this process to end
         self._channel.send([(StubMessage.FAILED, phase, failure)])
         return False
 
-    def _execute(self, message: "List[Any]", tail: bytearray, more: bool) -> None:
+    def _execute(self, message: "List[Any]", tail: bytearray) -> None:
         if self._executor is None:
             raise RemoteProtocolError("EXECUTE before INITIALIZE")
-        self._begun += 1
-        self._memory.mark_begun(self._begun)
-        ready_ns = self._executor.run(message[1], tail)
+        if message[1] >= ATTENDED_FROM or self._receiver.has_more_work:
+            self._attendant.start()  # should this last, what was sent ahead goes to another instance
+        self._executing = message[1]
+        self._memory.mark_begun(message[1])
+        ready_ns = self._executor.run(message[1], message[2], tail)
+        self._executing = 0
         released = self._memory.take_released()
         if released:
             self._answers.add_released(released)
-        if more:
+        if self._receiver.has_more_work:
             self._answers.keep_or_flush(ready_ns)
-        else:
-            self._answers.end_of_frame()
 
     def _finalize(self) -> None:
         self._answers.flush()
+        if self._runtime is not None:
+            self._runtime.models = self._runtime.control = None
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
             try:
                 finalize()
             except BaseException as error:  # noqa: BLE001  a model that fails to end is ended all the same
                 Logger.log_info(f"Failed to finalize model: {_format_error(error)}")
+        self._receiver.end()
         self._channel.send([(StubMessage.FINALIZED,)])
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-    def _allocate_output(self, nbytes: int) -> OutputBlock:
-        """A block of output memory; asks the host for more where the segments at hand are full."""
-        block = self._memory.allocate_output(nbytes)
-        if block is not None:
-            return block
-        self._channel.send([(StubMessage.NEED_OUTPUT, nbytes)])
-        while True:
-            messages, tail = self._channel.receive()
-            rest: List[Any] = []
-            answered = refused = False
-            for message in messages:
-                if message[0] in (HostMessage.EXECUTE, HostMessage.FINALIZE):
-                    rest.append(message)
-                    continue
-                answered |= message[0] == HostMessage.ATTACH and message[3] == SegmentRole.OUTPUT
-                refused |= message[0] == HostMessage.NO_OUTPUT
-                self._dispatch(message)
-            if rest:
-                self._waiting.append((rest, tail))
-            if answered or refused:
-                block = self._memory.allocate_output(nbytes)
-                if block is not None:
-                    return block
-            if refused:
-                raise OutputMemoryExhausted(
-                    f"an output of {nbytes} bytes does not fit into the output memory that instance '{self._instance_name}' may use"
-                )
+        flush_output()
 
     def _input_released(self) -> None:
         """Called by the garbage collector, in any thread; while the main thread waits, nobody else would tell the host."""
-        if self._idle:
+        if self._receiver.is_idle:
             with suppress(HostGone):  # the main thread is about to read the end of file
                 self._return_inputs()
 

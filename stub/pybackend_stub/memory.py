@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import threading
 import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
@@ -32,11 +33,13 @@ class StubMemory:
     """The segments that the host attached.
 
     Input blocks are given back when the last array that views them is garbage-collected: ``on_release`` is called
-    then, from whatever thread the collector ran in, and :meth:`take_released` returns what has gathered.
+    then, from whatever thread the collector ran in, and :meth:`take_released` returns what has gathered. Any thread may
+    allocate output memory.
     """
 
     def __init__(self, on_release: "Callable[[], None]") -> None:
         self._segments: Dict[int, _Segment] = {}
+        self._lock = threading.Lock()
         self._on_release = on_release
         self._released: Deque[Tuple[int, int]] = deque()
         self._watched: Dict[int, weakref.ref[Any]] = {}
@@ -48,22 +51,28 @@ class StubMemory:
             mapping = mmap.mmap(descriptor, size_bytes)
         finally:
             os.close(descriptor)
-        self._segments[segment] = _Segment(role, mapping)
+        with self._lock:
+            self._segments[segment] = _Segment(role, mapping)
         if role == SegmentRole.PROGRESS:
             self._progress = memoryview(mapping).cast("Q")
 
     def detach(self, segment: int) -> bool:
         """Forget a segment unless output blocks of it are in use; its pages go when the last view of them does."""
-        found = self._segments.get(segment)
-        if found is None or (found.blocks is not None and len(found.blocks)):
-            return False
-        del self._segments[segment]
-        return True
+        with self._lock:
+            found = self._segments.get(segment)
+            if found is None or (found.blocks is not None and len(found.blocks)):
+                return False
+            del self._segments[segment]
+            return True
 
-    def mark_begun(self, executions: int) -> None:
-        """Note how many executions have begun, where the host can read it after a crash."""
+    def disown(self) -> None:
+        """In a fork: its copies of input arrays are not what the host waits for."""
+        self._on_release = lambda: None
+
+    def mark_begun(self, execution: int) -> None:
+        """Note which execution has begun last, where the host can read it after a crash."""
         if self._progress is not None:
-            self._progress[0] = executions
+            self._progress[0] = execution
 
     def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
         """A writable view of an input block that gives the block back when nothing refers to it any more."""
@@ -82,20 +91,25 @@ class StubMemory:
         """The input blocks that may be given back now."""
         taken: List[Tuple[int, int]] = []
         while self._released:
-            taken.append(self._released.popleft())
+            try:
+                taken.append(self._released.popleft())
+            except IndexError:  # another thread, or the collector in this one, was faster
+                break
         return taken
 
     def allocate_output(self, nbytes: int) -> "Optional[OutputBlock]":
         """A block of output memory, None if the attached segments have no room for it."""
-        for number, segment in self._segments.items():
-            if segment.blocks is not None:
-                offset = segment.blocks.allocate(nbytes)
-                if offset is not None:
-                    return OutputBlock(number, offset, memoryview(segment.mapping)[offset : offset + nbytes])
+        with self._lock:
+            for number, segment in self._segments.items():
+                if segment.blocks is not None:
+                    offset = segment.blocks.allocate(nbytes)
+                    if offset is not None:
+                        return OutputBlock(number, offset, memoryview(segment.mapping)[offset : offset + nbytes])
         return None
 
     def free_output(self, segment: int, offset: int) -> None:
         """The host has read or dropped this block."""
-        found = self._segments.get(segment)
-        if found is not None and found.blocks is not None and offset in found.blocks:
-            found.blocks.release(offset)
+        with self._lock:
+            found = self._segments.get(segment)
+            if found is not None and found.blocks is not None and offset in found.blocks:
+                found.blocks.release(offset)

@@ -1,31 +1,115 @@
-"""What the SDK's classes reach when they run inside a stub: the host, by way of the channel."""
+"""What the SDK's classes reach when they run inside a stub: the host, by way of the channel or of the output pipe."""
 
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Optional, Union
 
+from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import UnavailableRuntime
-from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_wire.messages import StubMessage
+from pybackend_stub.model_output import write_record
+from pybackend_wire.messages import MetricChange
 
 if TYPE_CHECKING:
     from pybackend_sdk.logger import Logger
+    from pybackend_sdk.metrics import MetricKind
     from pybackend_sdk.request import InferenceRequest
+    from pybackend_sdk.response import InferenceResponse
+    from pybackend_sdk.response_iterator import ResponseIterator
+    from pybackend_sdk.response_sender import InferenceResponseSender
+    from pybackend_stub.metrics import StubMetrics
+    from pybackend_stub.model_calls import ModelCalls
+    from pybackend_stub.model_control import ModelControl
+    from pybackend_stub.responder import Responder
+
+_NO_CALLS_NOW = (
+    "BLS is only supported during the 'execute' function. Models can be called once 'initialize' has returned, until "
+    "'finalize' is called."
+)
 
 
 class StubRuntime(UnavailableRuntime):
-    """The services of the host that a model can use through ``pb_utils``."""
+    """The services of the host that a model can use through ``pb_utils``.
 
-    reason = "This release of the server does not offer it yet."
+    Attributes:
+        models: runs other models; None before ``initialize`` has returned and once ``finalize`` is called.
+        metrics: registers and changes custom metrics; None before ``initialize``.
+        control: loads and unloads models; None before ``initialize`` and once ``finalize`` is called.
+        responder: makes response senders; None before ``initialize`` has returned.
+    """
 
-    def __init__(self, channel: HostChannel, model_directory: str) -> None:
-        self._channel = channel
+    reason = "It can be used from 'initialize' on, until 'finalize'."
+
+    def __init__(self, model_directory: str, instance_name: str) -> None:
         self.model_directory = model_directory
-
-    def is_cancelled(self, request: "InferenceRequest") -> bool:
-        """Always False: what has begun is not cancelled, and what was cancelled before is never begun."""
-        return False
+        self.instance_name = instance_name
+        self.models: Optional[ModelCalls] = None
+        self.metrics: Optional[StubMetrics] = None
+        self.control: Optional[ModelControl] = None
+        self.responder: Optional[Responder] = None
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Hand a line to the host's log, which decides whether it is wanted."""
-        with suppress(HostGone):  # the main thread ends the process when it reads the end of file
-            self._channel.send([(StubMessage.LOG, int(level), file, line, shortened(message, MOST_TEXT))])
+        if not write_record(int(level), file, line, message):
+            super().log(level, file, line, message)
+
+    def is_cancelled(self, request: "InferenceRequest") -> bool:
+        return self.responder is not None and self.responder.is_cancelled(request._key)
+
+    def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
+        assert self.responder is not None  # there are no requests before
+        return self.responder.sender(request)
+
+    def infer(self, request: "InferenceRequest", decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
+        if self.models is None:
+            raise TritonModelException(_NO_CALLS_NOW)
+        return self.models.infer(request, decoupled)
+
+    def infer_async(self, request: "InferenceRequest", decoupled: bool) -> "Awaitable[Any]":
+        if self.models is None:
+            raise TritonModelException(_NO_CALLS_NOW)
+        return self.models.infer_async(request, decoupled)
+
+    def create_metric_family(self, name: str, description: str, kind: "MetricKind") -> object:
+        if self.metrics is None:
+            return super().create_metric_family(name, description, kind)
+        return self.metrics.create_family(name, description, kind)
+
+    def create_metric(self, family: object, labels: "Dict[str, str]", buckets: "Optional[List[float]]") -> object:
+        if self.metrics is None:
+            return super().create_metric(family, labels, buckets)
+        return self.metrics.create(family, labels, buckets)
+
+    def increment_metric(self, metric: object, value: float) -> None:
+        assert self.metrics is not None  # who has a metric has got it from there
+        self.metrics.change(metric, MetricChange.INCREMENT, value)
+
+    def set_metric(self, metric: object, value: float) -> None:
+        assert self.metrics is not None
+        self.metrics.change(metric, MetricChange.SET, value)
+
+    def observe_metric(self, metric: object, value: float) -> None:
+        assert self.metrics is not None
+        self.metrics.change(metric, MetricChange.OBSERVE, value)
+
+    def metric_value(self, metric: object) -> float:
+        assert self.metrics is not None
+        return self.metrics.value(metric)
+
+    def drop_metric(self, handle: object) -> None:
+        if self.metrics is not None:
+            self.metrics.drop(handle)
+
+    def load_model(self, model_name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
+        if self.control is None:
+            super().load_model(model_name, config, files)
+        else:
+            self.control.load(model_name, config, files)
+
+    def unload_model(self, model_name: str, unload_dependents: bool) -> None:
+        if self.control is None:
+            super().unload_model(model_name, unload_dependents)
+        else:
+            self.control.unload(model_name, unload_dependents)
+
+    def is_model_ready(self, model_name: str, model_version: str) -> bool:
+        if self.control is None:
+            return super().is_model_ready(model_name, model_version)
+        return self.control.is_ready(model_name, model_version)

@@ -1,108 +1,178 @@
 """Between places on the wire and the tensors that models see."""
 
-from typing import Any, Callable, List, Sequence, Tuple
+import threading
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
+from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
+from pybackend_stub.channel import HostChannel
 from pybackend_stub.memory import OutputBlock, StubMemory
-from pybackend_wire.messages import INLINE_BYTES, TAIL
+from pybackend_stub.receiver import Receiver, Waiter
+from pybackend_wire.messages import INLINE_BYTES, TAIL, StubMessage
 
 MOST_INLINE_BYTES = 32 * 1024 * 1024
 """What the frames' bounded tail carries; beyond it small tensors take the way of large ones."""
 
+MOST_SHARED_BYTES = 8 * INLINE_BYTES
+"""Of a tail that several tensors view. Each keeps all of it alive; from a longer one every tensor gets its own bytes."""
+
 _NO_OPTIONS = ("", 0, 0, 0, 0, None)
 
-_Place = Tuple[str, str, "Sequence[int]", int, int, int]
+Place = Tuple[str, str, "Sequence[int]", int, int, int]
+"""A :class:`pybackend_wire.messages.TensorPlace` as a plain tuple: this is the hot path."""
 
 
-class RequestReader:
-    """Builds the requests of an execution; arrays view the bytes where they lie."""
+class OutputMemoryExhausted(TritonModelException):
+    """The host refused to grow this instance's output memory."""
+
+
+class TensorReader:
+    """Builds the tensors and requests that models get; arrays view the bytes where they lie."""
 
     def __init__(self, memory: StubMemory, output_names: "Sequence[str]", copy_inputs: bool) -> None:
         self._memory = memory
         self._output_names = tuple(output_names)
         self._copy_inputs = copy_inputs
 
-    def read(self, raw_requests: "Sequence[Any]", tail: bytearray) -> "List[InferenceRequest]":
+    def requests(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> "List[InferenceRequest]":
         """The requests of one EXECUTE message; ``tail`` is the tail of its frame."""
         view = memoryview(tail)
-        copy_inputs = self._copy_inputs
-        from_wire, request_from_wire = Tensor._from_wire, InferenceRequest._from_wire
+        request_from_wire = InferenceRequest._from_wire
         requests: List[InferenceRequest] = []
         for raw_inputs, requested, options in raw_requests:
-            inputs = []
-            for name, datatype, shape, segment, offset, nbytes in raw_inputs:
-                if segment == TAIL:
-                    buffer: Any = view[offset : offset + nbytes]
-                else:
-                    buffer = self._memory.input_block(segment, offset, nbytes)
-                inputs.append(from_wire(name, datatype, shape, buffer, copy_inputs))
+            inputs = self.tensors(raw_inputs, view)
             outputs = self._output_names if requested is None else tuple(requested)
             request_id, correlation_id, flags, priority, timeout_us, parameters = options or _NO_OPTIONS
+            key = (execution, len(requests))
             requests.append(
                 request_from_wire(
-                    request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, len(requests), priority
+                    request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, key, priority
                 )
             )
         return requests
 
+    def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
+        """Tensors that lie in input memory, or in the tail of which ``view`` is a view."""
+        copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
+        copy_tail = len(view) > MOST_SHARED_BYTES
+        tensors = []
+        for name, datatype, shape, segment, offset, nbytes in places:
+            if segment == TAIL:
+                buffer: Any = view[offset : offset + nbytes]
+                if copy_tail:
+                    buffer = bytearray(buffer)
+            else:
+                buffer = self._memory.input_block(segment, offset, nbytes)
+            tensors.append(from_wire(name, datatype, shape, buffer, copy_inputs))
+        return tensors
+
+
+class OutputTail:
+    """The small tensors of one frame."""
+
+    __slots__ = ("_chunks", "nbytes")
+
+    def __init__(self) -> None:
+        self._chunks: List[bytes] = []
+        self.nbytes = 0
+
+    def append(self, data: bytes) -> int:
+        """Add a tensor's bytes; returns where they begin."""
+        offset = self.nbytes
+        if data:
+            self._chunks.append(data)
+            self.nbytes += len(data)
+        return offset
+
+    def take(self) -> "List[bytes]":
+        """The gathered chunks; offsets begin at 0 again."""
+        taken, self._chunks = self._chunks, []
+        self.nbytes = 0
+        return taken
+
 
 class OutputWriter:
-    """Places output tensors: small ones in the tail of the next frame, others in output memory, with one copy."""
+    """Places tensors for the host: small ones in the tail of a frame, others in output memory, with one copy.
 
-    def __init__(self, allocate: "Callable[[int], OutputBlock]", free: "Callable[[int, int], None]") -> None:
-        self._allocate = allocate
-        self._free = free
-        self._tail: List[bytes] = []
-        self._tail_bytes = 0
+    Any thread may write. Where the memory at hand is full, the host is asked for more, and the thread waits for it.
+    """
 
-    def write(self, tensors: "Sequence[Tensor]") -> "List[_Place]":
+    def __init__(self, channel: HostChannel, receiver: Receiver, memory: StubMemory, instance_name: str) -> None:
+        self._channel = channel
+        self._receiver = receiver
+        self._memory = memory
+        self._instance_name = instance_name
+        self._growing = threading.Lock()
+        self._growth = Waiter()
+        self._refused = False
+
+    def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[Place]":
         """Copy tensors' bytes to where the host can read them.
 
-        Returns:
-            One :class:`pybackend_wire.messages.TensorPlace` each, as plain tuples: this is the hot path.
-
         Raises:
-            TritonModelException: the host has no memory left for them.
+            OutputMemoryExhausted: the host has no memory left for them.
         """
-        places: List[_Place] = []
+        places: List[Place] = []
         try:
-            self._write(tensors, places)
+            for tensor in tensors:
+                payload = tensor._payload()
+                segment, offset, nbytes = self._place(payload, tail)
+                places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
         except BaseException:
-            for place in places:  # the host never hears of these blocks, and so cannot give them back
-                if place[3] != TAIL:
-                    self._free(place[3], place[4])
+            self.free(places)
             raise
         return places
 
-    def _write(self, tensors: "Sequence[Tensor]", places: "List[_Place]") -> None:
-        for tensor in tensors:
-            payload = tensor._payload()
-            kind = type(payload)
-            if kind is np.ndarray:
-                nbytes = payload.nbytes
-            else:
-                nbytes = len(payload) if kind is bytes else memoryview(payload).nbytes
-            if nbytes > INLINE_BYTES or self._tail_bytes > MOST_INLINE_BYTES:
-                segment, offset = self._copy(payload, nbytes)
-            else:
-                segment, offset = TAIL, self._tail_bytes
-                if nbytes:
-                    self._tail.append(payload.tobytes() if kind is np.ndarray else bytes(payload))
-                    self._tail_bytes = offset + nbytes
-            places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
+    def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> Place:
+        """Place any bytes, as a tensor of type UINT8.
 
-    def _copy(self, payload: Any, nbytes: int) -> "Tuple[int, int]":
-        block = self._allocate(nbytes)
+        Raises:
+            OutputMemoryExhausted: the host has no memory left for them.
+        """
+        return (name, "UINT8", [len(data)], *self._place(data, tail))
+
+    def free(self, places: "Sequence[Place]") -> None:
+        """Take back what was written: the host never hears of these blocks, and so cannot give them back."""
+        for place in places:
+            if place[3] != TAIL:
+                self._memory.free_output(place[3], place[4])
+
+    def _place(self, payload: Any, tail: OutputTail) -> "Tuple[int, int, int]":
+        kind = type(payload)
+        nbytes = len(payload) if kind is bytes else payload.nbytes if kind is np.ndarray else memoryview(payload).nbytes
+        if nbytes <= INLINE_BYTES and tail.nbytes <= MOST_INLINE_BYTES:
+            return TAIL, tail.append(payload.tobytes() if kind is np.ndarray else bytes(payload)), nbytes
+        block = self._memory.allocate_output(nbytes) or self._grow(nbytes)
         target = np.frombuffer(block.view, dtype=np.uint8)
-        source = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, dtype=np.uint8)
+        source = payload if kind is np.ndarray else np.frombuffer(payload, dtype=np.uint8)
         np.copyto(target, source.reshape(-1).view(np.uint8))
-        return block.segment, block.offset
+        return block.segment, block.offset, nbytes
 
-    def take_tail(self) -> "List[bytes]":
-        """The gathered chunks; offsets begin at 0 again."""
-        taken, self._tail = self._tail, []
-        self._tail_bytes = 0
-        return taken
+    def _grow(self, nbytes: int) -> OutputBlock:
+        """A block of memory that the host adds, or has got back meanwhile."""
+        with self._growing:
+            while True:
+                block = self._memory.allocate_output(nbytes)
+                if block is not None:
+                    return block
+                if self._refused:
+                    self._refused = False
+                    raise OutputMemoryExhausted(
+                        f"an output of {nbytes} bytes does not fit into the output memory that instance "
+                        f"'{self._instance_name}' may use"
+                    )
+                self._growth = Waiter()
+                self._channel.send([(StubMessage.NEED_OUTPUT, nbytes)])
+                self._receiver.wait(self._growth)
+
+    def on_grown(self) -> None:
+        """The host has attached a segment."""
+        self._receiver.finish(self._growth)
+
+    def on_refused(self) -> None:
+        """The host has no memory to give."""
+        self._refused = True
+        self._receiver.finish(self._growth)

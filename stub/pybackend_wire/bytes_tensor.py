@@ -3,6 +3,8 @@
 import struct
 from typing import Any, Iterable, List, Union
 
+from pybackend_wire import short_elements
+
 Buffer = Union[bytes, bytearray, memoryview]
 
 _LENGTH = struct.Struct("<I")
@@ -18,10 +20,14 @@ def encode_elements(elements: "Iterable[Any]") -> bytes:
 
     ``bytes`` are kept as they are, everything else becomes ``str(element)`` in UTF-8 (so ``None`` is ``None``).
     """
+    listed: List[Any] = elements if isinstance(elements, list) else list(elements)
+    joined = short_elements.join(listed)
+    if joined is not None:
+        return joined
     chunks: List[bytes] = []
     append = chunks.append
     pack = _LENGTH.pack
-    for element in elements:
+    for element in listed:
         data = element if type(element) is bytes else _as_bytes(element)
         append(pack(len(data)))
         append(data)
@@ -40,6 +46,9 @@ def decode_elements(data: Buffer) -> "List[bytes]":
     Raises:
         BytesTensorError: a length field or an element is cut short.
     """
+    split = short_elements.split(data)
+    if split is not None:
+        return split
     raw = data if isinstance(data, bytes) else bytes(data)
     unpack = _LENGTH.unpack_from
     elements: List[bytes] = []

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.frontend.bls import calls
 from pybackend.frontend.http import infer_body, infer_protocol, serial_protocol
-from pybackend.instance import model_instance, session
+from pybackend.inference import copying
+from pybackend.instance import backoff, model_instance, readiness, session
 from pybackend.ipc import channel
+from pybackend.modelconfig import options
 from pybackend.protocol import infer_plan, plan_cache
 from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
@@ -77,12 +80,32 @@ def test_every_page_is_in_the_navigation():
         ("hot-path", f"that has run for {model_instance.SLOW_NS // 1_000_000} ms"),
         ("hot-path", f"Outputs above {infer_plan.SMALL_BYTES // 1024} KB"),
         ("hot-path", f"every {GC_THRESHOLD:,} container allocations"),
-        ("failure", f"Not more than {channel.FRAMES_AT_ONCE} frames"),
-        ("failure", f"waits {model_instance.FIRST_BACKOFF_S} s before the next one"),
-        ("failure", f"up to {model_instance.LONGEST_BACKOFF_S:.0f} s."),
+        ("failure", f"Not more than about {channel.MESSAGES_AT_ONCE} messages"),
+        ("failure", f"waits {backoff.FIRST_BACKOFF_S} s before the next one"),
+        ("failure", f"up to {backoff.LONGEST_BACKOFF_S:.0f} s."),
         ("failure", f"after {serial_protocol.STALLED_SECONDS} s without a byte"),
         ("processes", {3: "has three seconds to exit"}[int(session.EXIT_GRACE_S)]),
     ],
 )
 def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence):
     assert sentence in (ROOT / "docs" / "architecture" / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("architecture/calls", f"more than {calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
+        ("architecture/calls", f"nobody waits for more than {readiness.READINESS_LIMIT_S:.0f} seconds"),
+        ("architecture/memory", f"Copies of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("architecture/failure", {10: "when that was [ten times]"}[options.DEFAULT_RESTART_LIMIT]),
+        ("authors/bls", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("authors/decoupled", f"{calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
+        ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),
+        ("authors/life-cycle", f"takes longer than {readiness.READINESS_LIMIT_S:.0f} seconds"),
+        ("authors/life-cycle", f"After {options.DEFAULT_RESTART_LIMIT} restarts in a row"),
+        ("operators/limits", f"| {calls.MOST_OPEN_CALLS:,} |"),
+        ("operators/limits", f"| {calls.MOST_BACKLOG_BYTES >> 20} MB, then those who stream to it wait |"),
+    ],
+)
+def test_numbers_of_other_pages_are_those_of_the_code(page, sentence):
+    assert sentence in (ROOT / "docs" / f"{page}.md").read_text()

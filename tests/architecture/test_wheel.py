@@ -63,7 +63,10 @@ def test_metadata(wheel, names):
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert entry_points == "[console_scripts]\npybackend = pybackend.cli:main\n"
+    assert entry_points == (
+        "[console_scripts]\npybackend = pybackend.cli:main\n\n"
+        "[pytest11]\npybackend = pybackend_sdk.testing.pytest_plugin\n"
+    )
 
 
 def test_wheel_alone_is_importable(wheel, tmp_path):

@@ -12,7 +12,18 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from tests.bench import footprint, ladder, large_tensors, loadgen, progress, report, servers, startup
+from tests.bench import (
+    call_memory,
+    footprint,
+    ladder,
+    large_tensors,
+    loadgen,
+    one_client,
+    progress,
+    report,
+    servers,
+    startup,
+)
 from tests.bench.bodies import WrongReplyError
 from tests.bench.plan import FULL, QUICK
 from tests.bench.reference import ReferenceUnavailableError
@@ -45,12 +56,32 @@ def _growth(results: Results, launchers: Sequence[servers.Launcher], scratch: Pa
     results.growth = large_tensors.measure_growth(launchers, results.plan, scratch)
 
 
+def _calls(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.calls = one_client.measure_calls(launchers, results.plan, scratch)
+
+
+def _stream(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.stream = one_client.measure_stream(launchers, results.plan, scratch)
+
+
+def _strings(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.strings = one_client.measure_strings(launchers, results.plan, scratch)
+
+
+def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.call_memory = call_memory.measure(launchers, results.plan, scratch)
+
+
 _SECTIONS: dict[str, Section] = {
     "startup": _startup,
     "footprint": _footprint,
     "ladder": _ladder,
     "large": _large,
     "growth": _growth,
+    "calls": _calls,
+    "stream": _stream,
+    "strings": _strings,
+    "call-memory": _call_memory,
 }
 
 

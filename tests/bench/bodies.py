@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +16,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.bench.repositories import ADD_SUB, IDENTITY
+from tests.bench import repositories
 
-FloatArray = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+
+STREAMED_RESPONSES = 1_000
+STRING_COUNT = 10_000
+DIRECT = "add_sub, no call"
+ONE_CALL = "add_sub by a BLS call"
+GATHERED_CALLS = f"add_sub by {repositories.GATHERED_CALLS} BLS calls at once"
+STREAM = f"{STREAMED_RESPONSES:,} responses of {repositories.STREAMED_ELEMENTS * 4 >> 10} KB"
+STRINGS = f"{STRING_COUNT:,} strings"
 
 _LEFT = np.array([1.5, 2.25, 3.75, 4.125], np.float32)
 _RIGHT = np.array([0.5, 0.25, 2.5, 1.0], np.float32)
+_LENGTH = struct.Struct("<I")
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _REPLY_TIMEOUT_S = 60
 
 
 class WrongReplyError(Exception):
-    """A server answered, but not what the model computes."""
+    """A server did not answer what the model computes."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +49,14 @@ class Workload:
         headers: all headers but Host and Content-Length.
         body: the request's body.
         expected: output tensors by name.
-        tensor_bytes: size of the input tensors.
+        tensor_bytes: size of the input tensors on the wire.
     """
 
     name: str
     path: str
     headers: Mapping[str, str]
     body: bytes
-    expected: Mapping[str, FloatArray]
+    expected: Mapping[str, Array]
     tensor_bytes: int
 
     @property
@@ -57,7 +67,7 @@ class Workload:
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
 
 
-def add_sub_json(model: str = ADD_SUB) -> Workload:
+def add_sub_json(model: str = repositories.ADD_SUB) -> Workload:
     """Two tensors of four numbers as JSON, answered as JSON."""
     inputs = [
         {"name": name, "shape": list(data.shape), "datatype": "FP32", "data": data.tolist()}
@@ -70,7 +80,7 @@ def add_sub_json(model: str = ADD_SUB) -> Workload:
     )
 
 
-def add_sub_binary(model: str = ADD_SUB) -> Workload:
+def add_sub_binary(model: str = repositories.ADD_SUB) -> Workload:
     """The same two tensors as raw bytes, answered as raw bytes."""
     return _binary("add_sub binary", model, _add_sub_inputs(), _sum_and_difference())
 
@@ -78,7 +88,42 @@ def add_sub_binary(model: str = ADD_SUB) -> Workload:
 def identity_binary(size_bytes: int) -> Workload:
     """One FP32 tensor of so many bytes, there and back as raw bytes."""
     data = np.arange(size_bytes // 4, dtype=np.float32)
-    return _binary(f"identity {size_name(size_bytes)}", IDENTITY, {"INPUT0": data}, {"OUTPUT0": data})
+    return _binary(f"identity {size_name(size_bytes)}", repositories.IDENTITY, {"INPUT0": data}, {"OUTPUT0": data})
+
+
+def add_sub_direct() -> Workload:
+    """What ``add_sub_binary`` sends, under another name: the yardstick of those that follow."""
+    return _binary(DIRECT, repositories.ADD_SUB, _add_sub_inputs(), _sum_and_difference())
+
+
+def bls_add_sub() -> Workload:
+    """The same, to a model that calls add_sub once for it."""
+    return _binary(ONE_CALL, repositories.BLS_ADD_SUB, _add_sub_inputs(), _sum_and_difference())
+
+
+def bls_gather() -> Workload:
+    """The same, to a model that makes several calls at the same moment and waits for them all."""
+    return _binary(GATHERED_CALLS, repositories.BLS_GATHER, _add_sub_inputs(), _sum_and_difference())
+
+
+def stream() -> Workload:
+    """Ask for a stream of responses of 1 KB, which are counted and added up on the server."""
+    count = np.array([STREAMED_RESPONSES], np.float32)
+    counted = np.array([STREAMED_RESPONSES, sum(range(STREAMED_RESPONSES))], np.float32)
+    return _binary(STREAM, repositories.STREAM_COUNT, {"INPUT0": count}, {"OUTPUT0": counted})
+
+
+def strings() -> Workload:
+    """Many short byte strings of several lengths, which come back in the opposite order."""
+    data = np.array([b"item %d" % (number * number) for number in range(STRING_COUNT)], np.object_)
+    return _binary(STRINGS, repositories.STRINGS, {"INPUT0": data}, {"OUTPUT0": data[::-1]})
+
+
+def large_calls(calls: int, call_bytes: int) -> Workload:
+    """A small request that makes a model send so many tensors of so many bytes through identity, one by one."""
+    name = f"{calls} BLS calls of {size_name(call_bytes)}"
+    asked = np.array([calls, call_bytes // 4], np.float32)
+    return _binary(name, repositories.LARGE_CALLS, {"INPUT0": asked}, {"OUTPUT0": np.array([calls], np.float32)})
 
 
 def size_name(size_bytes: int) -> str:
@@ -90,13 +135,15 @@ def fetch(port: int, workload: Workload) -> tuple[http.client.HTTPMessage, bytes
     """Send one request to 127.0.0.1; returns the reply's headers and body.
 
     Raises:
-        WrongReplyError: the status is not 200.
+        WrongReplyError: no reply came within a minute, or its status is not 200.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REPLY_TIMEOUT_S)
     try:
         connection.request("POST", workload.path, workload.body, dict(workload.headers))
         reply = connection.getresponse()
         body = reply.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise WrongReplyError(f"{workload.name}: no reply: {error!r}") from error
     finally:
         connection.close()
     if reply.status != http.client.OK:
@@ -108,7 +155,7 @@ def check(port: int, workload: Workload) -> int:
     """Send one request and compare the outputs; returns the size of the reply's body.
 
     Raises:
-        WrongReplyError: the status is not 200, or an output is missing or wrong.
+        WrongReplyError: no reply came, its status is not 200, or an output is missing or wrong.
     """
     headers, body = fetch(port, workload)
     outputs = _outputs(headers, body)
@@ -118,42 +165,63 @@ def check(port: int, workload: Workload) -> int:
     return len(body)
 
 
-def _add_sub_inputs() -> dict[str, FloatArray]:
+def _add_sub_inputs() -> dict[str, Array]:
     return {"INPUT0": _LEFT, "INPUT1": _RIGHT}
 
 
-def _sum_and_difference() -> dict[str, FloatArray]:
+def _sum_and_difference() -> dict[str, Array]:
     return {"OUTPUT0": _LEFT + _RIGHT, "OUTPUT1": _LEFT - _RIGHT}
 
 
-def _binary(name: str, model: str, inputs: Mapping[str, FloatArray], expected: Mapping[str, FloatArray]) -> Workload:
+def _binary(name: str, model: str, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> Workload:
+    raw = {tensor: _raw(data) for tensor, data in inputs.items()}
     described = [
         {
             "name": tensor,
             "shape": list(data.shape),
-            "datatype": "FP32",
-            "parameters": {"binary_data_size": data.nbytes},
+            "datatype": "BYTES" if data.dtype == np.object_ else "FP32",
+            "parameters": {"binary_data_size": len(raw[tensor])},
         }
         for tensor, data in inputs.items()
     ]
     document = _compact({"inputs": described, "parameters": {"binary_data_output": True}})
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(document))}
-    body = b"".join([document, *(data.tobytes() for data in inputs.values())])
-    return Workload(name, _path(model), headers, body, expected, sum(data.nbytes for data in inputs.values()))
+    body = b"".join([document, *raw.values()])
+    return Workload(name, _path(model), headers, body, expected, sum(map(len, raw.values())))
 
 
-def _outputs(headers: http.client.HTTPMessage, body: bytes) -> dict[str, FloatArray]:
+def _raw(data: Array) -> bytes:
+    """A tensor as it goes over the wire: strings each behind their length."""
+    if data.dtype != np.object_:
+        return data.tobytes()
+    return b"".join(_LENGTH.pack(len(string)) + string for string in data)
+
+
+def _from_raw(datatype: str, raw: bytes) -> Array:
+    if datatype != "BYTES":
+        return np.frombuffer(raw, np.float32)
+    found: list[bytes] = []
+    offset = 0
+    while offset < len(raw):
+        (length,) = _LENGTH.unpack_from(raw, offset)
+        offset += _LENGTH.size
+        found.append(raw[offset : offset + length])
+        offset += length
+    return np.array(found, np.object_)
+
+
+def _outputs(headers: http.client.HTTPMessage, body: bytes) -> dict[str, Array]:
     """Take a v2 reply apart: a JSON document and, behind it, the bytes of the outputs that announce some."""
     document_bytes = int(headers.get(_HEADER_LENGTH, len(body)))
     outputs: Sequence[Mapping[str, Any]] = json.loads(body[:document_bytes])["outputs"]
-    tensors: dict[str, FloatArray] = {}
+    tensors: dict[str, Array] = {}
     offset = document_bytes
     for output in outputs:
         if "data" in output:
             data = np.array(output["data"], np.float32)
         else:
             size = output["parameters"]["binary_data_size"]
-            data = np.frombuffer(body, np.float32, size // 4, offset)
+            data = _from_raw(output["datatype"], body[offset : offset + size])
             offset += size
         tensors[output["name"]] = data.reshape(output["shape"])
     return tensors

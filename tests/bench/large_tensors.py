@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench import bodies, procstat, progress, repositories, servers
-from tests.bench.ladder import LoadSample, alternating
 from tests.bench.loadgen import Load, drive
 from tests.bench.plan import Plan
+from tests.bench.turns import LoadSample, Step, take_turns
 
 # A server may return memory a moment after its last request.
 SETTLE_S = 1.0
@@ -53,8 +53,9 @@ def measure_speed(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Pa
             workload = bodies.identity_binary(size)
             for server in running:
                 bodies.check(server.port, workload)
+            step = Step(workload, Load(1, plan.duration_s, plan.warm_up_s, plan.large_requests), plan.rounds)
             with servers.echo(len(workload.body)) as echo:
-                samples += _drive_in_turn([*running, echo], workload, plan, scratch)
+                samples += take_turns([*running, echo], [step], scratch)
     return samples
 
 
@@ -70,24 +71,6 @@ def measure_growth(launchers: Sequence[servers.Launcher], plan: Plan, scratch: P
         for launcher in launchers:
             with launcher.start(repository) as server:
                 samples.append(_watch_growth(server, workload, request, plan))
-    return samples
-
-
-def _drive_in_turn(
-    running: Sequence[servers.RunningServer], workload: bodies.Workload, plan: Plan, scratch: Path
-) -> list[LoadSample]:
-    request = scratch / "request"
-    request.write_bytes(workload.request)
-    load = Load(1, plan.duration_s, plan.warm_up_s, plan.large_requests)
-    samples: list[LoadSample] = []
-    for round_ in range(plan.rounds):
-        for server in alternating(running, round_):
-            result = drive(server.port, server.tree(), request, load)
-            samples.append(LoadSample(server.name, workload.name, 1, round_, result))
-            progress.show(
-                f"{workload.name}, round {round_ + 1}, {server.name}: p50 {result.p50_us / 1e3:.2f} ms, "
-                f"{workload.tensor_bytes / result.p50_us / 1e3:.2f} GB/s"
-            )
     return samples
 
 

@@ -13,12 +13,15 @@ class Plan:
 
     Attributes:
         connections: steps of the ladder; the first is the single connection.
-        single_rounds: rounds with a single connection, whose latency drifts with the machine.
+        single_rounds: rounds with a single connection and small tensors, whose latency drifts with the machine.
         rounds: rounds of everything else that is put under load.
         warm_up_s: before each measured window.
         duration_s: each measured window.
         tensor_bytes: sizes of the large tensors.
-        large_requests: the least number of large requests in a window.
+        large_requests: the least number of requests in a window where each of them takes long.
+        call_bytes: size of the tensor in a series of large calls from model to model.
+        call_series: these series follow each other on one server: so many requests with so many calls each; the first
+            has the fewest calls, and what the others take is compared with it.
         start_rounds: how often each start-up is repeated.
         start_models: repositories of these many models are started; neighbours show what one more model costs.
         footprint_models: repositories of these many models have their memory read.
@@ -31,6 +34,8 @@ class Plan:
     duration_s: float
     tensor_bytes: tuple[int, ...]
     large_requests: int
+    call_bytes: int
+    call_series: tuple[tuple[int, int], ...]
     start_rounds: int
     start_models: tuple[int, ...]
     footprint_models: tuple[int, ...]
@@ -44,6 +49,8 @@ FULL = Plan(
     duration_s=2.0,
     tensor_bytes=(1 * MB, 16 * MB, 64 * MB),
     large_requests=9,
+    call_bytes=40 * MB,
+    call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
     start_models=(1, 2, 10, 11),
     footprint_models=(1, 10, 50),
@@ -57,6 +64,8 @@ QUICK = Plan(
     duration_s=0.4,
     tensor_bytes=(1 * MB, 16 * MB),
     large_requests=3,
+    call_bytes=4 * MB,
+    call_series=((1, 5), (1, 20)),
     start_rounds=2,
     start_models=(1, 2),
     footprint_models=(1, 4),

@@ -63,7 +63,7 @@ class CpuTimes:
 
 @dataclass(frozen=True)
 class Memory:
-    """A process's memory in bytes: resident pages, and its proportional share of them."""
+    """Memory of one or several processes in bytes: resident pages, and their proportional share of them."""
 
     rss_bytes: int
     pss_bytes: int
@@ -120,10 +120,15 @@ def machine_cpu_ns() -> tuple[int, int]:
     return (user + nice + system + irq + softirq) * _TICK_NS, steal * _TICK_NS
 
 
-def memory(pid: int) -> Memory:
-    """Memory of one process; walks its page tables, so not for the middle of a timed window."""
-    fields = _fields(Path(f"/proc/{pid}/smaps_rollup"))
-    return Memory(_kib(fields["Rss"]), _kib(fields["Pss"]))
+def memory(*pids: int) -> Memory:
+    """Memory of one process, or of several added up; walks page tables, so not for the middle of a timed window."""
+    each = [_fields(Path(f"/proc/{pid}/smaps_rollup")) for pid in pids]
+    return Memory(sum(_kib(fields["Rss"]) for fields in each), sum(_kib(fields["Pss"]) for fields in each))
+
+
+def machine_shared_bytes() -> int:
+    """All shared memory of the machine, mapped by some process or not: /dev/shm, memfds, tmpfs."""
+    return _kib(_fields(Path("/proc/meminfo"))["Shmem"])
 
 
 def threads(pid: int) -> int:
@@ -132,17 +137,19 @@ def threads(pid: int) -> int:
 
 
 @contextmanager
-def watched_memory(pid: int) -> Iterator[PeakMemory]:
-    """Sample a process's memory every 20 ms; what is yielded holds the peaks.
+def watched_memory(*pids: int) -> Iterator[PeakMemory]:
+    """Sample the memory of one or several processes every 20 ms; what is yielded holds the peaks of their sum.
 
-    The kernel's own high-water mark, reset at the start, catches a peak of resident memory between two samples.
+    The kernel's own high-water marks, reset at the start, catch a peak of resident memory between two samples; those of
+    several processes, which need not lie at the same moment, are added up.
     """
     peak = PeakMemory()
     stop = threading.Event()
-    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
     def sample() -> None:
-        now = memory(pid)
+        now = memory(*pids)
         peak.pss_bytes = max(peak.pss_bytes, now.pss_bytes)
         peak.rss_bytes = max(peak.rss_bytes, now.rss_bytes)
 
@@ -158,7 +165,7 @@ def watched_memory(pid: int) -> Iterator[PeakMemory]:
     finally:
         stop.set()
         sampler.join()
-    peak.rss_bytes = max(peak.rss_bytes, _kib(_fields(Path(f"/proc/{pid}/status"))["VmHWM"]))
+    peak.rss_bytes = max(peak.rss_bytes, sum(_kib(_fields(Path(f"/proc/{pid}/status"))["VmHWM"]) for pid in pids))
 
 
 def _parent(entry: Path) -> int | None:

@@ -6,17 +6,27 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from tests.bench import bodies, startup, targets
-from tests.bench.ladder import LoadSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results, load_median
+from tests.bench.turns import LoadSample
 
 
 def render(results: Results) -> str:
     """The whole report."""
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    sections = (_ladder(results), _large(results), _growth(results), _starts(results), _footprints(results))
-    parts = [machine, *filter(None, (*sections, _targets(results)))]
+    sections = (
+        _ladder,
+        _calls,
+        _streams_and_strings,
+        _large,
+        _growth,
+        _call_memory,
+        _starts,
+        _footprints,
+        _targets,
+    )
+    parts = [machine, *filter(None, (section(results) for section in sections))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -43,6 +53,53 @@ def _ladder(results: Results) -> str:
     header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
     header += ["both", "client CPU us", "foreign cores", "errors", "rounds"]
     return _section("Small tensors (CPU per request)", header, rows)
+
+
+def _calls(results: Results) -> str:
+    rows = []
+    for (workload, _, server), windows in _grouped(results.calls).items():
+        added_p50_us = results.added(server, workload, lambda r: r.p50_us)
+        added_cpu_us = results.added(server, workload, lambda r: r.host_cpu_us + r.stub_cpu_us)
+        rows.append(
+            [
+                workload,
+                server,
+                f"{load_median(windows, lambda r: r.p50_us):,.0f}",
+                f"{load_median(windows, lambda r: r.p99_us):,.0f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us):.1f}",
+                f"{load_median(windows, lambda r: r.stub_cpu_us):.1f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
+                "" if workload == bodies.DIRECT else f"{statistics.median(added_p50_us.values()):,.0f}",
+                "" if workload == bodies.DIRECT else f"{statistics.median(added_cpu_us.values()):,.1f}",
+                _foreign(r.foreign_cores for r in windows),
+                sum(r.errors for r in windows),
+                len(windows),
+            ]
+        )
+    header = ["request", "server", "p50 us", "p99 us", "host CPU us", "stubs CPU us", "both"]
+    header += ["added p50 us", "added CPU us", "foreign cores", "errors", "rounds"]
+    return _section("Calls from model to model, 1 connection (CPU per request)", header, rows)
+
+
+def _streams_and_strings(results: Results) -> str:
+    rows = []
+    for (workload, _, server), windows in _grouped([*results.stream, *results.strings]).items():
+        rows.append(
+            [
+                workload,
+                server,
+                f"{load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
+                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us) / 1e3:.2f}",
+                _foreign(r.foreign_cores for r in windows),
+                sum(r.errors for r in windows),
+                len(windows),
+            ]
+        )
+    header = ["request", "server", "p50 ms", "host CPU ms", "stubs CPU ms", "both", "foreign cores", "errors", "rounds"]
+    title = f"Streams and strings, 1 connection (ms per {bodies.STREAMED_RESPONSES:,} responses are us per response)"
+    return _section(title, header, rows)
 
 
 def _large(results: Results) -> str:
@@ -87,6 +144,25 @@ def _growth(results: Results) -> str:
     header = ["request", "server", "bytes in flight", "RSS / PSS before", "peak RSS", "peak PSS"]
     header += ["RSS after", "PSS after", "foreign cores"]
     return _section("The host's memory during large tensors (MB)", header, rows)
+
+
+def _call_memory(results: Results) -> str:
+    rows = [
+        [
+            f"{sample.requests} x {bodies.large_calls(sample.calls, sample.call_bytes).name}",
+            sample.server,
+            f"{sample.call_ms:.1f}",
+            f"{sample.before.rss_bytes / MB:.1f} / {sample.before.pss_bytes / MB:.1f}",
+            f"{sample.peak.rss_bytes / MB:.1f} / {sample.peak.pss_bytes / MB:.1f}",
+            f"{sample.after.rss_bytes / MB:.1f} / {sample.after.pss_bytes / MB:.1f}",
+            f"{sample.shared_bytes / MB:+.1f}",
+            f"{sample.foreign_cores:.2f}",
+        ]
+        for sample in results.call_memory
+    ]
+    header = ["requests", "server", "ms per call", "RSS / PSS before", "peak RSS / PSS", "RSS / PSS after"]
+    header += ["the machine's shared memory", "foreign cores"]
+    return _section("Memory of all processes during large calls from model to model (MB)", header, rows)
 
 
 def _starts(results: Results) -> str:

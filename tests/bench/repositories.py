@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 ADD_SUB = "add_sub"
 IDENTITY = "identity"
+BLS_ADD_SUB = "bls_add_sub"
+BLS_GATHER = "bls_gather"
+STREAM = "stream"
+STREAM_COUNT = "stream_count"
+STRINGS = "reversed_strings"
+LARGE_CALLS = "large_calls"
+
+GATHERED_CALLS = 4
+STREAMED_ELEMENTS = 256
 
 _ADD_SUB_CODE = """\
 import numpy as np
@@ -39,11 +49,150 @@ class TritonPythonModel:
         return responses
 """
 
+_BLS_CODE = f"""\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="{ADD_SUB}",
+                requested_output_names=["OUTPUT0", "OUTPUT1"],
+                inputs=request.inputs(),
+            )
+            answer = call.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            responses.append(pb_utils.InferenceResponse(output_tensors=answer.output_tensors()))
+        return responses
+"""
+
+_GATHER_CODE = f"""\
+import asyncio
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        responses = []
+        for request in requests:
+            calls = [
+                pb_utils.InferenceRequest(
+                    model_name="{ADD_SUB}",
+                    requested_output_names=["OUTPUT0", "OUTPUT1"],
+                    inputs=request.inputs(),
+                )
+                for _ in range({GATHERED_CALLS})
+            ]
+            answers = await asyncio.gather(*(call.async_exec() for call in calls))
+            for answer in answers:
+                if answer.has_error():
+                    raise pb_utils.TritonModelException(answer.error().message())
+            responses.append(pb_utils.InferenceResponse(output_tensors=answers[0].output_tensors()))
+        return responses
+"""
+
+# Response number n holds nothing but the number n.
+_STREAM_CODE = f"""\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()[0])
+            for number in range(count):
+                tensor = pb_utils.Tensor("OUTPUT0", np.full({STREAMED_ELEMENTS}, number, np.float32))
+                sender.send(pb_utils.InferenceResponse(output_tensors=[tensor]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+"""
+
+_STREAM_COUNT_CODE = f"""\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="{STREAM}",
+                requested_output_names=["OUTPUT0"],
+                inputs=request.inputs(),
+            )
+            count = total = 0
+            for answer in call.exec(decoupled=True):
+                if answer.has_error():
+                    raise pb_utils.TritonModelException(answer.error().message())
+                tensors = answer.output_tensors()
+                if tensors:
+                    count += 1
+                    total += int(tensors[0].as_numpy()[-1])
+            outputs = [pb_utils.Tensor("OUTPUT0", np.array([count, total], np.float32))]
+            responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
+        return responses
+"""
+
+# The other order makes sure that the strings were taken apart and put together again.
+_STRINGS_CODE = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            strings = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            reversed_strings = np.array(strings[::-1], dtype=np.object_)
+            outputs = [pb_utils.Tensor("OUTPUT0", reversed_strings)]
+            responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
+        return responses
+"""
+
+# INPUT0 says how many calls, and how many elements each carries there and back.
+_LARGE_CALLS_CODE = f"""\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            calls, elements = map(int, pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())
+            right = 0
+            for number in range(calls):
+                data = np.full(elements, number, np.float32)
+                call = pb_utils.InferenceRequest(
+                    model_name="{IDENTITY}",
+                    requested_output_names=["OUTPUT0"],
+                    inputs=[pb_utils.Tensor("INPUT0", data)],
+                )
+                answer = call.exec()
+                if answer.has_error():
+                    raise pb_utils.TritonModelException(answer.error().message())
+                echoed = pb_utils.get_output_tensor_by_name(answer, "OUTPUT0").as_numpy()
+                right += echoed.size == elements and echoed[0] == echoed[-1] == number
+            outputs = [pb_utils.Tensor("OUTPUT0", np.array([right], np.float32))]
+            responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
+        return responses
+"""
+
+_FP32 = "TYPE_FP32"
+
 
 def write_pair(repository: Path) -> None:
     """One add_sub and one identity: what the load is put on."""
     write_add_sub(repository, [ADD_SUB])
-    _write(repository, IDENTITY, _IDENTITY_CODE, inputs=["INPUT0"], outputs=["OUTPUT0"], dims=-1)
+    _write_identity(repository)
 
 
 def write_copies(repository: Path, copies: int) -> list[str]:
@@ -55,16 +204,60 @@ def write_copies(repository: Path, copies: int) -> list[str]:
 
 def write_add_sub(repository: Path, names: list[str]) -> None:
     """The sum and the difference of two FP32 tensors of four elements, unbatched, one instance."""
-    for name in names:
-        _write(repository, name, _ADD_SUB_CODE, inputs=["INPUT0", "INPUT1"], outputs=["OUTPUT0", "OUTPUT1"], dims=4)
+    _write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE))
 
 
-def _write(repository: Path, name: str, code: str, *, inputs: list[str], outputs: list[str], dims: int) -> None:
+def write_calls(repository: Path) -> None:
+    """add_sub, and two models that answer the same by calling it: once, and several times at the same moment."""
+    _write_pairwise(repository, {ADD_SUB: _ADD_SUB_CODE, BLS_ADD_SUB: _BLS_CODE, BLS_GATHER: _GATHER_CODE})
+
+
+def write_stream(repository: Path) -> None:
+    """A decoupled model that sends as many responses as it is asked for, and one that calls it and counts them."""
+    _write(repository, STREAM, _STREAM_CODE, {"INPUT0": 1}, {"OUTPUT0": STREAMED_ELEMENTS}, decoupled=True)
+    _write(repository, STREAM_COUNT, _STREAM_COUNT_CODE, {"INPUT0": 1}, {"OUTPUT0": 2})
+
+
+def write_strings(repository: Path) -> None:
+    """A model that turns the order of a BYTES tensor's elements round."""
+    _write(repository, STRINGS, _STRINGS_CODE, {"INPUT0": -1}, {"OUTPUT0": -1}, datatype="TYPE_STRING")
+
+
+def write_large_calls(repository: Path) -> None:
+    """identity, and a model that calls it with large tensors, one after another."""
+    _write_identity(repository)
+    _write(repository, LARGE_CALLS, _LARGE_CALLS_CODE, {"INPUT0": 2}, {"OUTPUT0": 1})
+
+
+def _write_identity(repository: Path) -> None:
+    _write(repository, IDENTITY, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1})
+
+
+def _write_pairwise(repository: Path, code_of: Mapping[str, str]) -> None:
+    for name, code in code_of.items():
+        _write(repository, name, code, {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4})
+
+
+def _write(
+    repository: Path,
+    name: str,
+    code: str,
+    inputs: Mapping[str, int],
+    outputs: Mapping[str, int],
+    *,
+    datatype: str = _FP32,
+    decoupled: bool = False,
+) -> None:
+    """Write one model of one-dimensional tensors, given by name and size; -1 is any size."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(code, encoding="utf-8")
     lines = ['backend: "python"', "max_batch_size: 0"]
     for kind, tensors in (("input", inputs), ("output", outputs)):
-        lines += [f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: [ {dims} ] }}' for tensor in tensors]
+        lines += [
+            f'{kind} {{ name: "{tensor}" data_type: {datatype} dims: [ {dims} ] }}' for tensor, dims in tensors.items()
+        ]
+    if decoupled:
+        lines.append("model_transaction_policy { decoupled: true }")
     lines.append("instance_group { count: 1 kind: KIND_CPU }")
     (repository / name / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")

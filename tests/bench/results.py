@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.bench import bodies
+from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
-from tests.bench.ladder import LoadSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import Plan
 from tests.bench.startup import StartSample
+from tests.bench.turns import LoadSample
 
 _DISTRIBUTIONS = ("pybackend", "uvicorn", "uvloop", "httptools", "fastapi", "msgspec", "numpy")
 
@@ -30,6 +32,10 @@ class Results:
     ladder: list[LoadSample] = field(default_factory=list)
     large: list[LoadSample] = field(default_factory=list)
     growth: list[GrowthSample] = field(default_factory=list)
+    calls: list[LoadSample] = field(default_factory=list)
+    stream: list[LoadSample] = field(default_factory=list)
+    strings: list[LoadSample] = field(default_factory=list)
+    call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
 
@@ -42,9 +48,15 @@ class Results:
         """The windows of one server under one load, by round."""
         return {
             sample.round: sample.result
-            for sample in (*self.ladder, *self.large)
+            for sample in (*self.ladder, *self.large, *self.calls, *self.stream, *self.strings)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
+
+    def added(self, server: str, workload: str, value: Callable[[LoadResult], float]) -> dict[int, float]:
+        """What a server's model that calls add_sub takes over add_sub itself, by round."""
+        direct = self.loads(server, bodies.DIRECT, 1)
+        calling = self.loads(server, workload, 1)
+        return {round_: value(calling[round_]) - value(direct[round_]) for round_ in calling if round_ in direct}
 
     def start_seconds(self, server: str, models: int) -> dict[int, float]:
         """How long the starts of one server with so many models took, by round."""

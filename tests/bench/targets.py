@@ -24,12 +24,17 @@ CPU_VERSUS_REFERENCE = 0.4
 HOST_CPU_VERSUS_ECHO = 1.2
 THROUGHPUT_VERSUS_REFERENCE = 2.0
 LATENCY_VERSUS_REFERENCE = 1.0
+CALL_VERSUS_REFERENCE = 0.5
+STREAM_VERSUS_REFERENCE = 1.0
+STRINGS_VERSUS_REFERENCE = 0.2
 BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
 START_OVER_IMPORT_S = 0.3
 ONE_MORE_MODEL_S = 0.2
 ONE_MORE_STUB_BYTES = 20 * MB
 # Socket buffers' bookkeeping and the allocator's grain; a kept or doubled tensor is far more from 16 MB on.
 GROWTH_SLACK_BYTES = 2 * MB
+# For three processes; a single tensor that was kept would be twenty times as much.
+CALL_GROWTH_SLACK_BYTES = 2 * MB
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,10 @@ def judge(results: Results) -> list[Verdict]:
     """Judge every target for which this run has the samples."""
     return [
         *_load_verdicts(results),
+        *_call_verdicts(results),
+        *_stream_and_string_verdicts(results),
         *_large_verdicts(results),
+        *_call_memory_verdicts(results),
         *_start_verdicts(results),
         *_footprint_verdicts(results),
     ]
@@ -56,7 +64,7 @@ def _load_verdicts(results: Results) -> Iterator[Verdict]:
     busy = f"{BUSY_CONNECTIONS} connections"
     yield from _at_most(
         f"{BINARY}, {busy}: CPU of host + stub against the reference's",
-        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.REFERENCE, lambda r: r.host_cpu_us + r.stub_cpu_us),
+        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.REFERENCE, _cpu_us),
         CPU_VERSUS_REFERENCE,
     )
     yield from _at_most(
@@ -73,9 +81,35 @@ def _load_verdicts(results: Results) -> Iterator[Verdict]:
     for workload in (BINARY, JSON):
         yield from _at_most(
             f"{workload}, 1 connection: p50 against the reference's",
-            _ratios(results, workload, 1, servers.REFERENCE, lambda r: r.p50_us),
+            _ratios(results, workload, 1, servers.REFERENCE, _p50_us),
             LATENCY_VERSUS_REFERENCE,
         )
+
+
+def _call_verdicts(results: Results) -> Iterator[Verdict]:
+    for figure, value in (("p50", _p50_us), ("CPU of host + stubs", _cpu_us)):
+        own = results.added(servers.PYBACKEND, bodies.ONE_CALL, value)
+        others = results.added(servers.REFERENCE, bodies.ONE_CALL, value)
+        yield from _at_most(
+            f"{bodies.ONE_CALL}, 1 connection: {figure} that the call adds against the reference's",
+            # In a window as short as the quick benchmark's noise may eat up all that a call adds: that is no ratio.
+            [own[round_] / others[round_] for round_ in own if others.get(round_, 0) > 0],
+            CALL_VERSUS_REFERENCE,
+        )
+
+
+def _stream_and_string_verdicts(results: Results) -> Iterator[Verdict]:
+    for figure, value in (("p50", _p50_us), ("CPU of host + stubs", _cpu_us)):
+        yield from _at_most(
+            f"{bodies.STREAM} to a model that counts them: {figure} against the reference's",
+            _ratios(results, bodies.STREAM, 1, servers.REFERENCE, value),
+            STREAM_VERSUS_REFERENCE,
+        )
+    yield from _at_most(
+        f"{bodies.STRINGS}, there and back: p50 against the reference's",
+        _ratios(results, bodies.STRINGS, 1, servers.REFERENCE, _p50_us),
+        STRINGS_VERSUS_REFERENCE,
+    )
 
 
 def _large_verdicts(results: Results) -> Iterator[Verdict]:
@@ -95,6 +129,20 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
                 f"{grown / MB:.1f} MB",
                 grown <= sample.in_flight_bytes + GROWTH_SLACK_BYTES,
             )
+
+
+def _call_memory_verdicts(results: Results) -> Iterator[Verdict]:
+    own = [sample for sample in results.call_memory if sample.server == servers.PYBACKEND]
+    for sample in own[1:]:
+        # Not by PSS, whose peaks are sampled: the more calls, the better the chance to hit the highest moment of one.
+        grown = sample.peak.rss_bytes - own[0].peak.rss_bytes
+        yield Verdict(
+            f"{sample.requests} x {bodies.large_calls(sample.calls, sample.call_bytes).name}: peak RSS of all processes "
+            f"over that of {own[0].requests} x {own[0].calls}",
+            f"<= {CALL_GROWTH_SLACK_BYTES // MB} MB",
+            f"{grown / MB:.1f} MB",
+            grown <= CALL_GROWTH_SLACK_BYTES,
+        )
 
 
 def _start_verdicts(results: Results) -> Iterator[Verdict]:
@@ -131,6 +179,14 @@ def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
             f"{many.host_threads} against {few.host_threads}",
             many.host_threads <= few.host_threads,
         )
+
+
+def _p50_us(result: LoadResult) -> float:
+    return result.p50_us
+
+
+def _cpu_us(result: LoadResult) -> float:
+    return result.host_cpu_us + result.stub_cpu_us
 
 
 def _ratios(

@@ -1,5 +1,6 @@
 """Process clocks, trees and memory, read of real processes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,23 @@ def test_memory_and_its_peak_follow_what_the_process_takes(family: Family) -> No
     assert after.rss_bytes - before.rss_bytes >= 30 << 20
     assert after.pss_bytes - before.pss_bytes >= 30 << 20
     assert peak.rss_bytes >= after.rss_bytes
+
+
+def test_several_processes_are_added_up(family: Family) -> None:
+    pids = (family.pid, family.child)
+    each = [procstat.memory(pid) for pid in pids]
+    with procstat.watched_memory(*pids) as peak:
+        family.tell("take memory")
+    assert peak.rss_bytes >= sum(memory.rss_bytes for memory in each) + (30 << 20)
+    assert peak.pss_bytes <= peak.rss_bytes
+
+
+def test_shared_memory_that_nobody_maps_is_counted() -> None:
+    before = procstat.machine_shared_bytes()
+    with open(os.memfd_create("bench"), "wb") as memory:
+        memory.write(bytes(64 << 20))
+        memory.flush()
+        assert procstat.machine_shared_bytes() - before >= 32 << 20  # others may give some back meanwhile
 
 
 def test_threads_are_counted(family: Family) -> None:

@@ -2,14 +2,17 @@
 
 import dataclasses
 
-from tests.bench import report, servers, startup, targets
+import pytest
+
+from tests.bench import bodies, report, servers, startup, targets
+from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
-from tests.bench.ladder import LoadSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import FULL, MB
-from tests.bench.procstat import Memory
+from tests.bench.procstat import Memory, PeakMemory
 from tests.bench.results import Results
 from tests.bench.startup import StartSample
+from tests.bench.turns import LoadSample
 
 WINDOW = LoadResult(
     connections=32,
@@ -42,6 +45,16 @@ def window(server: str, round_: int, **values: float) -> LoadSample:
     return LoadSample(server, targets.BINARY, 32, round_, result)
 
 
+def one_client(server: str, workload: str, round_: int, **values: float) -> LoadSample:
+    result = dataclasses.replace(WINDOW, connections=1, **values)  # type: ignore[arg-type]
+    return LoadSample(server, workload, 1, round_, result)
+
+
+def call_memory(server: str, requests: int, calls: int, peak_bytes: int) -> CallMemorySample:
+    memory = Memory(0, 100 * MB)
+    return CallMemorySample(server, requests, calls, 40 * MB, memory, PeakMemory(peak_bytes, 0), memory, 0, 50.0, 0.0)
+
+
 def test_a_drifting_machine_does_not_change_the_ratio() -> None:
     # The second round ran on a machine that was three times slower, for both.
     ladder = [
@@ -65,6 +78,58 @@ def test_a_missed_target_is_called_missed() -> None:
     ladder = [window(servers.PYBACKEND, 0, host_cpu_us=50.0), window(servers.ECHO, 0, host_cpu_us=25.0)]
     text = report.render(results(ladder=ladder))
     assert "| <= 1.2x | 2.00x | MISSED |" in text
+
+
+def test_what_a_call_adds_is_judged_without_what_add_sub_costs_anyhow() -> None:
+    calls = [
+        one_client(servers.PYBACKEND, bodies.DIRECT, 0, p50_us=200.0, host_cpu_us=100.0, stub_cpu_us=100.0),
+        one_client(servers.PYBACKEND, bodies.ONE_CALL, 0, p50_us=300.0, host_cpu_us=150.0, stub_cpu_us=200.0),
+        one_client(servers.REFERENCE, bodies.DIRECT, 0, p50_us=250.0, host_cpu_us=150.0, stub_cpu_us=100.0),
+        one_client(servers.REFERENCE, bodies.ONE_CALL, 0, p50_us=500.0, host_cpu_us=300.0, stub_cpu_us=200.0),
+    ]
+    measured = results(calls=calls)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("0.40x", True), ("0.60x", False)]
+    assert "| add_sub by a BLS call | pybackend | 300 | 200 | 150.0 | 200.0 | 350.0 | 100 | 150.0 |" in report.render(
+        measured
+    )
+
+
+def test_a_round_in_which_noise_ate_the_reference_s_call_has_no_ratio() -> None:
+    calls = [
+        one_client(server, workload, 0, p50_us=p50_us)
+        for server in (servers.PYBACKEND, servers.REFERENCE)
+        for workload, p50_us in ((bodies.DIRECT, 200.0), (bodies.ONE_CALL, 190.0))
+    ]
+    assert targets.judge(results(calls=calls)) == []
+
+
+@pytest.mark.parametrize(("own_us", "verdict"), [(150.0, True), (250.0, False)])
+def test_strings_are_judged_by_the_client_s_time(own_us: float, verdict: bool) -> None:
+    strings = [
+        one_client(servers.PYBACKEND, bodies.STRINGS, 0, p50_us=own_us),
+        one_client(servers.REFERENCE, bodies.STRINGS, 0, p50_us=1000.0),
+    ]
+    assert [each.met for each in targets.judge(results(strings=strings))] == [verdict]
+
+
+def test_a_stream_may_cost_no_more_than_the_reference_s() -> None:
+    stream = [
+        one_client(servers.PYBACKEND, bodies.STREAM, 0, p50_us=900.0, host_cpu_us=50.0),
+        one_client(servers.REFERENCE, bodies.STREAM, 0, p50_us=1000.0, host_cpu_us=20.0),
+    ]
+    assert [verdict.met for verdict in targets.judge(results(stream=stream))] == [True, False]
+
+
+def test_every_series_of_calls_is_judged_by_the_peak_of_the_first() -> None:
+    series = [
+        call_memory(servers.REFERENCE, 1, 5, 900 * MB),
+        call_memory(servers.PYBACKEND, 1, 5, 300 * MB),
+        call_memory(servers.PYBACKEND, 1, 50, 301 * MB),
+        call_memory(servers.PYBACKEND, 5, 10, 340 * MB),
+    ]
+    verdicts = targets.judge(results(call_memory=series))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("1.0 MB", True), ("40.0 MB", False)]
 
 
 def test_start_up_is_judged_over_the_import_and_over_one_model_less() -> None:

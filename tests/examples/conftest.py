@@ -47,6 +47,6 @@ def demo() -> ModuleType:
 def server(demo: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> object:
     """A server with the models of every example that can run here."""
     repository = tmp_path_factory.mktemp("examples")
-    demo.assemble_repository([e for e in demo.find_examples() if not demo.missing_package(e)], repository)
-    with demo.Server(repository) as running:
+    models = demo.assemble_repository([e for e in demo.find_examples() if not demo.missing_package(e)], repository)
+    with demo.Server(repository, *demo.control_flags(models)) as running:
         yield running

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import textwrap
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +15,26 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+COUNT_TENSORS = """
+input [ { name: "LIMIT", data_type: TYPE_INT32, dims: [ 1 ] } ]
+output [ { name: "NUMBER", data_type: TYPE_INT32, dims: [ 1 ] } ] # of each response
+"""
+COLLECT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        call = pb_utils.InferenceRequest(
+            model_name="count", inputs=requests[0].inputs(), requested_output_names=["NUMBER"]
+        )
+        tensors = [tensor for response in call.exec(decoupled=True) for tensor in response.output_tensors()]
+        numbers = np.concatenate([tensor.as_numpy() for tensor in tensors])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", numbers)])]
+"""
 
 
 def _write_model(repository, name, config, code):
@@ -44,6 +65,21 @@ def documented(demo, tmp_path_factory):
     _write_model(
         repository, "scale", _block(start, "models/scale/config.pbtxt"), _block(start, "models/scale/1/model.py")
     )
+    calling = (ROOT / "docs" / "authors" / "bls.md").read_text()
+    _write_model(
+        repository,
+        "scale_politely",
+        _block(start, "models/scale/config.pbtxt"),
+        _block(calling, "models/scale_politely/1/model.py"),
+    )
+    decoupled = (ROOT / "docs" / "authors" / "decoupled.md").read_text()
+    _write_model(
+        repository,
+        "count",
+        COUNT_TENSORS + _block(decoupled, "model_transaction_policy"),
+        _block(decoupled, "models/count/1/model.py"),
+    )
+    _write_model(repository, "collect", COUNT_TENSORS.replace("dims: [ 1 ] } ] #", "dims: [ -1 ] } ] #"), COLLECT)
     described = (ROOT / "docs" / "authors" / "auto-complete.md").read_text()
     code = _block(described, "class TritonPythonModel")
     (repository / "described" / "1").mkdir(parents=True)
@@ -75,6 +111,22 @@ def test_model_of_getting_started_answers_what_the_page_shows(documented):
     page = (ROOT / "docs" / "getting-started.md").read_text()
     shown = json.loads(re.search(r'^ *(\{"model_name":"scale".*)$', page, re.MULTILINE)[1])
     assert _call(documented.url, page) == shown
+
+
+def test_model_that_calls_another_one_answers_like_that_one(documented):
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    reply = _call(documented.url, page.replace("/v2/models/scale/", "/v2/models/scale_politely/"))
+    assert reply["outputs"] == _call(documented.url, page)["outputs"]
+
+
+def test_decoupled_model_counts(documented):
+    body = json.dumps({"inputs": [{"name": "LIMIT", "datatype": "INT32", "shape": [1], "data": [4]}]}).encode()
+    with urllib.request.urlopen(f"http://{documented.url}/v2/models/collect/infer", body, timeout=30) as reply:
+        assert json.load(reply)["outputs"][0]["data"] == [0, 1, 2, 3]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=30)
+    with refused.value as reply:
+        assert reply.code == 501
 
 
 def test_client_of_the_readme_runs(documented, capsys):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.faults.leaks import descriptors, figure, mappings
 from tests.faults.victims import VICTIM, Asker, starts, told, write_victim
 from tests.support.connection import Connection, binary_body, head
 from tests.support.gates import Gate, wait_until
@@ -21,27 +21,6 @@ INSTANCES, ROUNDS = 10, 5
 
 # Large enough to lie in shared memory, both ways.
 LARGE = "x" * 200_000
-
-
-def descriptors(server: ServerProcess) -> Counter[str]:
-    """What the host's descriptors are open on; numbers are left out, so that equals are counted together."""
-    kinds: Counter[str] = Counter()
-    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        try:
-            kinds[entry.readlink().name.partition(":")[0]] += 1
-        except FileNotFoundError:
-            continue
-    return kinds
-
-
-def mappings(server: ServerProcess) -> int:
-    return Path(f"/proc/{server.process.pid}/maps").read_text().count("memfd:")
-
-
-def figure(server: ServerProcess, name: str) -> int:
-    """A number of /proc/<host>/status."""
-    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def kill_all(server: ServerProcess, directory: Path) -> None:

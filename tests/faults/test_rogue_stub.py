@@ -62,6 +62,7 @@ ROGUE = (
         from pybackend_wire.framing import HEADER
         metadata = available()[0].dumps(eval(text))
         control, data = self.control(), HEADER.pack(len(metadata), 0) + metadata
+        print("on and on")
         while True:
             control.sendall(data * 1000)
 
@@ -72,7 +73,8 @@ ROGUE = (
 """
 )
 
-HELLO, COMPLETED, RESULT, FREE_INPUT, NEED_OUTPUT, LOG, FINALIZED, DETACHED = 33, 34, 37, 38, 39, 40, 41, 42
+HELLO, COMPLETED, RESULT, FREE_INPUT, NEED_OUTPUT, FINALIZED, DETACHED = 33, 34, 37, 38, 39, 41, 42
+RESPOND, HANDED_BACK, CALL, READINESS, CHANGE_METRIC, LOAD_MODEL = 43, 44, 45, 47, 50, 53
 
 ENDS = {
     "closes its socket": "close",
@@ -82,8 +84,13 @@ ENDS = {
 
 
 def result(*outputs: str, error: str = "None") -> str:
-    """The text of a message that answers one request."""
-    return f"[{RESULT}, 1, 1, 1, 1, [[{error}, [{', '.join(outputs)}], None]]]"
+    """The text of a message that answers the request of a process's first execution."""
+    return f"[{RESULT}, 1, 1, 1, 1, 1, [[{error}, [{', '.join(outputs)}], None]]]"
+
+
+def call(*inputs: str) -> str:
+    """The text of a message that runs a model."""
+    return f"[{CALL}, 1, 'honest', -1, False, 0, [{', '.join(inputs)}], [], None]"
 
 
 LIES = {
@@ -94,18 +101,28 @@ LIES = {
     "a document that is no list": "say {'messages': 1}",
     "a message of unknown kind": "say [[99]]",
     "a message of the host": "say [[5, []]]",
-    "a message with a part missing": f"say [[{LOG}, 1]]",
+    "a message with a part missing": f"say [[{DETACHED}]]",
     "a message with a part of another type": f"say [[{NEED_OUTPUT}, 'much']]",
     "a negative size": f"say [[{NEED_OUTPUT}, -1]]",
     "a greeting in the middle": f"say [[{HELLO}, 1, 1, '', '', []]]",
     "the end without being told to": f"say [[{FINALIZED}]]",
     "input memory that was not lent": f"say [[{FREE_INPUT}, [[1, 0]]]]",
-    "answers to more requests than there are": f"say [[{RESULT}, 1, 1, 1, 1, [[None, [], None], [None, [], None]]]]",
+    "answers to more requests than there are": f"say [[{RESULT}, 1, 1, 1, 1, 1, [[None, [], None], [None, [], None]]]]",
     "an error code that does not exist": "say [" + result(error="[99, '']") + "]",
     "an output in memory that is not there": "say [" + result("['OUT', 'BYTES', [1], 77, 0, 8]") + "]",
     "an output beyond its frame": "say [" + result("['OUT', 'BYTES', [1], 0, 0, 1 << 40]") + "]",
     "an output of no datatype": "say [" + result("['OUT', 'FP12', [1], 0, 0, 0]") + "]",
     "an output whose shape is another size": "say [" + result("['OUT', 'FP32', [7], 0, 0, 0]") + "]",
+    "an answer to an execution that was not sent": f"say [[{RESULT}, 2, 1, 1, 1, 1, [None]]]",
+    "a response to an execution that was not sent": f"say [[{RESPOND}, 2, 0, True, None]]",
+    "a response without content": f"say [[{RESPOND}, 1, 0, False, None]]",
+    "work handed back that was not sent": f"say [[{HANDED_BACK}, [1, 2]]]",
+    "a call with memory that is not there": "say [" + call("['COMMAND', 'BYTES', [1], 77, 0, 8]") + "]",
+    "a call beyond its frame": "say [" + call("['COMMAND', 'BYTES', [1], 0, 0, 1 << 40]") + "]",
+    "a call with a shape of another size": "say [" + call("['COMMAND', 'FP32', [7], 0, 0, 0]") + "]",
+    "readiness that nobody asked for": f"say [[{READINESS}, True, '']]",
+    "a metric that is not there": f"say [[{CHANGE_METRIC}, 1, 0, 1.0]]",
+    "a model in memory that is not there": f"say [[{LOAD_MODEL}, 1, 'm', '', [['f', 'UINT8', [8], 77, 0, 8]]]]",
     "a frame of very many messages": f"say [[{DETACHED}, 0]] * 100000",
     "a flood of garbage": "flood os.urandom(1 << 20)",
     "a flood of zeros": "flood bytes(1 << 20)",
@@ -114,7 +131,21 @@ LIES = {
 }
 """What a rogue is told to do, by what that is."""
 
-LOGS_WITHOUT_END, ANSWERS_TWICE = "logs without end", "answers twice"
+UNDECODABLE = {
+    "metadata that does not decode",
+    "an empty frame",
+    "a document that is no list",
+    "a message of unknown kind",
+    "a message of the host",
+    "a message with a part missing",
+    "a message with a part of another type",
+    "a negative size",
+    "an error code that does not exist",
+    "a flood of zeros",
+}
+"""Those of them that are not even messages."""
+
+TALKS_WITHOUT_END, ANSWERS_TWICE = "talks without end", "answers twice"
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +160,7 @@ def model_name(what: str) -> str:
 @pytest.fixture(scope="module")
 def server(repository):
     """A model for each misdeed: one that misbehaves again and again is restarted more and more slowly."""
-    for what in (*ENDS, *LIES, LOGS_WITHOUT_END, ANSWERS_TWICE):
+    for what in (*ENDS, *LIES, TALKS_WITHOUT_END, ANSWERS_TWICE):
         write_victim(repository, model_name(what), code=ROGUE)
     write_victim(repository, "honest")
     with serving(repository, flags=("--model-load-thread-count=8",)) as server:
@@ -164,6 +195,7 @@ def test_one_that_hangs_up(server, repository, what):
 def test_one_that_lies(server, repository, what):
     cause = misbehave(server, repository, what, LIES[what])
     assert re.fullmatch(r"broke the protocol between host and model process \(.+\) and was killed", cause), cause
+    assert ("does not decode" in cause) is (what in UNDECODABLE), cause
     assert f"stub process '{model_name(what)}_0' broke the protocol and is killed" in server.output
 
 
@@ -175,12 +207,12 @@ def test_answers_that_nobody_asked_for(server):
     assert told(server, model_name(ANSWERS_TWICE), "echo again") == "again"
 
 
-def test_one_that_logs_without_end_leaves_others_their_turn(server):
+def test_one_that_talks_without_end_leaves_others_their_turn(server):
     """It does nothing wrong, only too much: it is not killed, and whoever asks another model hardly notices."""
-    name = model_name(LOGS_WITHOUT_END)
+    name = model_name(TALKS_WITHOUT_END)
     with Asker(server) as asker:
         pid = int(told(server, name, "pid"))
-        flood = asker.ask(name, f"flood_with [[{LOG}, 0, 'model.py', 1, 'on and on']]")
+        flood = asker.ask(name, f"flood_with [[{FREE_INPUT}, []]]")
         server.wait_for("on and on")
         begin_s = time.monotonic()
         for n in range(20):

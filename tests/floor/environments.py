@@ -132,6 +132,16 @@ def python_of(row: Row) -> str:
     return _environment(base, row.minor, "msgpack", numpy_python) if row.msgpack else numpy_python
 
 
+def python_with(package: str, row: Row) -> str:
+    """The interpreter of a row's environment with one more package.
+
+    Raises:
+        Unavailable: it cannot be had.
+    """
+    python = python_of(row)
+    return _environment(interpreters()[row.minor], row.minor, package, python)
+
+
 def _environment(base: str, minor: int, requirement: str, below: str | None) -> str:
     """An environment with one package; what ``below`` has can be imported in it too."""
     identity = hashlib.blake2b("\0".join((base, requirement, below or "")).encode(), digest_size=4).hexdigest()

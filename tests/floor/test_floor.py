@@ -23,7 +23,7 @@ from tests.support.repositories import identity_config, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A model that says where it runs, and one that only passes tensors on by DLPack.
+# A model that says where it runs, one that only passes tensors on by DLPack, and one that counts.
 ABOUT = """
 import sys
 class TritonPythonModel:
@@ -46,6 +46,23 @@ class TritonPythonModel:
             for request in requests
         ]
 """
+METRICS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        F = pb_utils.MetricFamily
+        self.families = [F("floor_%d" % kind, "d", kind) for kind in (F.COUNTER, F.GAUGE, F.HISTOGRAM)]
+        counters, gauges, histograms = self.families
+        self.counter, self.gauge = counters.Metric({"a": "b"}), gauges.Metric()
+        self.histogram = histograms.Metric(buckets=[0.5, 1])
+
+    def execute(self, requests):
+        value = requests[0].inputs()[0].as_numpy()[0]
+        self.counter.increment(1)
+        self.gauge.set(value)
+        self.histogram.observe(1)
+        values = np.array([self.counter.value(), self.gauge.value()])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]) for _ in requests]
+"""
 
 
 @pytest.fixture(scope="module", params=environments.rows(), ids=str)
@@ -64,12 +81,13 @@ def python(row: environments.Row) -> str:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Examples as they are, and two models more."""
+    """Examples as they are, and three models more."""
     directory = tmp_path_factory.mktemp("floor")
     for example, model in (("add_sub", "add_sub"), ("string_upper", "string_upper"), ("auto_complete", "batch_model")):
         shutil.copytree(ROOT / "examples" / example / "model_repository" / model, directory / model)
     write_model(directory, "about", ABOUT, identity_config("TYPE_STRING"))
     write_model(directory, "dlpack", DLPACK, identity_config("TYPE_INT16"))
+    write_model(directory, "metrics", METRICS, identity_config("TYPE_FP64"))
     return directory
 
 
@@ -107,6 +125,11 @@ async def _use_every_model(repository: Path, python: str) -> dict[str, object]:
         for array in (np.arange(-3, 3, dtype=np.int16), np.zeros(0, np.int16), np.arange(30_000, dtype=np.int16)):
             response = await _ask(engine, "dlpack", IN=array)
             np.testing.assert_array_equal(output_array(response, "OUT"), array)
+            response.release()
+
+        for count, value in enumerate((1.5, np.inf, -np.inf, np.nan), start=1):
+            response = await _ask(engine, "metrics", IN=np.array([value]))
+            np.testing.assert_array_equal(output_array(response, "OUT"), [count, value])
             response.release()
 
         response = await _ask(engine, "about", IN=words)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pybackend.cache.response_cache import ResponseCache
 from pybackend.engine import EngineState, InferenceEngine
+from pybackend.frontend.bls.services import ModelServices
+from pybackend.frontend.inner_door import InnerDoor
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -18,8 +21,9 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.instance.bundle import stage_bundle
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.model import Model
+from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import scan_repositories
-from pybackend.repository.repository import LoadOptions, ModelRepository
+from pybackend.repository.repository import ModelRepository
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
@@ -34,6 +38,11 @@ async def engine_on(
     auto_complete: bool = True,
     bundle: Path | None = None,
     python: str = sys.executable,
+    explicit: bool = False,
+    startup_models: tuple[str, ...] | None = None,
+    model_load_count: int = 2,
+    finalize_timeout_s: float | None = None,
+    cache: ResponseCache | None = None,
 ) -> AsyncIterator[InferenceEngine]:
     """An engine with every model of a repository loaded; unloaded at the end.
 
@@ -43,11 +52,28 @@ async def engine_on(
         auto_complete: models may complete their configurations.
         bundle: what to start as stubs; the real one if None.
         python: the interpreter that runs the stubs.
+        explicit: models may be loaded and unloaded.
+        startup_models: the models to load, None for all.
+        model_load_count: models that load at the same time.
+        finalize_timeout_s: how long ``finalize`` may take when a version is unloaded.
+        cache: for responses, None for none.
     """
     launcher = StubLauncher(bundle or stage_bundle(), python)
-    options = LoadOptions(auto_complete=auto_complete, model_load_count=2, model_memory_limit_bytes=memory_limit_bytes)
-    models = ModelRepository(scan_repositories([repository]), launcher, options)
+    options = LoadOptions(
+        auto_complete=auto_complete,
+        model_load_count=model_load_count,
+        model_memory_limit_bytes=memory_limit_bytes,
+        explicit=explicit,
+        startup_models=startup_models,
+        finalize_timeout_s=finalize_timeout_s,
+        cache=cache,
+    )
+    services = ModelServices()
+    door = InnerDoor(services)
+    models = ModelRepository(scan_repositories([repository]), launcher, options, services, door)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
+    services.open(engine)
+    door.open(engine)
     try:
         await models.load_all()
         engine.state = EngineState.READY
@@ -80,6 +106,6 @@ async def execute_batch(model: Model, requests: list[InferenceRequest], instance
     batch = []
     for request, answer in zip(requests, answers, strict=True):
         batch.append(PendingRequest(request, answer.set_result, lambda _pending: None))
-        model._open_requests += 1
+        model._take(batch[-1])
     model.instances[instance].execute(batch)
     return await asyncio.gather(*answers)

@@ -37,13 +37,15 @@ def serve(settings: Settings) -> int:
     """
     from pybackend.instance.bundle import stage_bundle
     from pybackend.instance.stub_process import StubLauncher
-    from pybackend.observability.logging import set_up_logging
+    from pybackend.observability.logging import set_up_logging, take_closed_descriptors
     from pybackend.repository.layout import scan_repositories
 
+    take_closed_descriptors()
     set_up_logging(settings.log)
     scan = scan_repositories(settings.repositories)
     launcher = StubLauncher(stage_bundle())
-    launcher.start_ahead(min(len(scan.models), settings.model_load_count))
+    first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
+    launcher.start_ahead(min(first, settings.model_load_count))
     try:
         # Imports make many objects and no garbage: without the collector they take a tenth less time.
         gc.disable()

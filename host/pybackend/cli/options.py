@@ -11,17 +11,30 @@ from pathlib import Path
 from typing import NoReturn
 
 from pybackend import __version__
+from pybackend.cli.backend_config import backend_setting
+from pybackend.cli.cache_config import cache_setting, cache_settings
+from pybackend.cli.host_policy import host_policies, host_policy
+from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.errors import ServerError
 from pybackend.observability.logging import LogSettings
-from pybackend.settings import DEFAULT_MAX_INPUT_SIZE_BYTES, HttpSettings, Settings, half_of_memory_bytes
+from pybackend.settings import (
+    DEFAULT_BACKEND_DIRECTORY,
+    DEFAULT_DEBUG_PORT,
+    DEFAULT_MAX_INPUT_SIZE_BYTES,
+    DebugSettings,
+    HttpSettings,
+    ModelControlMode,
+    Settings,
+    half_of_memory_bytes,
+)
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|backend|buffer-manager|cache|cuda|grpc"
-    "|enable-peer|host-policy|http-(header|restricted|thread)|load-model|log-(file|format)|metrics-(config|interval)"
-    "|min-supported|model-(config-name|control|load-gpu|namespacing)|pinned|rate-limit|repoagent|repository-poll"
-    "|response-cache|reuse|sagemaker|trace|vertex-ai)"
+    "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc"
+    "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
+    "|min-supported|model-(config-name|load-gpu|namespacing)|pinned|repoagent|repository-poll"
+    "|reuse|sagemaker|trace|vertex-ai)"
 )
 """How flags begin that the reference has and this release does not: a similar name would be bad advice for them."""
 
@@ -91,6 +104,18 @@ def verbosity(text: str) -> int:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
 
 
+def control_mode(text: str) -> ModelControlMode:
+    """``none`` or ``explicit``."""
+    if text == "poll":
+        raise argparse.ArgumentTypeError(
+            "This release does not poll repositories. Write explicit, and load a model again when its files have changed"
+        )
+    try:
+        return ModelControlMode(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none or explicit") from None
+
+
 def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
     """The whole command line, and the part of it behind ``serve``."""
     parser = _Parser(prog="pybackend", description="Serves models written for Triton's Python backend.")
@@ -105,6 +130,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
     _add_repository(serve)
     _add_http(serve)
     _add_server(serve)
+    _add_debugging(serve)
     return parser, serve
 
 
@@ -133,6 +159,20 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         help="another directory of models; may be given several times",
     )
     group.add_argument(
+        "--model-control-mode",
+        type=control_mode,
+        default=ModelControlMode.NONE,
+        metavar="MODE",
+        help="none: all models are loaded at start, and stay; explicit: models are loaded on request [none]",
+    )
+    group.add_argument(
+        "--load-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with explicit control, a model to load at start; may be given several times, * loads all",
+    )
+    group.add_argument(
         "--disable-auto-complete-config",
         type=boolean,
         nargs="?",
@@ -156,6 +196,21 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         default=None,
         metavar="BYTES",
         help="most tensor memory for the inputs of a model, and for the outputs of each instance [half of the machine's]",
+    )
+    group.add_argument(
+        "--backend-directory",
+        type=Path,
+        default=DEFAULT_BACKEND_DIRECTORY,
+        metavar="DIR",
+        help=f"directory of backends that are written in Python: DIR/NAME/model.py [{DEFAULT_BACKEND_DIRECTORY}]",
+    )
+    group.add_argument(
+        "--backend-config",
+        action="append",
+        type=backend_setting,
+        default=[],
+        metavar="BACKEND,SETTING=VALUE",
+        help="a setting of Triton's Python backend: checked, and without effect; may be given several times",
     )
 
 
@@ -196,9 +251,73 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         metavar="LEVEL",
         help="1 writes verbose lines too, those of models included [0]",
     )
+    group.add_argument(
+        "--cache-config",
+        action="append",
+        type=cache_setting,
+        default=[],
+        metavar="CACHE,SETTING=VALUE",
+        help="where models that enable response_cache find responses: local,size=BYTES or redis,host=NAME,port=PORT [none]",
+    )
+    group.add_argument(
+        "--host-policy",
+        action="append",
+        type=host_policy,
+        default=[],
+        metavar="NAME,SETTING=VALUE",
+        help="cores for the processes of instances: cpu,cpu-cores=0-3 or cpu,numa-node=0; may be given several times",
+    )
+    group.add_argument(
+        "--max-queued-bytes",
+        type=integer(1),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="most input bytes of requests that wait or are executed; beyond, requests are refused with 503 [no limit]",
+    )
+    group.add_argument(
+        "--rate-limit",
+        type=rate_limit_mode,
+        default=False,
+        metavar="MODE",
+        help="off, or execution_count: instances execute only while they hold the resources that they need [off]",
+    )
+    group.add_argument(
+        "--rate-limit-resource",
+        action="append",
+        type=resource_count,
+        default=[],
+        metavar="NAME:COUNT[:DEVICE]",
+        help="how much there is of a resource [as much as the instance needs that needs most]; may be given several times",
+    )
+    group.add_argument(
+        "--response-cache-byte-size",
+        type=integer(0),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="the same as --cache-config=local,size=BYTES",
+    )
     _flag(group, "--log-info", default=True, text="write informational lines")
     _flag(group, "--log-warning", default=True, text="write warnings")
     _flag(group, "--log-error", default=True, text="write errors")
+
+
+def _add_debugging(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("debugging")
+    group.add_argument(
+        "--debug",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="run the processes of a model under debugpy, without time limits; may be given several times",
+    )
+    group.add_argument(
+        "--debug-port",
+        type=integer(0, 65535),  # type: ignore[arg-type]
+        default=DEFAULT_DEBUG_PORT,
+        metavar="PORT",
+        help=f"where the first of them listens on 127.0.0.1, others follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",
+    )
+    _flag(group, "--debug-wait", default=False, text="import such a model only when a debugger has attached")
 
 
 def parse(arguments: Sequence[str]) -> Settings | None:
@@ -228,6 +347,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         )
     if given.http_max_input_size <= 0:
         raise ServerError("Error: --http-max-input-size must be greater than 0.")
+    startup_models = _startup_models(given)
     metrics_address = given.metrics_address or given.http_address
     both = given.allow_http and given.allow_metrics
     if both and given.http_port == given.metrics_port != 0 and given.http_address == metrics_address:
@@ -239,6 +359,9 @@ def _settings(given: argparse.Namespace) -> Settings:
         # Absolute: models get these paths, and may change their working directory.
         repositories=tuple(path.absolute() for path in repositories),
         server_id=given.id,
+        model_control=given.model_control_mode,
+        startup_models=startup_models,
+        backend_directory=given.backend_directory.absolute(),
         auto_complete=not given.disable_auto_complete_config,
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,
@@ -255,7 +378,32 @@ def _settings(given: argparse.Namespace) -> Settings:
             metrics_port=given.metrics_port,
         ),
         log=LogSettings(given.log_info, given.log_warning, given.log_error, given.log_verbose),
+        debug=_debug_settings(given),
+        host_policies=host_policies(given.host_policy),
+        resource_limits=resource_limits(given.rate_limit_resource, enabled=given.rate_limit),
+        max_queued_bytes=given.max_queued_bytes,
+        cache=cache_settings(given.cache_config, given.response_cache_byte_size),
     )
+
+
+def _debug_settings(given: argparse.Namespace) -> DebugSettings:
+    if not given.debug and (given.debug_wait or given.debug_port != DEFAULT_DEBUG_PORT):
+        raise ServerError("Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.")
+    return DebugSettings(tuple(dict.fromkeys(given.debug)), given.debug_port, given.debug_wait)
+
+
+def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:
+    """The names to load at start, None for all."""
+    names = tuple(dict.fromkeys(given.load_model))
+    if given.model_control_mode is not ModelControlMode.EXPLICIT:
+        if names:
+            raise ServerError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        return None
+    if "*" not in names:
+        return names
+    if len(names) > 1:
+        raise ServerError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    return None
 
 
 def print_help() -> None:

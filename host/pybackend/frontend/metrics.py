@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.frontend.cache_metrics import cache_families
 from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
+from pybackend.modelconfig.schema import Scheduling
 from pybackend.observability.cpu import CpuMeter, memory_bytes
+from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.metrics import Family, render
 from pybackend.repository.repository import ModelRepository
+from pybackend.scheduler.scheduler import BatchReason
 
 _NS_PER_US = 1000
 
@@ -59,10 +64,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 
 
 class MetricsApp:
-    """``GET /metrics`` in the text format of Prometheus."""
+    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models."""
 
-    def __init__(self, repository: ModelRepository) -> None:
+    def __init__(self, repository: ModelRepository, custom_metrics: CustomMetrics, cache: ResponseCache | None) -> None:
         self._repository = repository
+        self._cache = cache
+        self._custom_metrics = custom_metrics
         self._cpu = CpuMeter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -103,7 +110,28 @@ class MetricsApp:
             "Model load time in seconds",
             [(_labels(model), model.statistics.load_duration_ns / 1e9) for model in models],
         )
+        batching = [model for model in models if model.config.scheduling is Scheduling.DYNAMIC_BATCHING]
+        if batching:
+            yield Family(
+                "pybackend_batches_total",
+                "counter",
+                "Number of batches that the dynamic batcher has sent, by the reason why they did not grow",
+                [
+                    ({**_labels(model), "reason": reason.value}, model.statistics.batches[reason])
+                    for model in batching
+                    for reason in BatchReason
+                ],
+            )
+        yield Family(
+            "pybackend_model_output_dropped_lines_total",
+            "counter",
+            "Number of lines that models printed or logged and that the server's log did not take",
+            [(_labels(model), sum(each.output.dropped_lines for each in model.instances)) for model in models],
+        )
+        if self._cache is not None:
+            yield from cache_families(self._cache, [(_labels(model), model) for model in models])
         yield from self._machine()
+        yield from self._custom_metrics.families()
 
     def _machine(self) -> Iterator[Family]:
         total_bytes, used_bytes = memory_bytes()

@@ -32,6 +32,7 @@ class InferenceRequest:
         priority: 1 is the highest; 0 means the model's default.
         timeout_us: the client's time-out in microseconds; 0 means none.
         batch_size: the first dimension for models that batch, else 1 (and never 0).
+        is_inner: a model asks, in the course of another request.
         queued_ns: ``time.monotonic_ns()`` when the engine took the request.
     """
 
@@ -41,6 +42,7 @@ class InferenceRequest:
         "flags",
         "id",
         "inputs",
+        "is_inner",
         "model_name",
         "model_version",
         "parameters",
@@ -71,12 +73,23 @@ class InferenceRequest:
         self.priority = 0
         self.timeout_us = 0
         self.batch_size = 1
+        self.is_inner = False
         self.queued_ns = 0
 
     @property
     def has_options(self) -> bool:
         """True if anything is set that most requests leave alone."""
         return bool(self.parameters or self.correlation_id or self.flags or self.priority or self.timeout_us)
+
+    def leave(self) -> None:
+        """Take the inputs out of the memory of the model that they were meant for, to bring them to another one."""
+        for tensor in self.inputs:
+            tensor.leave()
+
+    @property
+    def prefix(self) -> str:
+        """What messages about this request begin with."""
+        return f"[request id: {self.id or '<id_unknown>'}] "
 
     def release(self) -> None:
         """Give the inputs' memory back; called once, by whoever owns the request last."""

@@ -20,9 +20,10 @@ class InferenceResponse:
         parameters: response parameters, None if there are none.
         error: what failed, None for a result.
         final: True on the last element of the stream.
+        empty: True if this is nothing but the end of the stream: the model sent no response with its final flag.
     """
 
-    __slots__ = ("_on_release", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
+    __slots__ = ("_on_release", "empty", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class InferenceResponse:
         *,
         error: InferenceError | None = None,
         final: bool = True,
+        empty: bool = False,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -40,6 +42,7 @@ class InferenceResponse:
         self.parameters: Mapping[str, ParameterValue] | None = None
         self.error = error
         self.final = final
+        self.empty = empty
         self._on_release: Callable[[], None] | None = None
 
     def set_result(

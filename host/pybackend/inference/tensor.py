@@ -49,6 +49,14 @@ class InputTensor:
         self.data = data
         self.lease = lease
 
+    def leave(self) -> None:
+        """Copy the bytes to where they belong to no model, and give the memory back."""
+        if self.lease is not None:
+            assert self.data is not None
+            data = bytes(self.data)
+            self.release()
+            self.data = data
+
     def release(self) -> None:
         """Give the input's memory back; ``data`` must not be read any more."""
         if self.lease is not None:

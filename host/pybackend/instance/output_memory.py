@@ -16,9 +16,10 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import growth_bytes
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
+from pybackend.ipc.turn import turn_of
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.messages import TAIL, BlockPlace, HostMessage, SegmentRole
+from pybackend_wire.messages import TAIL, HostMessage, SegmentRole
 
 
 @dataclass
@@ -38,10 +39,11 @@ class OutputMemory:
 
     def __init__(self, channel: StubChannel, limit_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
+        self._turn = turn_of(self._loop)
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._segments: dict[int, _OutputSegment] = {}
-        self._freed: list[BlockPlace] = []
+        self._freed: list[tuple[int, int]] = []
         self._growing = False
 
     def tensors_of(
@@ -53,45 +55,52 @@ class OutputMemory:
             RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
         """
         tensors: list[OutputTensor] = []
-        blocks: list[BlockPlace] | None = None
+        blocks: list[tuple[int, int]] | None = None
         for place in result.outputs:
-            nbytes = place.nbytes
-            itemsize = ITEMSIZE.get(place.datatype)
-            if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
-                raise RemoteProtocolError(
-                    f"output '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}"
-                )
-            data: Buffer
-            if place.segment == TAIL:
-                data = tail[place.offset : place.offset + nbytes]
-                if len(data) != nbytes:
-                    raise RemoteProtocolError(f"output '{place.name}' reaches beyond its frame")
-            else:
-                data = self._hold(place)
+            data = self.take(place, tail)
+            if place.segment != TAIL:
                 if blocks is None:
                     blocks = []
-                blocks.append(BlockPlace(place.segment, place.offset))
+                blocks.append((place.segment, place.offset))
             tensors.append(OutputTensor(place.name, place.datatype, place.shape, data))
         if blocks is None:
             return tensors, None
         held = blocks
-        return tensors, lambda: self._let_go(held)
+        return tensors, lambda: self.let_go(held)
+
+    def take(self, place: heard.Place, tail: bytes) -> Buffer:
+        """The bytes of one tensor; its block is the host's until :meth:`let_go`.
+
+        Raises:
+            RemoteProtocolError: as for :meth:`tensors_of`.
+        """
+        nbytes = place.nbytes
+        itemsize = ITEMSIZE.get(place.datatype)
+        if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
+            raise RemoteProtocolError(f"tensor '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}")
+        if place.segment != TAIL:
+            return self._hold(place)
+        data = tail[place.offset : place.offset + nbytes]
+        if len(data) != nbytes:
+            raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")
+        return data
 
     def _hold(self, place: heard.Place) -> memoryview:
         output = self._segments.get(place.segment)
         if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
-            raise RemoteProtocolError(f"output '{place.name}' lies in memory that the stub may not use")
+            raise RemoteProtocolError(f"tensor '{place.name}' lies in memory that the stub may not use")
         output.held.add(place.offset)
         return output.memory.read(place.offset, place.nbytes)
 
-    def _let_go(self, blocks: Sequence[BlockPlace]) -> None:
-        for block in blocks:
-            output = self._segments.get(block.segment)
+    def let_go(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Give blocks back, as (segment, offset)."""
+        for segment, offset in blocks:
+            output = self._segments.get(segment)
             if output is not None:
-                output.held.discard(block.offset)
+                output.held.discard(offset)
         if self._channel.is_open:
             if not self._freed:
-                self._loop.call_soon(self._post_freed)
+                self._turn.soon(self._post_freed)
             self._freed.extend(blocks)
 
     def _post_freed(self) -> None:

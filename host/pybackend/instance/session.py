@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
-from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.inference.tensor import Buffer
 from pybackend.instance.output_memory import OutputMemory
+from pybackend.instance.services import StubServices
 from pybackend.instance.stub_process import StubProcess
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
@@ -23,6 +26,8 @@ from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import (
     LEGAL,
     PROTOCOL_VERSION,
+    TAIL,
+    DebuggerPoint,
     HostMessage,
     SegmentRole,
     StubState,
@@ -31,6 +36,9 @@ from pybackend_wire.messages import (
 log = logging.getLogger(__name__)
 
 _PROGRESS_BYTES = 4096
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
+"""How soon, and later how often, it is looked whether a stub that others must wait for has read what there is."""
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
@@ -46,6 +54,9 @@ class StubSettings:
         model_file: absolute path of the file to import.
         version_directory: what ``get_model_dir()`` returns.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
+        of_backend: the file is that of a Python-based backend.
+        debugger: where a debugger may attach; None where nobody debugs.
+        cores: where its process may run; everywhere if there are none.
     """
 
     instance_name: str
@@ -53,29 +64,59 @@ class StubSettings:
     model_file: str
     version_directory: str
     output_memory_limit_bytes: int
+    of_backend: bool = False
+    debugger: DebuggerPoint | None = None
+    cores: frozenset[int] = frozenset()
 
 
 class SessionOwner(Protocol):
     """Who is told what a session's stub does."""
 
     def on_result(self, result: heard.Result, tail: bytes) -> None:
-        """The oldest execution is answered."""
+        """``execute`` has returned."""
 
-    def on_log(self, line: heard.Log) -> None:
-        """The model logs a line."""
+    def on_respond(self, respond: heard.Respond, tail: bytes) -> None:
+        """A response was sent by a sender."""
+
+    def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
+        """``execute`` is about to return; the model wants to see some of its requests once more."""
+
+    def on_handed_back(self, executions: Sequence[int]) -> None:
+        """The stub is busy, and gives back what it has not begun."""
+
+    def on_readiness(self, readiness: heard.Readiness) -> None:
+        """The model's ``is_ready`` has returned."""
+
+    def lease_input(self, nbytes: int) -> ArenaLease:
+        """Input memory of the model.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
 
     def on_end(self, session: StubSession, cause: str) -> None:
         """The stub is gone, expected or not; ``cause`` completes the sentence "The process ..."."""
 
 
 class StubSession:
-    """A running stub.
+    """A running stub. For those who serve its model's questions it is a :class:`~pybackend.instance.services.Caller`.
 
     Attributes:
+        instance_name: the instance it runs.
+        model_name: the model.
+        instance: what this is a life of.
         outputs: the memory in which it leaves its outputs.
+        has_is_ready: the model has an ``is_ready`` to be asked.
     """
 
-    def __init__(self, process: StubProcess, settings: StubSettings, owner: SessionOwner) -> None:
+    def __init__(
+        self, process: StubProcess, settings: StubSettings, owner: SessionOwner, services: StubServices
+    ) -> None:
+        self.instance_name = settings.instance_name
+        self.model_name = settings.model_name
+        self.instance: object = owner
+        self.has_is_ready = False
+        self._services = services
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._settings = settings
@@ -86,6 +127,9 @@ class StubSession:
         self._progress = Segment(_PROGRESS_BYTES)
         self._attached: set[int] = set()
         self._lent: dict[tuple[int, int], ArenaLease] = {}
+        self._lent_again: Counter[tuple[int, int]] = Counter()
+        """How often a block was lent that was lent already: to requests that are executed more than once."""
+        self._unread_bytes = 0
         self._end_cause = ""
         self._channel = StubChannel(self._loop, process.socket, self._on_messages, self._on_channel_end)
         self.outputs = OutputMemory(self._channel, settings.output_memory_limit_bytes)
@@ -129,6 +173,8 @@ class StubSession:
                 settings.instance_name,
                 settings.version_directory,
                 config_json,
+                settings.of_backend,
+                settings.debugger,
             )
         )
         self._channel.flush()
@@ -136,14 +182,26 @@ class StubSession:
         completed: heard.Completed = await self._answer_in(StubState.LOADING)
         return completed.config
 
-    async def initialize(self, args: dict[str, str], output_names: Sequence[str], *, copy_inputs: bool) -> None:
+    async def initialize(
+        self,
+        args: dict[str, str],
+        output_names: Sequence[str],
+        *,
+        copy_inputs: bool,
+        decoupled: bool,
+        concurrency: int,
+        reschedules: bool = False,
+    ) -> None:
         """Call ``initialize``; afterwards the stub executes.
 
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
-        self._channel.post((HostMessage.INITIALIZE, args, list(output_names), copy_inputs))
-        await self._answer_in(StubState.INITIALIZING)
+        self._channel.post(
+            (HostMessage.INITIALIZE, args, list(output_names), copy_inputs, decoupled, concurrency, reschedules)
+        )
+        initialized: heard.Initialized = await self._answer_in(StubState.INITIALIZING)
+        self.has_is_ready = initialized.has_is_ready
 
     async def finalize(self) -> None:
         """Let the model end; returns when its process is gone."""
@@ -182,9 +240,29 @@ class StubSession:
 
     # Requests
 
-    def execute(self, requests: Sequence[tuple[Any, ...]]) -> None:
-        """Send one execution; see :meth:`place_input` for how its tensors are placed."""
-        self._channel.post((HostMessage.EXECUTE, requests))
+    def execute(self, execution: int, requests: Sequence[tuple[Any, ...]]) -> None:
+        """Send one execution; see :meth:`place_inline` and :meth:`lend` for how its tensors are placed."""
+        self._channel.post((HostMessage.EXECUTE, execution, requests))
+
+    def cancel(self, execution: int, index: int) -> None:
+        """Tell the model, when it asks, that nobody waits for a request any more."""
+        self._channel.post((HostMessage.CANCEL, execution, index))
+        self._hurry()
+
+    def flow(self, execution: int, index: int, *, paused: bool) -> None:
+        """Keep the model from sending more responses to a request, or let it go on."""
+        self._channel.post((HostMessage.FLOW, execution, index, paused))
+        self._hurry()
+
+    def probe(self) -> None:
+        """Ask the model whether it is ready; only while no answer is due."""
+        self._channel.post((HostMessage.PROBE,))
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Have it read at once, even while it computes."""
+        self._channel.flush()
+        self._process.nudge()
 
     def place_inline(self, data: Any, nbytes: int) -> int:
         """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
@@ -202,17 +280,32 @@ class StubSession:
             )
             self._attached.add(lease.segment)
         lease.publish()
-        self._lent[lease.segment, lease.offset] = lease
+        place = lease.segment, lease.offset
+        if place in self._lent:
+            self._lent_again[place] += 1
+        self._lent[place] = lease
+        if self._unread_bytes and not self._channel.has_unread:
+            self._unread_bytes = 0
+        self._unread_bytes += lease.nbytes
 
     def take_back(self, lease: ArenaLease) -> bool:
         """Undo :meth:`lend` for a request that was not sent, or that a stub that is dead had not begun.
 
         False if the stub gave the block back before, which no honest one does with what it has not begun.
         """
-        return self._lent.pop((lease.segment, lease.offset), None) is lease
+        return self._returned((lease.segment, lease.offset)) is lease
 
-    def executions_begun(self) -> int:
-        """How many executions the stub has begun in its life; for a stub that is dead (it could still write there)."""
+    def _returned(self, place: tuple[int, int]) -> ArenaLease | None:
+        """What was lent there is the host's again, once; None if nothing was."""
+        if place not in self._lent_again:
+            return self._lent.pop(place, None)
+        self._lent_again[place] -= 1
+        if not self._lent_again[place]:
+            del self._lent_again[place]
+        return self._lent[place]
+
+    def last_begun(self) -> int:
+        """The execution that the stub has begun last, 0 for none; for a stub that is dead (it could still write there)."""
         return int.from_bytes(self._progress.read(0, 8), "little")
 
     def nudge(self) -> None:
@@ -226,23 +319,94 @@ class StubSession:
             if self._channel.is_open:
                 self._channel.post((HostMessage.DETACH, segment))
 
+    # What the model asks
+
+    @property
+    def is_initializing(self) -> bool:
+        """True while the model's ``initialize`` runs."""
+        return self._state is StubState.INITIALIZING
+
+    @property
+    def is_open(self) -> bool:
+        """False once the stub is gone."""
+        return self._state is not StubState.GONE and self._channel.is_open
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the stub has not read yet: messages that its socket has not taken, and tensors that were lent to it."""
+        return self._channel.backlog_bytes + self._unread_bytes
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        """Call this once the stub has read everything, or is gone."""
+        self._loop.call_later(FIRST_LOOK_S, self._look_whether_drained, callback, FIRST_LOOK_S)
+
+    def _look_whether_drained(self, callback: Callable[[], None], waited_s: float) -> None:
+        # No event tells when the other end of a socket has read it all; the stub has no reason to.
+        if self._channel.has_unread:
+            next_s = min(2 * waited_s, LONGEST_LOOK_S)
+            self._loop.call_later(next_s, self._look_whether_drained, callback, next_s)
+        else:
+            self._unread_bytes = 0
+            callback()
+
+    def answer(self, call: int, value: bool | float | None) -> None:
+        """Answer a question."""
+        self._channel.post((HostMessage.ANSWER, call, None, value))
+
+    def refuse(self, call: int, error: InferenceError) -> None:
+        """Tell why a question has no answer."""
+        self._channel.post((HostMessage.ANSWER, call, (int(error.code), error.message), None))
+
+    def take(self, place: heard.Place, tail: bytes) -> Buffer:
+        """The bytes of a tensor that came with a question or a call."""
+        return self.outputs.take(place, tail)
+
+    def let_go(self, places: Sequence[heard.Place]) -> None:
+        """Give the memory of tensors back that :meth:`take` gave."""
+        blocks = [(place.segment, place.offset) for place in places if place.segment != TAIL]
+        if blocks:
+            self.outputs.let_go(blocks)
+
+    def lease(self, nbytes: int) -> ArenaLease:
+        """Memory for a tensor that goes to the model."""
+        return self._owner.lease_input(nbytes)
+
+    def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
+        """Send a response to a call."""
+        self._channel.post((HostMessage.REPLY, call, final, result))
+
     # What the stub says
 
     def _on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         for message in messages:
-            if type(message) is heard.Result and self._state in _EXECUTES:
-                self._owner.on_result(message, tail)
+            kind = type(message)
+            if kind is heard.Result and self._state in _EXECUTES:
+                self._owner.on_result(message, tail)  # type: ignore[arg-type]
                 continue
-            if heard.KIND[type(message)] not in LEGAL[self._state]:
-                raise RemoteProtocolError(f"{type(message).__name__} is out of place while {self._state.name.lower()}")
-            self._on_message(message)
+            if heard.KIND[kind] not in LEGAL[self._state]:
+                raise RemoteProtocolError(f"{kind.__name__} is out of place while {self._state.name.lower()}")
+            if kind in _FROM_THE_MODEL:
+                self._on_model(message, tail)
+            else:
+                self._on_message(message)
+
+    def _on_model(self, message: heard.Message, tail: bytes) -> None:
+        match message:
+            case heard.Respond():
+                self._owner.on_respond(message, tail)
+            case heard.Call():
+                self._services.on_call(self, message, tail)
+            case heard.CancelCall():
+                self._services.on_cancel_call(self, message.call)
+            case _:
+                self._services.on_question(self, message, tail)  # type: ignore[arg-type]  # all others are questions
 
     def _on_message(self, message: heard.Message) -> None:
         match message:
             case heard.FreeInput():
                 for place in message.blocks:
-                    lease = self._lent.pop(place, None)
+                    lease = self._returned(place)
                     if lease is None:
                         raise RemoteProtocolError(f"input block {place} was not lent")
                     lease.release()
@@ -250,11 +414,17 @@ class StubSession:
                 self.outputs.grow(message.nbytes)
             case heard.Detached():
                 self.outputs.detached(message.segment)
-            case heard.Log():
-                self._owner.on_log(message)
+            case heard.Rescheduled():
+                self._owner.on_rescheduled(message)
+            case heard.HandedBack():
+                self._owner.on_handed_back(message.executions)
+            case heard.Readiness():
+                self._owner.on_readiness(message)
             case heard.Failed():
+                self._process.read_output()
                 self._settle(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
             case _:
+                self._process.read_output()
                 # Here, not where the answer is awaited: the stub may die before the waiter's turn comes.
                 self._state = _REACHED.get(type(message), self._state)
                 self._settle(message)
@@ -291,8 +461,10 @@ class StubSession:
         cause = self._end_cause or self._process.exit_cause
         state, self._state = self._state, StubState.GONE
         self._owner.on_end(self, cause)
-        for lease in self._lent.values():
-            lease.release()
+        self._services.on_gone(self)
+        for place, lease in self._lent.items():
+            for _ in range(1 + self._lent_again[place]):
+                lease.release()
         self._lent.clear()
         self.outputs.close()
         self._progress.close()
@@ -307,6 +479,9 @@ _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Init
 """The state in which a stub is once it has said this."""
 
 _EXECUTES = frozenset({StubState.READY, StubState.FINALIZING})
+
+_FROM_THE_MODEL = frozenset({heard.Respond, heard.Call, heard.CancelCall, *get_args(heard.Question)})
+"""What a model causes, beside being executed; the rest is between stub and host."""
 
 
 def unhealthy(instance_name: str, cause: str) -> str:

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.instance.affinity import pin
+from pybackend.observability.model_output import ModelOutput
+from pybackend.observability.output_pipe import OutputPipe
 
 _SOCKET_BUFFER_BYTES = 1024 * 1024
 """Room for a turn's frame, so that the host rarely has to keep a rest."""
 
+_OUTPUT_BUFFER_BYTES = 256 * 1024
+"""What a model can print while the host is busy. More would soon use up what one user's pipes may take together, 64 MB, and
+then all of them shrink."""
+
 _LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
+
+_ONE_NUDGE = (1).to_bytes(8, sys.byteorder)
+"""What is written to an eventfd to count one more."""
 
 _STAT_FLAGS, _PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the kernel's flags, counted from behind the name, and the one for a dying process."""
 
 
 class StubProcess:
-    """A started stub and the host's end of its socket."""
+    """A started stub, the host's end of its socket, and of the pipe that it prints into."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, nudges: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, nudges: int, output: int) -> None:
         self._process = process
         self._nudges = nudges
+        self._output = OutputPipe(output, process.pid)
         self.socket = sock
         self.pid = process.pid
         self._pidfd: int | None = None
@@ -40,12 +53,22 @@ class StubProcess:
         self._loop = loop
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._exited)
+        self._output.start(loop)
+
+    def send_output_to(self, output: ModelOutput) -> None:
+        """Say which instance this process is going to be, before :meth:`watch`; what it said so far counts too."""
+        self._output.output = output
+
+    def read_output(self) -> None:
+        """Write what the process has said so far into the log, before the host says something about it."""
+        self._output.read_now()
 
     def _exited(self) -> None:
         self._unwatch()
         self._process.wait()
         self._close_nudges()
         self._kill_group()
+        self._output.finish()
         if self._on_exit is not None:
             self._on_exit()
 
@@ -86,9 +109,12 @@ class StubProcess:
 
     def nudge(self) -> None:
         """Ask a stub that computes to send the answers that it has kept."""
+        # The stub holds the same counter: one that has filled it to the brim must not make the host wait.
         if self._nudges >= 0:
-            with suppress(BlockingIOError, BrokenPipeError):  # it was asked often enough, or is gone
-                os.write(self._nudges, b"\0")
+            counter = select.poll()
+            counter.register(self._nudges, select.POLLOUT)
+            if counter.poll(0):
+                os.write(self._nudges, _ONE_NUDGE)
 
     def _close_nudges(self) -> None:
         if self._nudges >= 0:
@@ -112,6 +138,7 @@ class StubProcess:
         self._close_nudges()
         self.socket.close()
         self._process.wait()
+        self._output.finish()
 
 
 class StubLauncher:
@@ -131,18 +158,27 @@ class StubLauncher:
         for _ in range(count):
             self._spare.append(self._spawn())
 
-    def start(self) -> StubProcess:
+    def start(self, cores: Collection[int] = ()) -> StubProcess:
         """A stub that has said nothing yet.
+
+        Args:
+            cores: where it may run; everywhere if there are none.
 
         Raises:
             ModelLoadError: the process cannot be started.
         """
+        stub = self._take_spare() or self._spawn()
+        if cores:
+            pin(stub.pid, cores)
+        return stub
+
+    def _take_spare(self) -> StubProcess | None:
         while self._spare:
             stub = self._spare.pop(0)
             if not stub.exit_cause:
                 return stub
             stub.discard()
-        return self._spawn()
+        return None
 
     def close(self) -> None:
         """End the stubs that nobody asked for."""
@@ -156,29 +192,39 @@ class StubLauncher:
                 our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
                 ours.enter_context(our_end)
                 theirs.enter_context(their_end)
-                their_nudges, our_nudges = os.pipe()
-                ours.callback(os.close, our_nudges)
-                theirs.callback(os.close, their_nudges)
+                nudges = os.eventfd(0, os.EFD_CLOEXEC)
+                ours.callback(os.close, nudges)
+                our_output, their_output = _output_pipe()
+                ours.callback(os.close, our_output)
+                theirs.callback(os.close, their_output)
                 for end in (our_end, their_end):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
                 our_end.setblocking(False)
-                os.set_blocking(our_nudges, False)
-                process = self._execute([their_end.fileno(), their_nudges])
+                process = self._execute([their_end.fileno(), nudges], their_output)
             except OSError as error:
                 raise ModelLoadError(
                     f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
                 ) from error
             ours.pop_all()
-        return StubProcess(process, our_end, our_nudges)
+        return StubProcess(process, our_end, nudges, our_output)
 
-    def _execute(self, inherited: list[int]) -> subprocess.Popen[bytes]:
+    def _execute(self, inherited: list[int], output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [self._python, "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=inherited,
             env=stub_environment(os.environ),
             start_new_session=True,
         )
+
+
+def _output_pipe() -> tuple[int, int]:
+    ours, theirs = os.pipe()
+    with suppress(OSError):  # this user has many pipes: then a model waits for the host a little sooner
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _OUTPUT_BUFFER_BYTES)
+    return ours, theirs
 
 
 def stub_environment(host: os._Environ[str]) -> dict[str, str]:

@@ -23,12 +23,16 @@ IDLE_NS = 10_000_000_000
 
 
 class ArenaLease:
-    """A block of input memory with one owner; see :class:`pybackend.inference.tensor.Lease`."""
+    """A block of input memory; see :class:`pybackend.inference.tensor.Lease`.
 
-    __slots__ = ("_arena", "_private", "memory", "nbytes", "offset", "segment")
+    It has one owner, unless it was shared: then it goes back with the last of them.
+    """
+
+    __slots__ = ("_arena", "_owners", "_private", "memory", "nbytes", "offset", "segment")
 
     def __init__(self, arena: TensorArena, memory: Segment, offset: int, nbytes: int) -> None:
         self._arena: TensorArena | None = arena
+        self._owners = 1
         self._private: bytearray | None = None if memory.sealed else bytearray(nbytes)
         self.memory = memory
         self.segment = memory.number
@@ -47,8 +51,15 @@ class ArenaLease:
         if self._private is not None:
             self.memory.write(self.offset, self._private)
 
+    def share(self) -> None:
+        """Have one owner more, who is to release it too."""
+        self._owners += 1
+
     def release(self) -> None:
         """Give the block back. Every further call does nothing."""
+        if self._owners > 1:
+            self._owners -= 1
+            return
         arena, self._arena = self._arena, None
         if arena is not None:
             self._private = None
@@ -90,6 +101,10 @@ class TensorArena:
         offset = self._segments[segment.number][1].allocate(nbytes)
         assert offset is not None
         return ArenaLease(self, segment, offset, nbytes)
+
+    def owns(self, lease: ArenaLease) -> bool:
+        """True if a lease is from here."""
+        return lease.segment in self._segments
 
     def give_back(self, segment: Segment, offset: int) -> None:
         """Free a block; called by its lease."""

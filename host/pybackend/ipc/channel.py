@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from pybackend.ipc.stub_messages import Message, decode
+from pybackend.ipc.turn import turn_of
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import HEADER, MOST_DESCRIPTORS, Frame, FrameDecoder
 
@@ -28,9 +29,12 @@ _encode_msgpack = msgspec.msgpack.Encoder().encode
 OnMessages = Callable[[list[Message], bytearray], None]
 OnEnd = Callable[[RemoteProtocolError | None], None]
 
-FRAMES_AT_ONCE = 32
-"""How many frames of one stub are handled in a turn of the loop. An answer is a frame, and seldom are there more than a
-few; a model that logs without end must leave the loop to others now and then."""
+MESSAGES_AT_ONCE = 256
+"""About how many messages of one stub are handled in a turn of the loop. Seldom are there more than a few; a model that
+calls others without end must leave the loop to them now and then."""
+
+MOST_BACKLOG_BYTES = 256 * 1024 * 1024
+"""What may wait for a stub that does not read. So much is there only for one that asks without end and reads no answer."""
 
 MOST_MESSAGES = 1024
 """In one frame; a stub puts less than a hundred into one."""
@@ -39,7 +43,7 @@ MOST_MESSAGES = 1024
 class StubChannel:
     """Frames to and from one stub.
 
-    Messages posted in one turn of the loop leave in one frame. Nothing here ever waits for the stub: what its socket does
+    Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits for the stub: what its socket does
     not take at once is kept and sent when it drains; how much that can be is bounded by what the scheduler sends.
     """
 
@@ -47,6 +51,7 @@ class StubChannel:
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, on_messages: OnMessages, on_end: OnEnd
     ) -> None:
         self._loop = loop
+        self._turn = turn_of(loop)
         self._socket = sock
         self._descriptor = sock.fileno()
         self._on_messages = on_messages
@@ -58,7 +63,7 @@ class StubChannel:
         self._tail_bytes = 0
         self._descriptors: list[int] = []
         self._backlog = bytearray()
-        self._postponed: deque[Frame] = deque()
+        self._arrived: deque[Frame] = deque()
         self._open = True
         loop.add_reader(self._descriptor, self._readable)
 
@@ -66,6 +71,22 @@ class StubChannel:
     def is_open(self) -> bool:
         """False after the end of file, a broken contract, or :meth:`close`."""
         return self._open
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        return len(self._backlog)
+
+    @property
+    def has_unread(self) -> bool:
+        """True if the stub has not read everything yet that was posted; False once the channel is closed."""
+        if not self._open:
+            return False
+        if self._messages or self._backlog:
+            return True
+        unread = array.array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.TIOCOUTQ, unread)
+        return unread[0] > 0
 
     def use_codec(self, name: str) -> None:
         """Encode and decode with this codec from the next frame on."""
@@ -76,7 +97,7 @@ class StubChannel:
         if not self._open:
             return
         if not self._messages:
-            self._loop.call_soon(self.flush)
+            self._turn.soon(self.flush)
         self._messages.append(message)
 
     def post_descriptor(self, message: Sequence[Any], descriptor: int) -> None:
@@ -111,17 +132,23 @@ class StubChannel:
         self._messages.clear()
         self._tail.clear()
         self._tail_bytes = 0
-        if self._backlog:
-            self._backlog += data
+        if not self._backlog:
+            sent = self._send(data)
+            if sent == len(data):
+                return
+            self._loop.add_writer(self._descriptor, self._writable)
+            self._backlog += memoryview(data)[sent:]
         else:
-            self._send(data)
+            self._backlog += data
+            if len(self._backlog) > MOST_BACKLOG_BYTES:
+                self._end(RemoteProtocolError(f"{len(self._backlog)} bytes wait for the stub, which does not read"))
 
     def close(self) -> None:
         """Stop reading and writing; the stub sees the end of file."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._descriptor)
-            self._postponed.clear()
+            self._arrived.clear()
             if self._backlog:
                 self._loop.remove_writer(self._descriptor)
             self._socket.close()
@@ -135,22 +162,23 @@ class StubChannel:
         unread = array.array("i", [0])
         if self._open:
             fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
-        while self._open and (self._postponed or unread[0] > 0):
-            if not self._postponed:
+        while self._open and (self._arrived or unread[0] > 0):
+            if not self._arrived:
                 unread[0] -= self._read() or unread[0]
-            self._handle_postponed()
+            self._handle_arrived()
         self._end(None)
 
-    def _send(self, data: bytes | bytearray) -> None:
+    def _send(self, data: bytes | bytearray) -> int:
+        """Send what the socket takes; returns how much that is, all of it if the other end is gone."""
         try:
-            sent = self._send_with_descriptors(memoryview(data)) if self._descriptors else self._socket.send(data)
+            if not self._descriptors:
+                return self._socket.send(data)
+            with memoryview(data) as view:
+                return self._send_with_descriptors(view)
         except BlockingIOError:
-            sent = 0
+            return 0
         except OSError:
-            return  # the other end is gone: reading tells, after what it said last
-        if sent < len(data):
-            self._backlog += memoryview(data)[sent:]
-            self._loop.add_writer(self._descriptor, self._writable)
+            return len(data)  # reading tells, after what it said last
 
     def _send_with_descriptors(self, data: memoryview) -> int:
         """Send what the socket takes; all groups of descriptors but the last travel with a single byte each."""
@@ -172,9 +200,9 @@ class StubChannel:
         del self._descriptors[:count]
 
     def _writable(self) -> None:
-        data, self._backlog = self._backlog, bytearray()
-        self._loop.remove_writer(self._descriptor)
-        self._send(data)
+        del self._backlog[: self._send(self._backlog)]
+        if not self._backlog:
+            self._loop.remove_writer(self._descriptor)
 
     def _readable(self) -> None:
         self._read()
@@ -191,43 +219,41 @@ class StubChannel:
             self._end(None)
             return 0
         try:
-            frames = self._decoder.received(count)
-            if len(frames) > FRAMES_AT_ONCE:
-                self._postpone(frames)
-                return count
-            for frame in frames:
-                self._handle(frame)
+            self._arrived.extend(self._decoder.received(count))
         except RemoteProtocolError as error:
             self._end(error)
+        self._handle_arrived()
+        if self._arrived:  # the rest in other turns; reading goes on when all are handled
+            self._loop.remove_reader(self._descriptor)
+            self._loop.call_soon(self._take_turn)
         return count
 
-    def _handle(self, frame: Frame) -> None:
-        messages = decode(self._codec, frame)
-        if len(messages) > MOST_MESSAGES:
-            raise RemoteProtocolError(f"a frame of {len(messages)} messages")
-        self._on_messages(messages, frame.tail)
-
-    def _postpone(self, frames: list[Frame]) -> None:
-        """Handle these in portions, and read on when all are handled."""
-        self._postponed.extend(frames)
-        self._loop.remove_reader(self._descriptor)
-        self._loop.call_soon(self._take_turn)
+    def _handle_arrived(self) -> None:
+        """Handle frames, but not more of them than the loop can bear in one turn."""
+        handled = 0
+        outermost = self._turn.begin()
+        try:
+            while self._arrived and handled < MESSAGES_AT_ONCE:
+                frame = self._arrived.popleft()
+                messages = decode(self._codec, frame)
+                if len(messages) > MOST_MESSAGES:
+                    raise RemoteProtocolError(f"a frame of {len(messages)} messages")
+                self._on_messages(messages, frame.tail)
+                handled += len(messages) or 1
+        except RemoteProtocolError as error:
+            self._end(error)
+        finally:
+            if outermost:
+                self._turn.end()
 
     def _take_turn(self) -> None:
-        self._handle_postponed()
+        self._handle_arrived()
         if not self._open:
             return
-        if self._postponed:
+        if self._arrived:
             self._loop.call_soon(self._take_turn)
         else:
             self._loop.add_reader(self._descriptor, self._readable)
-
-    def _handle_postponed(self) -> None:
-        try:
-            for _ in range(min(FRAMES_AT_ONCE, len(self._postponed))):
-                self._handle(self._postponed.popleft())
-        except RemoteProtocolError as error:
-            self._end(error)
 
     def _end(self, error: RemoteProtocolError | None) -> None:
         if self._open:

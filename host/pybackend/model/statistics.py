@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from pybackend.inference.request import InferenceRequest
+from pybackend.instance.execution import ExecutionTimes
+from pybackend.scheduler.scheduler import BatchReason
 
 
 class FailureReason(StrEnum):
@@ -28,7 +33,12 @@ class ModelStatistics:
         compute_output_ns: from the end of ``execute`` until the host has the outputs.
         inference_count: sum of the batch sizes of executed requests.
         execution_count: calls of ``execute``.
+        cache_hit_count: requests answered from the response cache.
+        cache_hit_ns: spent looking those up.
+        cache_miss_count: requests that had to be executed although their model uses the cache.
+        cache_miss_ns: spent looking those up and inserting their responses.
         failures: failed requests by reason.
+        batches: batches that the dynamic batcher has sent, by the reason why they did not grow.
         load_duration_ns: how long the load took.
     """
 
@@ -40,5 +50,40 @@ class ModelStatistics:
     compute_output_ns: int = 0
     inference_count: int = 0
     execution_count: int = 0
+    cache_hit_count: int = 0
+    cache_hit_ns: int = 0
+    cache_miss_count: int = 0
+    cache_miss_ns: int = 0
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
+    batches: Counter[BatchReason] = field(default_factory=Counter)
     load_duration_ns: int = 0
+
+    def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
+        """Count requests of one execution that were answered with a result just now.
+
+        Args:
+            count: how many.
+            executed: the sum of their batch sizes.
+            queued_ns: the sum of the times at which they were queued.
+            times: of the execution.
+            now_ns: when they were answered.
+        """
+        self.success_count += count
+        self.inference_count += executed
+        self.success_ns += now_ns * count - queued_ns
+        self.queue_ns += times.began_ns * count - queued_ns
+        self.compute_input_ns += (times.infer_start_ns - times.began_ns) * count
+        self.compute_infer_ns += (times.infer_end_ns - times.infer_start_ns) * count
+        self.compute_output_ns += max(0, now_ns - times.infer_end_ns) * count
+
+    def add_success(self, request: InferenceRequest, times: ExecutionTimes, now_ns: int) -> None:
+        """Count a request that was answered by a response sender; what it sent after ``execute`` is no output time."""
+        self.add_successes(1, request.batch_size, request.queued_ns, times, now_ns)
+        self.compute_output_ns -= max(0, now_ns - times.infer_end_ns)
+
+    def add_pass(self, batch_size: int, took_ns: int) -> None:
+        """Count a request that other models have answered: waiting and computing are counted there."""
+        self.success_count += 1
+        self.inference_count += batch_size
+        self.execution_count += 1
+        self.success_ns += took_ns

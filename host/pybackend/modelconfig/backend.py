@@ -1,4 +1,4 @@
-"""Which backend a configuration means, said or inferred, and whether this server has it. First step of a load."""
+"""Which backend a configuration means, said or inferred. First step of a load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
 
@@ -68,11 +68,11 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
     return backend
 
 
-def check_backend(config: ModelConfig) -> None:
-    """Refuse a configuration whose platform and backend contradict each other, or that is not for Python.
+def check_backend(config: ModelConfig) -> str:
+    """The backend of a configuration whose platform and backend do not contradict each other.
 
     Raises:
-        ModelConfigError: with UNSUPPORTED where the configuration is right, but not for this server.
+        ModelConfigError: they do, or there is neither.
     """
     name, platform, backend, source = config.name, config.platform, config.backend, config.source
     if not platform and not backend:
@@ -87,10 +87,4 @@ def check_backend(config: ModelConfig) -> None:
             f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}. A Python model has no 'platform' "
             f"({source})"
         )
-    if (backend or _BACKEND_OF_PLATFORM[platform]) != PYTHON:
-        raise ModelConfigError(
-            f"unable to find backend library for backend '{backend or _BACKEND_OF_PLATFORM[platform]}' of model "
-            f"'{name}': this server runs models of the Python backend only, with backend: \"python\" and a model.py "
-            f"({source})",
-            ErrorCode.UNSUPPORTED,
-        )
+    return backend or _BACKEND_OF_PLATFORM[platform]

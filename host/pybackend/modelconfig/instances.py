@@ -28,6 +28,11 @@ class InstanceSpec:
     passive: bool
     host_policy: str
 
+    @property
+    def policy_name(self) -> str:
+        """The host policy that applies: the configured one, or the kind's own."""
+        return self.host_policy or (f"gpu_{self.device_id}" if self.kind == "GPU" else self.kind.lower())
+
 
 def instances(config: ModelConfig) -> list[InstanceSpec]:
     """All instances of a finished configuration, in configured order."""

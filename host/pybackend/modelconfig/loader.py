@@ -6,6 +6,7 @@ that code added, fills the defaults and checks the whole.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,39 +14,62 @@ from typing import Any
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.auto_complete import merge_completed
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_backend, inferred_backend
+from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
-from pybackend.modelconfig.parser import Document, parse_config_json, read_config_file
+from pybackend.modelconfig.parser import Document, parse_config_json, read_config_file, repeated_step_inputs
+from pybackend.modelconfig.python_based import default_environment, find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
 from pybackend.modelconfig.validation import validate, validate_model_file
+from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 
 
-def load_config(model_directory: Path, *, auto_complete: bool) -> ModelConfig:
+def load_config(
+    model_directory: Path,
+    *,
+    auto_complete: bool,
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
+    config_json: str | None = None,
+) -> ModelConfig:
     """What a model's directory says, before its code has been asked.
 
     Args:
         model_directory: its name is the model's name.
         auto_complete: infer what config.pbtxt leaves out, and do without the file if there is none.
+        backend_directory: holds the backends that are written in Python.
+        config_json: what to take in place of config.pbtxt, as JSON text.
 
     Returns:
-        A configuration whose name, backend, model file and version policy can be relied on; the rest is unchecked.
+        A configuration whose name, backend, runtime, model file and version policy can be relied on; the rest is
+        unchecked. Of an ensemble, only name and version policy.
 
     Raises:
         ModelConfigError: the file is missing where it is needed, does not parse, names another model, or asks for what
             this server cannot do.
         ModelLoadError: the directory cannot be read.
     """
-    document, source = _written_document(model_directory, auto_complete)
+    if config_json is None:
+        document, source = _written_document(model_directory, auto_complete)
+    else:
+        source = f"the configuration given to load '{model_directory.name}'"
+        document = parse_config_json(_read_json(config_json, source), source)
     _take_name(document, model_directory.name, source)
     refuse_unserved(from_document(document, source))
+    if from_document(document, source).is_ensemble:
+        if config_json is None:
+            _refuse_repeated_inputs(model_directory)
+        return from_document(with_policies(document), source)
     if not document["backend"] and auto_complete:
         document["backend"] = inferred_backend(document, model_directory)
     if document["backend"] == PYTHON and not document["default_model_filename"]:
         document["default_model_filename"] = DEFAULT_MODEL_FILENAME
+    document["backend"] = check_backend(from_document(document, source))
+    if document["backend"] != PYTHON:
+        document["runtime"] = find_runtime(from_document(document, source), model_directory, backend_directory)
     config = from_document(with_policies(document), source)
-    check_backend(config)
+    refuse_unserved(config, default_environment(config, backend_directory))
     validate_model_file(config)
     return config
 
@@ -66,6 +90,19 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
     refuse_unserved(finished)
     validate(finished, gpu_count)
     return finished.with_warnings(unserved_warnings(finished))
+
+
+def finish_ensemble(config: ModelConfig) -> ModelConfig:
+    """The effective configuration of an ensemble, as far as it does not depend on its parts.
+
+    Args:
+        config: from :func:`load_config`.
+
+    Raises:
+        ModelConfigError: the configuration contradicts itself.
+    """
+    validate_ensemble(config)
+    return config.with_warnings(unserved_warnings(config))
 
 
 def planned_instances(config: ModelConfig, gpu_count: int) -> list[InstanceSpec]:
@@ -89,6 +126,28 @@ def _written_document(model_directory: Path, auto_complete: bool) -> tuple[Docum
     except OSError:
         pass  # reading the file tells why
     return read_config_file(path), str(path)
+
+
+def _refuse_repeated_inputs(model_directory: Path) -> None:
+    path = model_directory / CONFIG_FILENAME
+    for number, model, name in repeated_step_inputs(path):
+        raise ModelConfigError(
+            f"input '{name}' in model '{model}' is mapped to multiple ensemble tensors for ensemble "
+            f"'{model_directory.name}' step {number} ({path})"
+        )
+
+
+def _read_json(text: str, source: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelConfigError(f"failed to read model configuration from {source}: it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelConfigError(
+            f"failed to read model configuration from {source}: expected a JSON object such as "
+            '{"backend": "python"}, got ' + f"{text[:60]}"
+        )
+    return value
 
 
 def _take_name(document: Document, directory_name: str, source: str) -> None:

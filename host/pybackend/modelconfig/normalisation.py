@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybackend.modelconfig.parser import FIELD_NAMES, Document, parse_config_json
+from pybackend.modelconfig.schema import ENSEMBLE_PLATFORM, Scheduling
+from pybackend.modelconfig.sequences import DEFAULT_IDLE_US
 
 
 def with_policies(document: Mapping[str, Any]) -> Document:
-    """A document with its version policy and its pinned memory flags filled: what auto-complete gets to see."""
+    """A document with its version policy and its pinned memory flags filled: what auto-complete gets to see.
+
+    An ensemble has no memory that could be pinned, and must not have the block that says so.
+    """
     policy = document.get("version_policy") or {"latest": {}}
     if policy.get("latest") is not None:
         policy = {"latest": {"num_versions": policy["latest"].get("num_versions", 0) or 1}}
-    optimization = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
-    optimization.update(document.get("optimization", {}))
-    return _replaced(document, {"version_policy": policy, "optimization": optimization})
+    changes: Document = {"version_policy": policy}
+    if Scheduling.ENSEMBLE not in document and document["platform"] != ENSEMBLE_PLATFORM:
+        pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
+        changes["optimization"] = {**pinned, **document.get("optimization", {})}
+    return _replaced(document, changes)
 
 
 def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
@@ -29,7 +36,18 @@ def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
     batching = document.get("dynamic_batching")
     if batching is not None and not batching["preferred_batch_size"] and document["max_batch_size"] > 0:
         changes["dynamic_batching"] = {**batching, "preferred_batch_size": [document["max_batch_size"]]}
+    if "sequence_batching" in document:
+        changes["sequence_batching"] = _sequence_batching(document["sequence_batching"], document["max_batch_size"])
     return _replaced(document, changes)
+
+
+def _sequence_batching(batching: Document, max_batch_size: int) -> Document:
+    idle_us = batching["max_sequence_idle_microseconds"] or DEFAULT_IDLE_US
+    filled = {**batching, "max_sequence_idle_microseconds": idle_us}
+    oldest = batching.get("oldest")
+    if oldest is not None and not oldest["preferred_batch_size"] and max_batch_size > 0:
+        filled["oldest"] = {**oldest, "preferred_batch_size": [max_batch_size]}
+    return filled
 
 
 def _replaced(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Document:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -23,6 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.parse_reason import nearest, parse_reason
@@ -94,6 +98,31 @@ def parse_config_text(text: str, source: str) -> Document:
         reason = parse_reason(str(error), error.GetLine(), error.GetColumn(), text, message.DESCRIPTOR.file.pool)
         raise ModelConfigError(f"failed to read text proto from {source}: {reason}") from None
     return _document(message, f"failed to read text proto from {source}: ")
+
+
+def repeated_step_inputs(path: Path) -> list[tuple[int, str, str]]:
+    """Inputs that an ensemble's config.pbtxt maps more than once: of a repeated key, a map keeps the last and says nothing.
+
+    Args:
+        path: of a file that :func:`read_config_file` could read.
+
+    Returns:
+        Step number, model and input.
+    """
+    file = FileDescriptorProto()
+    _ModelConfig.DESCRIPTOR.file.CopyToProto(file)
+    ensembling = next(each for each in file.message_type if each.name == "ModelEnsembling")
+    for entry in (entry for step in ensembling.nested_type for entry in step.nested_type):
+        entry.options.map_entry = False  # the same text now reads into a list of entries
+    pool = DescriptorPool()
+    pool.Add(file)
+    message: Any = GetMessageClass(pool.FindMessageTypeByName(_ModelConfig.DESCRIPTOR.full_name))()
+    text_format.Parse(path.read_bytes().decode("utf-8-sig"), message)
+    repeated = []
+    for number, step in enumerate(message.ensemble_scheduling.step):
+        uses = Counter(entry.key for entry in step.input_map)
+        repeated += [(number, step.model_name, name) for name, count in uses.items() if count > 1]
+    return repeated
 
 
 def parse_config_json(document: Mapping[str, Any], source: str) -> Document:

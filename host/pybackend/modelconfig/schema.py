@@ -10,6 +10,9 @@ from typing import Any
 
 from pybackend_wire.dtypes import BY_CONFIG_NAME
 
+ENSEMBLE_PLATFORM = "ensemble"
+"""The ``platform`` of models that consist of others."""
+
 
 class Scheduling(StrEnum):
     """How requests reach executions; the names of the one-of in config.pbtxt."""
@@ -139,6 +142,11 @@ class ModelConfig:
     document: Mapping[str, Any]
     source: str
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_ensemble(self) -> bool:
+        """True if the model consists of others, or claims to."""
+        return self.scheduling is Scheduling.ENSEMBLE or self.platform == ENSEMBLE_PLATFORM
 
     def to_json(self) -> str:
         """The document as JSON text: what models get as ``args["model_config"]``."""

@@ -20,6 +20,7 @@ class TensorSignature:
         dims: configured dimensions without the batch dimension; -1 is any size.
         optional: an input that a request may leave out.
         reshape: dimensions as the model has them, where they differ from ``dims``; else None.
+        labels: names of an output's elements, by place.
     """
 
     name: str
@@ -27,6 +28,7 @@ class TensorSignature:
     dims: tuple[int, ...]
     optional: bool = False
     reshape: tuple[int, ...] | None = None
+    labels: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def itemsize(self) -> int:
@@ -88,18 +90,19 @@ class ModelSignature:
         return _reshaped(shape, tensor.reshape, tensor.dims, int(self.max_batch_size > 0))
 
 
-def signature_of(config: ModelConfig) -> ModelSignature:
-    """The signature of a finished configuration."""
+def signature_of(config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None) -> ModelSignature:
+    """The signature of a finished configuration, and of what its label files say."""
+    known = labels or {}
     return ModelSignature(
         config.name,
         config.max_batch_size,
         {tensor.name: _tensor_signature(tensor) for tensor in config.inputs},
-        {tensor.name: _tensor_signature(tensor) for tensor in config.outputs},
+        {tensor.name: _tensor_signature(tensor, known.get(tensor.name, ())) for tensor in config.outputs},
     )
 
 
-def _tensor_signature(tensor: TensorConfig) -> TensorSignature:
-    return TensorSignature(tensor.name, tensor.datatype, tensor.dims, tensor.optional, tensor.reshape)
+def _tensor_signature(tensor: TensorConfig, labels: tuple[bytes, ...] = ()) -> TensorSignature:
+    return TensorSignature(tensor.name, tensor.datatype, tensor.dims, tensor.optional, tensor.reshape, labels)
 
 
 def _reshaped(shape: Sequence[int], pattern: Sequence[int], target: Sequence[int], batch_dims: int) -> Sequence[int]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.schema import ModelConfig, Scheduling
+from pybackend.modelconfig.schema import ModelConfig
 
 
-def refuse_unserved(config: ModelConfig) -> None:
+def refuse_unserved(config: ModelConfig, default_environment: Path | None = None) -> None:
     """Refuse a model that would answer wrongly, or not at all, without what this release does not have.
+
+    Args:
+        config: as far as it is known.
+        default_environment: the packed environment that the model's backend brings for models that name none.
 
     Raises:
         ModelConfigError: UNSUPPORTED; names the field and what to do.
     """
-    for field, advice in _refused(config):
+    refused = _refused(config)
+    if default_environment is not None:
+        install = f"install what the backend needs beside the server and remove {default_environment}"
+        refused.append(("parameters EXECUTION_ENV_PATH", f"{install}, which its models would run in"))
+    for field, advice in refused:
         raise ModelConfigError(
             f"model '{config.name}' asks for {field}, which this release does not support: {advice} ({config.source})",
             ErrorCode.UNSUPPORTED,
@@ -26,19 +36,6 @@ def unserved_warnings(config: ModelConfig) -> tuple[str, ...]:
 
 def _refused(config: ModelConfig) -> list[tuple[str, str]]:
     refused = []
-    if config.scheduling is Scheduling.ENSEMBLE or config.platform == "ensemble":
-        refused.append(("ensemble_scheduling", "call the composing models one after the other from the client"))
-    if config.scheduling is Scheduling.SEQUENCE_BATCHING:
-        refused.append(
-            ("sequence_batching", "requests of one sequence would reach different instances and lose their state")
-        )
-    if config.decoupled:
-        refused.append(
-            (
-                "model_transaction_policy { decoupled: true }",
-                "set decoupled to false and return one response per request from execute",
-            )
-        )
     if "model_repository_agents" in config.document:
         refused.append(("model_repository_agents", "what the agents should check would go unchecked"))
     if "EXECUTION_ENV_PATH" in config.parameters:
@@ -50,12 +47,8 @@ def _refused(config: ModelConfig) -> list[tuple[str, str]]:
 
 def _ignored(config: ModelConfig) -> list[str]:
     ignored = []
-    if config.scheduling is Scheduling.DYNAMIC_BATCHING:
-        ignored.append("dynamic_batching is not supported yet, the model runs unbatched: one request per execution")
-    if config.response_cache_enabled:
-        ignored.append("response_cache is not supported yet, every request is executed")
-    if config.document["model_warmup"]:
-        ignored.append("model_warmup is not supported yet, the model becomes ready without having run its samples")
+    if config.response_cache_enabled and config.is_ensemble:
+        ignored.append("the response_cache of an ensemble is not supported, its parts may have it")
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
         ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
     return ignored

@@ -9,7 +9,9 @@ from math import prod
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.modelconfig.backend import PYTHON
 from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, TensorConfig
+from pybackend.modelconfig.sequences import sequence_faults
 
 _VARIABLE = -1
 _BATCH_INPUT_TYPES = ("TYPE_INT32", "TYPE_FP32")
@@ -22,14 +24,8 @@ def validate_model_file(config: ModelConfig) -> None:
     Raises:
         ModelConfigError: UNSUPPORTED for a parameter's value, else INVALID_ARG.
     """
-    filename = config.default_model_filename
-    if not filename.endswith(".py"):
-        raise _wrong(
-            config, f"Model name must end with '.py'. Model name is \"{filename}\".", "See default_model_filename."
-        )
-    # One level up is the model's directory, where a file that versions share may lie.
-    if os.path.isabs(filename) or os.path.normpath(os.path.join("version", filename)).startswith(".."):
-        raise _wrong(config, f"'default_model_filename' \"{filename}\" of {config.name} leaves the model's directory")
+    if config.backend == PYTHON:  # the file of another backend is the backend's own
+        _validate_filename(config)
     force_cpu = config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
     if force_cpu not in _YES_OR_NO:
         text = f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {force_cpu}'"
@@ -39,6 +35,17 @@ def validate_model_file(config: ModelConfig) -> None:
         if value not in _YES_OR_NO:
             text = f"Incorrect value for {name}: '{value}'."
             raise _wrong(config, text, 'It is "yes" or "no".', ErrorCode.UNSUPPORTED)
+
+
+def _validate_filename(config: ModelConfig) -> None:
+    filename = config.default_model_filename
+    if not filename.endswith(".py"):
+        raise _wrong(
+            config, f"Model name must end with '.py'. Model name is \"{filename}\".", "See default_model_filename."
+        )
+    # One level up is the model's directory, where a file that versions share may lie.
+    if os.path.isabs(filename) or os.path.normpath(os.path.join("version", filename)).startswith(".."):
+        raise _wrong(config, f"'default_model_filename' \"{filename}\" of {config.name} leaves the model's directory")
 
 
 def validate(config: ModelConfig, gpu_count: int) -> None:
@@ -51,15 +58,16 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
     Raises:
         ModelConfigError: the first rule broken.
     """
-    if config.max_batch_size < 0:
-        text = f"'max_batch_size' must be non-negative value for {config.name}"
-        raise _wrong(config, text, f"It is {config.max_batch_size}.")
-    _validate_tensors(config, "input", config.inputs)
-    _validate_tensors(config, "output", config.outputs)
+    validate_interface(config)
     for batch_input in config.document["batch_input"]:
         _validate_batch_input(config, batch_input)
     if "dynamic_batching" in config.document:
         _validate_dynamic_batching(config, config.document["dynamic_batching"])
+    if "sequence_batching" in config.document:
+        for text, advice in sequence_faults(config):
+            raise _wrong(config, text, advice)
+    if config.response_cache_enabled:
+        _validate_response_cache(config)
     for group in config.instance_groups:
         _validate_instance_group(config, group, gpu_count)
     if all(group.passive for group in config.instance_groups):
@@ -68,6 +76,19 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
         )
     for control in config.document.get("model_metrics", {}).get("metric_control", ()):
         _validate_metric_control(config, control)
+
+
+def validate_interface(config: ModelConfig) -> None:
+    """Check the part of a configuration that requests are held against: batch size, inputs, outputs.
+
+    Raises:
+        ModelConfigError: the first rule broken.
+    """
+    if config.max_batch_size < 0:
+        text = f"'max_batch_size' must be non-negative value for {config.name}"
+        raise _wrong(config, text, f"It is {config.max_batch_size}.")
+    _validate_tensors(config, "input", config.inputs)
+    _validate_tensors(config, "output", config.outputs)
 
 
 def _wrong(
@@ -184,6 +205,19 @@ def _dynamic_batching_faults(batching: Mapping[str, Any], max_batch_size: int) -
         for policy in (batching.get("default_queue_policy", {}), *policies.values()):
             if policy.get("timeout_action") == "DELAY":
                 yield "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
+
+
+def _validate_response_cache(config: ModelConfig) -> None:
+    reasons = {
+        "sequence batching scheduler": "sequence_batching" in config.document,
+        "'decoupled' transaction policy": config.decoupled,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise _wrong(
+            config,
+            f"Response Cache does not currently support model {config.name} with {reason}. Please disable the response "
+            "cache.",
+        )
 
 
 def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_count: int) -> None:

@@ -13,6 +13,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
 from pybackend.protocol.json_document import (
     MAX_NESTING,
@@ -67,7 +68,7 @@ class DocumentReader:
         binary_bytes = sum(size for _, size in binary_inputs)
         if self.available_bytes is not None and self.available_bytes != binary_bytes:
             raise body_size_error(binary_inputs, self.available_bytes, request.model_name)
-        wanted_format = _read_outputs(document, request, binary_default)
+        wanted_format = self._read_outputs(document, request, binary_default)
         return InferPlan(request, binary_inputs, binary_bytes, wanted_format)
 
     def _read_head(self, document: Any, request: InferenceRequest) -> bool:
@@ -121,6 +122,22 @@ class DocumentReader:
                 "passing inputs in binary data format. The header's full name is Inference-Header-Content-Length."
             )
         return tensor, size
+
+    def _read_outputs(self, document: dict[str, Any], request: InferenceRequest, binary_default: bool) -> OutputFormat:
+        forms: dict[str, bool] = {}
+        classes: dict[str, ClassRequest] = {}
+        for item in as_array(document.get("outputs", []), "outputs"):
+            name = as_string(member(item, "name"), "name")
+            if name in forms:
+                raise _invalid(f"{request_prefix(request.id)}output '{name}' already exists in request")
+            parameters = as_object(item.get("parameters", {}), "parameters")
+            forms[name] = _output_is_binary(parameters, binary_default)
+            count = _class_count(parameters)
+            if count and name in self.signature.outputs:  # for others, the validation has the text
+                labels = self.signature.outputs[name].labels
+                classes[name] = ClassRequest(count, self.signature.max_batch_size > 0, labels)
+        request.requested_outputs = tuple(forms)
+        return output_format(forms, binary_default, classes)
 
     def _encode_data(self, tensor: InputTensor, data: Any, count: int) -> bytes:
         """Wire bytes of a JSON ``data`` member."""
@@ -209,20 +226,12 @@ def _check_double(value: float) -> None:
         raise InferenceError("Unable to parse 'data': Number too big to be stored in double.") from None
 
 
-def _read_outputs(document: dict[str, Any], request: InferenceRequest, binary_default: bool) -> OutputFormat:
-    forms: dict[str, bool] = {}
-    for item in as_array(document.get("outputs", []), "outputs"):
-        name = as_string(member(item, "name"), "name")
-        if name in forms:
-            raise _invalid(f"{request_prefix(request.id)}output '{name}' already exists in request")
-        parameters = as_object(item.get("parameters", {}), "parameters")
-        forms[name] = _output_is_binary(name, parameters, binary_default)
-    request.requested_outputs = tuple(forms)
-    return output_format(forms, binary_default)
+def _class_count(parameters: dict[str, Any]) -> int:
+    return as_unsigned(parameters.get("classification", 0), "classification")
 
 
-def _output_is_binary(name: str, parameters: dict[str, Any], binary_default: bool) -> bool:
-    classes = as_unsigned(parameters.get("classification", 0), "classification")
+def _output_is_binary(parameters: dict[str, Any], binary_default: bool) -> bool:
+    classes = _class_count(parameters)
     binary = as_bool(parameters.get("binary_data", False), "binary_data")
     if _REGION in parameters:
         if classes:
@@ -230,12 +239,6 @@ def _output_is_binary(name: str, parameters: dict[str, Any], binary_default: boo
         if binary:
             raise _invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         raise _unknown_region(parameters[_REGION])
-    if classes:
-        raise InferenceError(
-            f"classification of output '{name}' is not supported: leave 'classification' out of its parameters and "
-            "sort the scores in the client",
-            ErrorCode.UNSUPPORTED,
-        )
     return binary if "binary_data" in parameters else binary_default
 
 

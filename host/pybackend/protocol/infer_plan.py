@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
+from pybackend.protocol.classification import ClassRequest
 
 SMALL_BYTES = 4096
 """Up to here a private copy costs less than keeping a view of somebody else's memory alive."""
@@ -22,13 +23,21 @@ class OutputFormat:
     Attributes:
         binary_default: the form of outputs that ``overrides`` does not name.
         overrides: form by output name, True for binary.
+        classes: by name, the outputs of which the client wants classes and not the tensor; None if there are none.
     """
 
-    __slots__ = ("binary_default", "overrides")
+    __slots__ = ("binary_default", "classes", "overrides")
 
-    def __init__(self, *, binary_default: bool, overrides: Mapping[str, bool] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        binary_default: bool,
+        overrides: Mapping[str, bool] | None = None,
+        classes: Mapping[str, ClassRequest] | None = None,
+    ) -> None:
         self.binary_default = binary_default
         self.overrides = overrides
+        self.classes = classes
 
     def is_binary(self, name: str) -> bool:
         """True if this output is to be appended as raw bytes."""
@@ -41,13 +50,18 @@ ALL_JSON = OutputFormat(binary_default=False)
 ALL_BINARY = OutputFormat(binary_default=True)
 
 
-def output_format(forms: Mapping[str, bool], binary_default: bool) -> OutputFormat:
+def output_format(
+    forms: Mapping[str, bool], binary_default: bool, classes: Mapping[str, ClassRequest] | None = None
+) -> OutputFormat:
     """The format for a request.
 
     Args:
         forms: True for binary, by the name of each output that the client requested; empty if it named none.
         binary_default: the form of outputs that were not named.
+        classes: the outputs of which it wants classes.
     """
+    if classes:
+        return OutputFormat(binary_default=binary_default, overrides=forms, classes=classes)
     wanted = set(forms.values()) or {binary_default}
     if len(wanted) == 1:
         return ALL_BINARY if True in wanted else ALL_JSON

@@ -18,6 +18,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.protocol.classification import classes_of
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json_tensor import FLOATS, decode_values
 from pybackend_wire.bytes_tensor import BytesTensorError
@@ -84,14 +85,15 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         output_format: from the request's plan.
 
     Raises:
-        InferenceError: INVALID_ARG, if a BYTES output asked for as JSON is not text; INTERNAL, if it is no BYTES tensor.
+        InferenceError: INVALID_ARG, if a BYTES output asked for as JSON is not text, or classes are asked of an output
+            that has none; INTERNAL, if it is no BYTES tensor.
     """
     if output_format is ALL_BINARY and not response.id and not response.parameters:
         return _encode_binary(response)
     outputs: list[_Output] = []
     chunks: list[Buffer] = []
     may_hold_nan = False
-    for tensor in response.outputs:
+    for tensor in _wanted(response.outputs, output_format):
         if not output_format.is_binary(tensor.name):
             outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, _json_data(tensor)))
             may_hold_nan = may_hold_nan or tensor.datatype in FLOATS
@@ -110,6 +112,14 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     )
     header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
     return EncodedResponse(header_json, chunks)
+
+
+def _wanted(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Sequence[OutputTensor]:
+    """The outputs, with classes in place of those tensors that the client wants classes of."""
+    classes = output_format.classes
+    if classes is None:
+        return outputs
+    return [classes_of(each, classes[each.name]) if each.name in classes else each for each in outputs]
 
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:

@@ -20,6 +20,7 @@ from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.limits import element_count, shape_text
 from pybackend_wire.bytes_tensor import LENGTH_BYTES
 from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.short_elements import element_starts
 
 _LENGTH = Struct("<I")
 _UNIFORM_COUNT = 64  # from here on, looking for elements of one length pays
@@ -195,6 +196,9 @@ def _check_elements(request: InferenceRequest, tensor: InputTensor, data: Buffer
     wanted = prod(tensor.shape)
     size = len(data)
     if _is_uniform(data, size, wanted):
+        return
+    starts = element_starts(data)
+    if starts is not None and len(starts) == wanted:
         return
     about = f"for inference input '{tensor.name}' for model '{model_name}'"
     unpack = _LENGTH.unpack_from

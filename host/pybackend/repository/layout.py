@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.errors import ServerError
+from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
@@ -21,11 +21,13 @@ class RepositoryScan:
     """The models of all repositories.
 
     Attributes:
+        repositories: the directories that were looked into.
         models: directory by model name, sorted by name; without the duplicates.
         duplicates: directories by model name for names that occur in several repositories; none of them is served.
         warnings: one sentence each, for the log.
     """
 
+    repositories: tuple[Path, ...]
     models: Mapping[str, Path]
     duplicates: Mapping[str, tuple[Path, ...]]
     warnings: tuple[str, ...]
@@ -57,7 +59,20 @@ def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
             f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
         )
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
-    return RepositoryScan(models, duplicates, tuple(warnings))
+    return RepositoryScan(tuple(repositories), models, duplicates, tuple(warnings))
+
+
+def model_directory(scan: RepositoryScan, name: str) -> Path:
+    """Where a model lies.
+
+    Raises:
+        ModelLoadError: nowhere, or in several repositories.
+    """
+    if name in scan.duplicates:
+        raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")
+    if name not in scan.models:
+        raise ModelLoadError(f"there is no directory '{name}' in {', '.join(map(str, scan.repositories))}")
+    return scan.models[name]
 
 
 def _model_names(repository: Path) -> list[str]:

@@ -5,24 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
+from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-
-
-class BatchExecutor(Protocol):
-    """An instance, as far as a scheduler cares."""
-
-    @property
-    def is_idle(self) -> bool:
-        """True if an execution would start at once."""
-
-    @property
-    def room(self) -> int:
-        """How many short executions may be sent ahead although another one runs."""
-
-    def execute(self, batch: list[PendingRequest]) -> None:
-        """Run ``execute`` on these requests."""
+from pybackend.ipc.turn import turn_of
+from pybackend.scheduler.scheduler import BatchExecutor
 
 
 class DefaultScheduler:
@@ -33,7 +20,7 @@ class DefaultScheduler:
     """
 
     def __init__(self, instances: Sequence[BatchExecutor]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._turn = turn_of(asyncio.get_running_loop())
         self._instances = instances
         self._queue: deque[PendingRequest] = deque()
         self._next = 0
@@ -48,11 +35,24 @@ class DefaultScheduler:
         self._queue.append(pending)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._dispatch_scheduled)
+            self._turn.soon(self._dispatch_scheduled)
 
-    def requeue(self, pending: Iterable[PendingRequest]) -> None:
-        """Put requests back to where they were: before all that came later."""
-        self._queue.extendleft(reversed(list(pending)))
+    def requeue(self, waiting: Iterable[PendingRequest]) -> None:
+        """Put requests back to where they were: before all that came later, behind all that came before."""
+        returned = list(waiting)
+        latest_ns = max((_arrival(pending) for pending in returned), default=0)
+        queue = self._queue
+        # Others may be back already: what an instance was sent ahead comes back piece by piece.
+        while queue and _arrival(queue[0]) < latest_ns:
+            returned.append(queue.popleft())
+        queue.extendleft(sorted(returned, key=_arrival, reverse=True))
+
+    def reschedule(self, pending: PendingRequest) -> None:
+        """Take a request once more, after those that wait."""
+        self.enqueue(pending)
+
+    def on_lost(self, instance: object, error: InferenceError) -> None:
+        """Any other instance does as well."""
 
     def remove(self, pending: PendingRequest) -> None:
         """Forget a request that waits."""
@@ -69,21 +69,32 @@ class DefaultScheduler:
         queue, instances = self._queue, self._instances
         if not queue:
             return
-        # The instance that was idle for longest comes first.
-        for _ in range(len(instances)):
+        # The instance that was idle for longest comes first; one that runs several executions at once may come again.
+        busy = 0
+        while busy < len(instances):
             instance = instances[self._next % len(instances)]
             self._next += 1
-            if instance.is_idle:
-                instance.execute([queue.popleft()])
-                if not queue:
-                    return
+            if not instance.is_idle:
+                busy += 1
+                continue
+            busy = 0
+            instance.execute([queue.popleft()])
+            if not queue:
+                return
         for instance in sorted(instances, key=_room, reverse=True) if len(instances) > 1 else instances:
             for _ in range(min(instance.room, len(queue))):
                 instance.execute([queue.popleft()])
 
+    def close(self) -> None:
+        """Nothing will be enqueued any more."""
+
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
         self.dispatch()
+
+
+def _arrival(pending: PendingRequest) -> int:
+    return pending.request.queued_ns
 
 
 def _room(instance: BatchExecutor) -> int:

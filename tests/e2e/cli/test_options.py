@@ -9,6 +9,7 @@ import pytest
 
 from pybackend.cli.options import UsageError, parse
 from pybackend.errors import ServerError
+from pybackend.settings import CacheSettings, DebugSettings
 
 WRONG = {
     "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x".'),
@@ -36,6 +37,14 @@ WRONG = {
         f'Bad option: "--model-memory-limit". Provided option value is out of bound. Got {2**64}',
     ),
     "a flag without its value": (("serve", "--http-port"), 'Bad option: "--http-port". expected one argument'),
+    "a control mode that is none": (
+        ("serve", "--model-control-mode=some"),
+        'Bad option: "--model-control-mode". Invalid model control mode: some. Write none or explicit',
+    ),
+    "a control mode that is not there yet": (
+        ("serve", "--model-control-mode", "poll"),
+        'Bad option: "--model-control-mode". This release does not poll repositories.',
+    ),
     "a verbosity that is none": (
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
@@ -54,6 +63,22 @@ CONTRADICTIONS = {
     "a negative input limit": (
         ("serve", "models", "--http-max-input-size=-1"),
         "Error: --http-max-input-size must be greater than 0.",
+    ),
+    "a model to load without control of models": (
+        ("serve", "models", "--load-model=a"),
+        "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+    ),
+    "all models and one of them": (
+        ("serve", "models", "--model-control-mode=explicit", "--load-model=*", "--load-model=a"),
+        "error: Wildcard model name '*' must be the ONLY startup model if specified at all.",
+    ),
+    "how to debug without what": (
+        ("serve", "models", "--debug-wait"),
+        "Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.",
+    ),
+    "where to debug without what": (
+        ("serve", "models", "--debug-port=0"),
+        "Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.",
     ),
     "one port for two services": (
         ("serve", "models", "--http-port=8000", "--metrics-port=8000"),
@@ -96,7 +121,15 @@ def test_no_arguments_at_all(pybackend):
 def test_help_lists_every_flag(pybackend):
     done = pybackend("serve", "--help")
     assert done.returncode == 0
-    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.MULTILINE)) == {"--help", *FLAGS}
+    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.MULTILINE)) == {
+        "--help",
+        *FLAGS,
+        *WITHOUT_EFFECT,
+        "--load-model",
+        "--rate-limit-resource",
+        "--debug-port",
+        "--debug-wait",
+    }
 
 
 def test_version(pybackend):
@@ -113,6 +146,7 @@ FLAGS = {
         "more",
         (Path("models").absolute(), Path("more").absolute()),
     ),
+    "--model-control-mode": ("model_control", "none", "explicit", "explicit"),
     "--disable-auto-complete-config": ("auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
     "--strict-readiness": ("strict_readiness", True, "false", False),
@@ -131,7 +165,20 @@ FLAGS = {
     "--log-info": ("log.info", True, "FALSE", False),
     "--log-warning": ("log.warning", True, "Off", False),
     "--log-error": ("log.error", True, "0", False),
+    "--backend-directory": (
+        "backend_directory",
+        Path("/opt/tritonserver/backends"),
+        "backends",
+        Path("backends").absolute(),
+    ),
+    "--debug": ("debug.models", (), "m", ("m",)),
+    "--host-policy": ("host_policies", {}, "cpu,cpu-cores=0", {"cpu": frozenset({0})}),
+    "--rate-limit": ("resource_limits", None, "execution_count", {}),
+    "--max-queued-bytes": ("max_queued_bytes", None, "5", 5),
+    "--cache-config": ("cache", None, "local,size=7", CacheSettings("local", {"size": "7"})),
+    "--response-cache-byte-size": ("cache", None, "7", CacheSettings("local", {"size": "7"})),
 }
+WITHOUT_EFFECT = {"--backend-config"}
 
 
 def setting(arguments, path):
@@ -177,6 +224,25 @@ def test_a_unique_prefix_is_enough():
 def test_repositories_add_up_in_order():
     arguments = ["--model-repository=b", "--model-store", "c"]
     assert setting(arguments, "repositories") == tuple(Path(name).absolute() for name in ("models", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("names", "becomes"),
+    [((), ()), (("a",), ("a",)), (("b", "a", "b"), ("b", "a")), (("*",), None), (("*", "*"), None)],
+)
+def test_models_to_load_at_start(names, becomes):
+    flags = [f"--load-model={name}" for name in names]
+    assert setting(["--model-control-mode=explicit", *flags], "startup_models") == becomes
+
+
+def test_models_to_debug():
+    flags = ["--debug=b", "--debug", "a", "--debug=b"]
+    assert setting(flags, "debug") == DebugSettings(("b", "a"))
+    assert setting([*flags, "--debug-wait", "--debug-port=0"], "debug") == DebugSettings(("b", "a"), 0, waits=True)
+
+
+def test_without_control_all_models_are_loaded():
+    assert setting([], "startup_models") is None
 
 
 def test_metrics_follow_the_address_of_http():

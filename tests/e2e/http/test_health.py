@@ -119,7 +119,12 @@ def test_server_id(half, server):
         ("unknown", 400, "Request for unknown model: 'unknown' is not found"),
         ("unknown/versions/1", 400, "Request for unknown model: 'unknown' is not found"),
         ("good/versions/7", 404, "Request for unknown model: 'good' version 7 is not found"),
-        ("bad", 404, "Request for unknown model: 'bad' has no available versions"),
+        (
+            "bad",
+            404,
+            "Request for unknown model: 'bad' has no available versions. It failed: Internal: ImportError: this model is "
+            "broken on purpose (the server's log has the rest)",
+        ),
         ("bad/versions/1", 503, "Request for unknown model: 'bad' version 1 is not at ready state"),
         ("partly/versions/2", 503, "Request for unknown model: 'partly' version 2 is not at ready state"),
     ],

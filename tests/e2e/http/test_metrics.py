@@ -43,6 +43,10 @@ PER_MODEL = {
         "Instantaneous number of pending requests awaiting execution per-model.",
     ),
     "nv_model_load_duration_secs": ("gauge", "Model load time in seconds"),
+    "pybackend_model_output_dropped_lines_total": (
+        "counter",
+        "Number of lines that models printed or logged and that the server's log did not take",
+    ),
 }
 FAILURES = {"nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes")}
 MACHINE = {

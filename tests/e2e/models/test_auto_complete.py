@@ -210,7 +210,7 @@ REFUSED = {
     "controls_models": (
         'pb_utils.load_model("x")',
         "",
-        "TritonModelException: Failed to load model: model control is not available. This release",
+        "TritonModelException: Failed to load model: model control is not available.",
     ),
     "makes_metrics": (
         'pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)',

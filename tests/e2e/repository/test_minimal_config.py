@@ -69,11 +69,6 @@ CONFLICTS = {
         identity_config(extra="max_batch_size: 4 dynamic_batching { }"),
         "Cannot update scheduling choice from dynamic_batching to sequence_batching when auto-completing.",
     ),
-    "becomes_decoupled": (
-        completing(f'config.set_model_transaction_policy({{"decoupled": True}})\n{TENSORS}'),
-        None,
-        "model 'becomes_decoupled' asks for model_transaction_policy { decoupled: true }",
-    ),
     "unknown_property": (
         completing('config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4], "shape": 1})'),
         None,

@@ -72,15 +72,22 @@ default_model_filename: "model.py"
 cc_model_filenames { key: "7.5" value: "other.py" }
 metric_tags { key: "team" value: "a" }
 parameters { key: "threshold" value { string_value: "0.5" } }
+parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "batchstrategy.so" } }
 model_warmup {
-  name: "w" batch_size: 1 count: 2
+  name: "zero" batch_size: 1 count: 2
   inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 3, 4, 4 ] zero_data: true } }
-  inputs { key: "R" value { data_type: TYPE_FP32 dims: 1 random_data: true } }
-  inputs { key: "F" value { data_type: TYPE_FP32 dims: 1 input_data_file: "f" } }
+}
+model_warmup {
+  name: "random" batch_size: 1
+  inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 3, 1, 4 ] random_data: true } }
+}
+model_warmup {
+  name: "file" batch_size: 1
+  inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 3, 1, 4 ] input_data_file: "f" } }
 }
 model_operations { op_library_filename: "lib.so" }
-model_transaction_policy { decoupled: false }
-response_cache { enable: true }
+model_transaction_policy { decoupled: true }
+response_cache { enable: false }
 model_metrics {
   metric_control {
     metric_identifier { family: "nv_inference_first_response_histogram_ms" }
@@ -89,7 +96,7 @@ model_metrics {
 }
 """
 NOT_THERE = {
-    # Served by name only later, or belongs to other backends; each is refused with its name.
+    # Another choice than the scheduler above, or belongs to other backends and is refused with its name.
     "ModelConfig.platform",
     "ModelConfig.sequence_batching",
     "ModelConfig.ensemble_scheduling",
@@ -110,8 +117,8 @@ ONLY_DEFAULT = {
     # Written above with the one value that there is, or that is served: a message cannot tell it from none.
     "BatchOutput.kind",
     "SecondaryDevice.kind",
-    "ModelTransactionPolicy.decoupled",
     "PinnedMemoryBuffer.enable",
+    "ModelResponseCache.enable",
 }
 TEXT_FORMAT = """# a comment, and no name: the directory's counts
 backend: 'python'   # single quotes
@@ -141,11 +148,22 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([out]) for _ in requests]
 """
 
+NO_RESPONSE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""What a decoupled model may do."""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("good")
-    write_model(repository, "every_field", IDENTITY, EVERY_FIELD)
+    directory = write_model(repository, "every_field", NO_RESPONSE, EVERY_FIELD)
+    (directory / "labels.txt").write_text("a\nb\n")
+    (directory / "warmup").mkdir()
+    (directory / "warmup" / "f").write_bytes(bytes(3 * 4 * 4))
     write_model(repository, "text_format", IDENTITY, TEXT_FORMAT)
     describing = """
         backend: "python"
@@ -199,11 +217,7 @@ def test_every_field_is_parsed_and_shown(server):
 
 @pytest.mark.spec("srv-R11")
 def test_what_is_accepted_without_effect_is_said(server):
-    for text in (
-        "model 'every_field': dynamic_batching is not supported yet, the model runs unbatched",
-        "model 'every_field': response_cache is not supported yet",
-        "model 'every_field': model_warmup is not supported yet",
-    ):
+    for text in ("model 'every_field': parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library",):
         assert len(re.findall(re.escape(text), server.output)) == 1, text
 
 
@@ -303,11 +317,7 @@ WRONG = {
     "other_backend": ('backend: "onnxruntime"' + TENSORS, "unable to find backend library for backend 'onnxruntime'"),
     "pair": ('platform: "onnxruntime_onnx" backend: "python"' + TENSORS, "unexpected 'platform' and 'backend' pair, "
              "got:onnxruntime_onnx, python"),
-    "ensemble": ('platform: "ensemble" ensemble_scheduling { }' + TENSORS, "model 'ensemble' asks for "
-                 "ensemble_scheduling"),
-    "sequences": (more("sequence_batching { }"), "model 'sequences' asks for sequence_batching"),
-    "decoupled": (more("model_transaction_policy { decoupled: true }"), "model 'decoupled' asks for "
-                  "model_transaction_policy { decoupled: true }"),
+    "ensemble": ('platform: "ensemble" ensemble_scheduling { }' + TENSORS, "must specify 'step' for ensemble 'ensemble'"),
     "agents": (more('model_repository_agents { agents { name: "checksum" } }'), "model 'agents' asks for "
                "model_repository_agents"),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from pybackend.ipc.channel import StubChannel
-from pybackend.ipc.stub_messages import FreeInput, Log, NeedOutput
+from pybackend.ipc.stub_messages import FreeInput, NeedOutput, Readiness
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_wire.codec import available, encode_frame
 from pybackend_wire.errors import RemoteProtocolError
@@ -103,9 +103,9 @@ def test_messages_of_one_turn_are_one_frame(codec):
             b"defgh",
         ]
         assert await asyncio.to_thread(stub.receive) == ([[HostMessage.NO_OUTPUT]], b"")
-        stub.send([NEED, (StubMessage.LOG, 1, "f", 2, "ä")], [b"xy", b"z"])
+        stub.send([NEED, (StubMessage.READINESS, False, "ä")], [b"xy", b"z"])
         await end.until(lambda: len(end.messages) == 2)
-        assert (end.messages, end.tails) == ([NeedOutput(5), Log(1, "f", 2, "ä")], [b"xyz"])
+        assert (end.messages, end.tails) == ([NeedOutput(5), Readiness(False, "ä")], [b"xyz"])
         stub.close()
         assert await end.ended() is None
         assert not end.channel.is_open
@@ -286,12 +286,12 @@ def test_owner_that_finds_a_lie():
 def test_a_flood_leaves_the_loop_to_others():
     async def scenario(end):
         stop = threading.Event()
-        line = frame((StubMessage.LOG, 0, "model.py", 1, "on and on")) * 1000
+        talk = frame((StubMessage.READINESS, False, "on and on")) * 1000
 
         def flood():
             while not stop.is_set():
                 try:
-                    end.theirs.sendall(line)
+                    end.theirs.sendall(talk)
                 except OSError:
                     return
 

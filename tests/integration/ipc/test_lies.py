@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode
-from pybackend.inference.request import InferenceRequest
+from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.model.model import ModelState
+from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
 from tests.support.repositories import identity_config, write_model
@@ -24,151 +25,6 @@ BROKE = re.compile(
     r"was killed\."
 )
 SMALL, LARGE = np.ones(4, np.float32), np.ones(10_000, np.float32)
-
-LIES = {
-    # What is said in `execute`, and what the host finds wrong with it.
-    "a block twice in one answer": (
-        "segment = stub.output_segment()\nplace = ['OUT', 'UINT8', [64], segment, 0, 64]\nstub.result(place, place)",
-        "lies in memory that the stub may not use",
-    ),
-    "a block that the host still reads": (
-        # The test keeps the first answer.
-        "if stub.executions == 1:\n    stub.number = stub.output_segment()\n"
-        "stub.result(['OUT', 'UINT8', [64], stub.number, 0, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "an output that begins beyond the segment": (
-        "stub.result(['OUT', 'UINT8', [64], stub.output_segment(), 1 << 20, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "an output that ends beyond the segment": (
-        "stub.result(['OUT', 'UINT8', [64], stub.output_segment(), (1 << 20) - 32, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "an offset at the end of all numbers": (
-        "stub.result(['OUT', 'UINT8', [64], stub.output_segment(), (1 << 63) - 1, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "a size at the end of all numbers": (
-        "stub.result(['OUT', 'UINT8', [(1 << 63) - 1], stub.output_segment(), 0, (1 << 63) - 1])",
-        "lies in memory that the stub may not use",
-    ),
-    "a shape of very many dimensions": (
-        "stub.result(['OUT', 'UINT8', [1 << 62] * 60000, 0, 0, 64])",  # their product would take half a minute
-        "a frame does not decode",
-    ),
-    "an offset beyond all numbers": (
-        "stub.result(['OUT', 'UINT8', [64], 0, 1 << 64, 64])",
-        "a frame does not decode",
-    ),
-    "an output in input memory": (
-        "stub.result(['OUT', 'UINT8', [64], stub.segment(INPUT), 0, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "an output where the executions are counted": (
-        "stub.result(['OUT', 'UINT8', [8], stub.segment(PROGRESS), 0, 8])",
-        "lies in memory that the stub may not use",
-    ),
-    "an output in a segment that was given back": (
-        "segment = stub.output_segment()\nstub.send((DETACHED, segment))\n"
-        "stub.result(['OUT', 'UINT8', [64], segment, 0, 64])",
-        "lies in memory that the stub may not use",
-    ),
-    "memory that the host still reads is given back": (
-        "segment = stub.output_segment()\nstub.result(['OUT', 'UINT8', [64], segment, 0, 64])\n"
-        "stub.send((DETACHED, segment))",
-        "dropped output memory that is still being read",
-    ),
-    "an input is given back twice": (
-        "place = [stub.segment(INPUT), 0]\nstub.send((FREE_INPUT, [place]))\nstub.send((FREE_INPUT, [place]))",
-        "was not lent",
-    ),
-    "an input is given back twice in one message": (
-        "stub.send((FREE_INPUT, [[stub.segment(INPUT), 0]] * 2))",
-        "was not lent",
-    ),
-    "a part of an input is given back": ("stub.send((FREE_INPUT, [[stub.segment(INPUT), 64]]))", "was not lent"),
-    "an output beyond the frame": (
-        "stub.result(['OUT', 'UINT8', [5], 0, 0, 5], tail=b'four')",
-        "reaches beyond its frame",
-    ),
-    "a shape that multiplies to a size": (
-        "stub.result(['OUT', 'UINT8', [1 << 62, 1 << 62], 0, 0, 0])",
-        "is no UINT8",
-    ),
-    "a shape without elements and bytes": (
-        "stub.result(['OUT', 'FP32', [0, 1 << 62], 0, 0, 4], tail=b'four')",
-        "is no FP32",
-    ),
-    "the configuration once more": ("stub.send((COMPLETED, {}))", "Completed is out of place while ready"),
-    "the beginning once more": ("stub.send((INITIALIZED,))", "Initialized is out of place while ready"),
-    "a failure to load": ("stub.send((FAILED, 'load', [1, 'too late']))", "Failed is out of place while ready"),
-    "answers in the wrong number": ("stub.send((RESULT, 1, 1, 1, 1, []))", "wrong number of answers"),
-    "another codec": (
-        "stub.socket.sendall(struct.pack('<II', 4, 0) + b'\\x91\\x92\\x28\\x00')",
-        "a frame does not decode",
-    ),
-    "a frame that nobody has room for": (
-        "stub.socket.sendall(struct.pack('<II', 1 << 31, 0))",
-        "frame announces 2147483648 metadata and 0 tail bytes",
-    ),
-}
-"""Code of an ``execute``, by what is wrong with it, and how the host puts it."""
-
-LATE = {
-    # What an execution says that is answered all the same.
-    "times that run backwards": "stub.result(times=((1 << 63) - 1, 5, 3, 0))",
-    "no time at all": "stub.result(times=(0, 0, 0, 0))",
-    "times in the future": "stub.result(times=((1 << 63) - 1,) * 4)",
-    "more executions than there were": "stub.progress((1 << 64) - 1)\nstub.result()",
-    "overlapping outputs": "if stub.executions == 1:\n    stub.number = stub.output_segment()\nsegment = stub.number\n"
-    "stub.result(['OUT', 'UINT8', [100], segment, 0, 100], ['OUT', 'UINT8', [100], segment, 64, 100])",
-    "descriptors": "import socket\nsocket.send_fds(stub.socket, [b''.join((struct.pack('<II', 2, 0), b'[]'))], [0, 1, 2])\nstub.result()",
-    "an empty list of messages": "stub.send()\nstub.result()",
-    "memory that was not asked for": "stub.send((FREE_INPUT, []), (DETACHED, 12345))\nstub.result()",
-}
-
-DEATHS = {
-    # What a process does before it ends, and whether the request counts as begun, which no other process may repeat.
-    "half a frame": ("stub.socket.sendall(b'\\x10\\0\\0\\0\\0\\0\\0\\0[[37')\nos._exit(3)", True),
-    "says that it has begun what nobody sent": ("stub.progress((1 << 64) - 1)\nos._exit(3)", True),
-    "says that it has begun nothing": ("stub.progress(0)\nos._exit(3)", False),
-}
-
-LOADS = {
-    "another version": (
-        "def hello():\n    stub.send((HELLO, 2, 1, '', '', ['json']))",
-        "the model runner speaks version 2 of the protocol",
-    ),
-    "no greeting": ("def hello():\n    stub.send((COMPLETED, None))", "Completed is out of place while starting"),
-    "an answer before the question": ("def hello():\n    stub.result()", "Result is out of place while starting"),
-    "a greeting twice": (
-        "def load(message):\n    stub.send((HELLO, 1, 1, '', '', ['json']))",
-        "Hello is out of place while loading",
-    ),
-    "ready too early": (
-        "def load(message):\n    stub.send((INITIALIZED,))",
-        "Initialized is out of place while loading",
-    ),
-    "an odd configuration": (
-        "def load(message):\n    stub.send((COMPLETED, {'input': 5, 'max_batch_size': []}))",
-        "auto_complete_config",
-    ),
-    "a configuration that is no document": (
-        "def load(message):\n    stub.send((COMPLETED, [1]))",
-        "a frame does not decode",
-    ),
-    "says that it failed, and stays": (
-        "import time\ndef load(message):\n    stub.send((FAILED, 'load', [3, 'on purpose']))\n    time.sleep(1000)",
-        "on purpose",
-    ),
-    "hangs up": ("import time\ndef load(message):\n    stub.socket.close()\n    time.sleep(1000)", "is not healthy"),
-    "fails to begin, and stays": (
-        "import time\ndef initialize(message):\n    stub.send((FAILED, 'initialize', [1, 'not today']))\n    time.sleep(1000)",
-        "not today",
-    ),
-}
-"""Scripts that lie before they are ready, and the reason why the model is not loaded."""
 
 
 def script(code):
@@ -183,11 +39,30 @@ def model_name(what):
 def engine_and_run(tmp_path_factory):
     repository = tmp_path_factory.mktemp("lies")
     scripts = {what: script(code) for what, (code, _) in {**LIES, **DEATHS}.items()}
+    scripts |= {what: script(code) for what, (code, _) in ITERATIVE.items()}
     scripts |= {what: script(code) for what, code in LATE.items()}
     scripts |= {what: code for what, (code, _) in LOADS.items() if "def hello" not in code}
     scripts["ignores the end"] = "import time\ndef finalize():\n    stub.send((FINALIZED,))\n    time.sleep(1000)"
+    scripts["tells its readiness twice"] = (
+        "def initialize(message):\n    stub.send((INITIALIZED, True))\n"
+        "def probe():\n    stub.send((READINESS, False, 'not today'), (READINESS, True, ''))"
+    )
+    scripts["calls when it ends"] = (
+        "def finalize():\n    stub.call(1)\n    stub.until(REPLY)\n    stub.call(2)\n    stub.send((FINALIZED,))\n"
+        "    stub.call(3)"
+    )
+    scripts["calls without end"] = script(
+        "for first in range(0, 1 << 40, 1000):\n"
+        "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None) for n in range(1000)])"
+    )
+    scripts["asks without reading"] = script("while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n' * 1000, '')] * 100)")
+    scripts["callee"] = ""
+    scripts["never"] = "def execute(requests):\n    pass"
     for what, code in scripts.items():
-        write_model(repository, model_name(what), code, identity_config())
+        config = identity_config(extra="sequence_batching { iterative_sequence: true }" if what in ITERATIVE else "")
+        if what == "never":
+            config = config.replace("dims: [ -1 ] }", "dims: [ -1 ] optional: true }", 1)
+        write_model(repository, model_name(what), code, config)
         (repository / model_name(what) / "1/model.py").write_text(code)
     with running_engine(repository, bundle=BUNDLE) as (engine, run):
         yield engine, run
@@ -235,6 +110,29 @@ def test_lies(engine_and_run, what):
         assert [bytes(output.data) for output in answer.outputs] == [bytes(64)] * len(answer.outputs)
         answer.release()
     assert instance.pid != pid
+
+
+@pytest.mark.parametrize("what", ITERATIVE)
+def test_lies_about_another_turn(engine_and_run, what):
+    engine, run = engine_and_run
+    model = engine.model(model_name(what))
+    (instance,) = model.instances
+    pid = instance.pid
+
+    async def scenario():
+        asked = request(model, LARGE)
+        asked.correlation_id, asked.flags = 1, int(RequestFlags.SEQUENCE_START)
+        async with asyncio.timeout(10):
+            answer = await engine.infer(model, asked)
+        await until(lambda: instance.state.value == "ready" and instance.pid != pid)
+        return answer
+
+    answer = run(scenario())
+    if answer.error is None:
+        answer.release()
+    else:
+        assert ITERATIVE[what][1] in answer.error.message
+    assert ITERATIVE[what][1] in instance.death_cause
 
 
 @pytest.mark.parametrize("what", LATE)
@@ -301,6 +199,66 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
         (model,) = engine.repository.models()
         assert model.state is ModelState.UNAVAILABLE
         assert LOADS[what][1] in model.reason
+
+
+def test_calls_without_end(engine_and_run, monkeypatch):
+    """They are bounded, and while they come the loop is there for others."""
+    monkeypatch.setattr("pybackend.frontend.bls.calls.MOST_OPEN_CALLS", 20_000)
+    engine, run = engine_and_run
+    (instance,) = engine.model("calls_without_end").instances
+    waiting_before = engine.model("never").pending_count
+    longest_s = 0.0
+
+    async def scenario():
+        nonlocal longest_s
+        flood = asyncio.create_task(answers(engine, "calls_without_end", SMALL))
+        while not flood.done():
+            began_s = time.monotonic()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        await until(lambda: instance.state.value == "ready")
+        return await flood
+
+    (answer,) = run(scenario())
+    assert BROKE.fullmatch(answer.error.message)
+    assert "too many are" in answer.error.message
+    assert longest_s < 5  # handling all of them at once would take longer, on any machine
+    assert engine.model("never").pending_count == waiting_before
+
+
+def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch):
+    """They would wait in the host for ever, more and more of them."""
+    monkeypatch.setattr("pybackend.ipc.channel.MOST_BACKLOG_BYTES", 4 << 20)
+    engine, run = engine_and_run
+    (answer,) = run(answers(engine, "asks without reading", SMALL))
+    told = BROKE.fullmatch(answer.error.message)
+    assert told, answer.error.message
+    assert "bytes wait for the stub, which does not read" in told[2]
+
+
+def test_readiness_is_told_twice(engine_and_run):
+    engine, run = engine_and_run
+    model = engine.model("tells_its_readiness_twice")
+    (instance,) = model.instances
+    pid = instance.pid
+
+    async def scenario():
+        reason = await model.not_ready_reason()
+        await until(lambda: instance.state.value == "ready" and instance.pid != pid)
+        return reason
+
+    assert run(scenario()) == "not today"
+    assert "readiness that nobody asked for" in instance.death_cause
+
+
+def test_calls_at_the_end(engine_and_run):
+    """While it finalizes a model's threads may still call; what comes after the last word is nobody's concern."""
+    engine, run = engine_and_run
+    pid = engine.model("calls_when_it_ends").instances[0].pid
+    assert run(engine.repository.unload("calls_when_it_ends", 5, 5))
+    assert not Path(f"/proc/{pid}").exists()
+    (answer,) = run(answers(engine, "callee", SMALL))
+    assert answer.error is None
 
 
 def test_one_that_does_not_end(engine_and_run):

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.bls.services import ModelServices
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.bundle import stage_bundle
 from pybackend.instance.stub_process import StubLauncher
-from pybackend.model.model import Model, ModelSource, ModelState
+from pybackend.model.model import ModelState
+from pybackend.model.python_model import PythonModel
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import load_config
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, output_array
@@ -137,7 +140,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
         launcher = StubLauncher(stage_bundle())
         config = load_config(directory, auto_complete=True)
         source = ModelSource("gpus", 1, directory, config, auto_complete=True, memory_limit_bytes=1 << 24, gpu_count=2)
-        model = Model(source, launcher)
+        model = PythonModel(source, launcher, ModelServices())
         await model.load()
         try:
             seen = set()

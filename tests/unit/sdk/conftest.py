@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend_sdk.response import InferenceResponse, InferenceResponseSender
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_sender import InferenceResponseSender
+from pybackend_sdk.response_stream import ResponseStream
 from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
 
 
@@ -33,10 +35,10 @@ class RecordingRuntime(UnavailableRuntime):
         return self.response
 
     def response_sender(self, request):
-        def send(response, flags):
-            self._record("send", request, response, flags)
+        def transmit(response, final):
+            self._record("send", request, response, final)
 
-        return InferenceResponseSender._create(send, lambda: self.cancelled)
+        return InferenceResponseSender._create(ResponseStream(transmit, lambda: self.cancelled, decoupled=True))
 
     def is_cancelled(self, request):
         self._record("is_cancelled", request)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.error import TritonError, TritonModelException
-from pybackend_sdk.execution import check_returned, prune
+from pybackend_sdk.execution import check_decoupled, check_returned, prune
 from pybackend_sdk.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_sender import InferenceResponseSender
+from pybackend_sdk.response_stream import ResponseStream
 from pybackend_sdk.tensor import Tensor
 
 
@@ -93,6 +95,7 @@ def test_a_response_for_a_request_that_was_to_be_rescheduled():
         )
 
 
+EXPECTED_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
 NOTHING = re.compile("The model returned no response for this request: 'execute' must return a list")
 
 
@@ -127,6 +130,112 @@ def test_a_request_that_cannot_be_rescheduled_is_told_so(returned):
         responses[0], re.compile("Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is")
     )
     _assert_unanswered(responses[1])
+
+
+# --- Requests that have a response sender ---
+
+
+def _with_sender(request):
+    """Give a request its sender, as ``get_response_sender()`` does; what it sends is in the list."""
+    sent = []
+    stream = ResponseStream(lambda response, final: sent.append((response, final)), lambda: False, decoupled=False)
+    request._sender = InferenceResponseSender._create(stream)
+    return request._sender, sent
+
+
+def test_a_request_that_its_sender_has_answered_or_may_answer_gets_nothing_now():
+    requests = _requests(3)
+    answered, _ = _with_sender(requests[0])
+    answered.send(InferenceResponse(), 1)
+    _with_sender(requests[1])
+    response = InferenceResponse()
+    assert check_returned([None, None, response], requests) == [None, None, response]
+
+
+def test_none_from_a_model_that_answers_all_requests_by_senders():
+    requests = _requests()
+    _with_sender(requests[0])
+    responses = check_returned(None, requests)
+    assert responses[0] is None
+    _assert_unanswered(responses[1])
+
+
+def test_a_sender_can_answer_after_execute_returned_none():
+    (request,) = _requests(1)
+    sender, sent = _with_sender(request)
+    assert check_returned([None], [request]) == [None]
+    response = InferenceResponse()
+    sender.send(response, 1)
+    assert sent == [(response, True)]
+
+
+def test_of_two_answers_the_senders_stands():
+    (request,) = _requests(1)
+    sender, sent = _with_sender(request)
+    first = InferenceResponse()
+    sender.send(first)
+    assert check_returned([InferenceResponse()], [request]) == [None]
+    assert sent == [(first, True)]
+
+
+def test_after_a_response_was_returned_the_sender_is_refused():
+    (request,) = _requests(1)
+    sender, sent = _with_sender(request)
+    response = InferenceResponse()
+    returned = [response]
+    assert check_returned(returned, [request]) == [response]
+    with pytest.raises(
+        TritonModelException,
+        match=r"^Unable to send response\. Non-decoupled model cannot send more than one response\.",
+    ):
+        sender.send(InferenceResponse())
+    assert sent == []
+    assert returned == [response]
+
+
+def test_a_refused_list_leaves_senders_alone():
+    """The batch fails with it, and whoever reports that settles what is still open."""
+    requests = _requests()
+    _, sent = _with_sender(requests[0])
+    _refused([InferenceResponse(), "text"], EXPECTED_RESPONSE.format("<class 'str'>"), requests)
+    assert not requests[0]._sender._stream.closed
+    assert sent == []
+
+
+def test_a_rescheduled_request_with_a_sender_is_answered_once():
+    (request,) = _requests(1)
+    _, sent = _with_sender(request)
+    request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    responses = check_returned([None], [request])
+    assert "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in responses[0].error().message()
+    request._sender = None
+    assert sent == []
+
+
+def test_a_rescheduled_request_that_its_sender_has_answered():
+    (request,) = _requests(1)
+    sender, sent = _with_sender(request)
+    sender.send(InferenceResponse(), 1)
+    request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    assert check_returned([None], [request]) == [None]
+    assert len(sent) == 1
+
+
+# --- Models that answer any number of times ---
+
+
+def test_a_decoupled_model_returns_none():
+    check_decoupled(None, "m_0_0")
+
+
+@pytest.mark.parametrize("returned", [[], [None], [InferenceResponse()], (), 0, False, "text"])
+def test_anything_else_from_a_decoupled_model(returned):
+    with pytest.raises(TritonModelException) as caught:
+        check_decoupled(returned, "m_0_0")
+    assert (
+        str(caught.value)
+        == "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."
+    )
 
 
 def _response(*names):

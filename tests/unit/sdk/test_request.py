@@ -379,7 +379,7 @@ def test_the_sender_is_the_same_every_time(runtime):
     response = InferenceResponse()
     sender.send(response)
     sender.send(flags=1)
-    assert runtime.calls == [("send", request, response, 0), ("send", request, None, 1)]
+    assert runtime.calls == [("send", request, response, False), ("send", request, None, True)]
     assert sender.is_cancelled() is False
     assert not hasattr(sender, "close")
 

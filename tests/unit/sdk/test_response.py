@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.error import TritonError, TritonModelException
-from pybackend_sdk.response import InferenceResponse, InferenceResponseSender, get_output_tensor_by_name
+from pybackend_sdk.response import (
+    InferenceResponse,
+    get_output_tensor_by_name,
+)
 from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
+from pybackend_sdk.response_stream import ResponseStream
 from pybackend_sdk.tensor import Tensor
 
 
@@ -106,17 +111,24 @@ def test_look_up_by_name():
 
 def _sender():
     sent = []
-    return InferenceResponseSender._create(lambda response, flags: sent.append((response, flags)), lambda: True), sent
+    stream = ResponseStream(lambda response, final: sent.append((response, final)), lambda: True, decoupled=True)
+    return InferenceResponseSender._create(stream), sent
 
 
 def test_what_a_sender_passes_on():
     sender, sent = _sender()
     response = InferenceResponse()
     sender.send(response)
+    sender.send(response=response, flags=0)
     sender.send(response, 1)
-    sender.send(flags=1)
-    assert sent == [(response, 0), (response, 1), (None, 1)]
+    assert sent == [(response, False), (response, False), (response, True)]
     assert sender.is_cancelled() is True
+
+
+def test_the_final_flag_alone():
+    sender, sent = _sender()
+    sender.send(flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    assert sent == [(None, True)]
 
 
 @pytest.mark.parametrize("flags", [2, 3, 2**31])
@@ -133,6 +145,31 @@ def test_neither_response_nor_flag():
     with pytest.raises(TritonModelException, match=text):
         sender.send()
     assert sent == []
+
+
+def test_arguments_are_checked_before_the_state():
+    """The order of the checks is what models see: flags, then a response without flags, then where it would go."""
+    nowhere = InferenceResponseSender._create(None)
+    for arguments, text in (
+        ((None, 2), "Unsupported flag provided"),
+        ((None, 0), "must be provided when the response flags is set to zero"),
+        ((InferenceResponse(), 0), "no reference to the decoupled state of the model"),
+        ((None, 1), "no reference to the decoupled state of the model"),
+    ):
+        with pytest.raises(TritonModelException, match=text):
+            nowhere.send(*arguments)
+    assert nowhere.is_cancelled() is False
+
+    closed, sent = _sender()
+    closed.send(flags=1)
+    for arguments, text in (
+        ((None, 2), "Unsupported flag provided"),
+        ((None, 0), "must be provided when the response flags is set to zero"),
+        ((None, 1), "Response sender has been closed"),
+    ):
+        with pytest.raises(TritonModelException, match=text):
+            closed.send(*arguments)
+    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("arguments", [("response",), (None, "1"), (None, None), (None, -1), ([InferenceResponse()],)])

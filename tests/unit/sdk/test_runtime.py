@@ -7,7 +7,7 @@ import pytest
 from pybackend_sdk import runtime as runtime_module
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.memory import shared_memory
-from pybackend_sdk.metrics import MetricFamily, MetricKind
+from pybackend_sdk.metrics import MetricFamily
 from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime, get_model_dir
@@ -87,80 +87,6 @@ def test_free_memory_is_the_runtimes_to_know(runtime):
     assert shared_memory.free_memory() == 4096
     bind_runtime(UnavailableRuntime())
     assert shared_memory.free_memory() == 0
-
-
-# --- Metrics ---
-
-
-def test_metrics_reach_the_runtime(runtime):
-    family = MetricFamily(name="requests", description="What was asked", kind=MetricFamily.COUNTER)
-    metric = family.Metric(labels={"model": "m"})
-    metric.increment(1)
-    metric.set(2)
-    metric.observe(3.5)
-    assert metric.value() == 2.5
-    assert runtime.calls == [
-        ("create_metric_family", "requests", "What was asked", MetricKind.COUNTER),
-        ("create_metric", "family", {"model": "m"}, None),
-        ("increment_metric", "metric", 1.0),
-        ("set_metric", "metric", 2.0),
-        ("observe_metric", "metric", 3.5),
-        ("metric_value", "metric"),
-    ]
-
-
-def test_series_without_labels_and_histograms(runtime):
-    MetricFamily("n", "d", MetricFamily.GAUGE).Metric()
-    MetricFamily("n", "d", MetricFamily.HISTOGRAM).Metric(buckets=[1, 2.5])
-    MetricFamily("n", "d", MetricFamily.HISTOGRAM).Metric({}, [])
-    assert [call for call in runtime.calls if call[0] == "create_metric"] == [
-        ("create_metric", "family", {}, None),
-        ("create_metric", "family", {}, [1.0, 2.5]),
-        ("create_metric", "family", {}, []),
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(None, "d", MetricFamily.COUNTER), ("n", None, MetricFamily.COUNTER), ("n", "d", None), ("n", "d", 0), ("n", "d")],
-)
-def test_families_of_other_types(runtime, arguments):
-    with pytest.raises(TypeError):
-        MetricFamily(*arguments)
-    assert runtime.calls == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "text"),
-    [
-        (MetricFamily.COUNTER, {"labels": [("a", "b")]}, r"Failed to create metric\. Labels must be a dictionary\."),
-        (MetricFamily.COUNTER, {"labels": "a=b"}, r"Failed to create metric\. Labels must be a dictionary\."),
-        (MetricFamily.COUNTER, {"labels": {"a": 1}}, r"Failed to create metric\. Labels must be a dictionary\."),
-        (MetricFamily.HISTOGRAM, {"buckets": (1, 2)}, r"Failed to create metric\. Buckets must be a list\."),
-        (MetricFamily.HISTOGRAM, {}, r"Failed to create metric\. Missing required buckets\."),
-        (MetricFamily.GAUGE, {"buckets": [1]}, r"Failed to create metric\. Unexpected buckets found\."),
-        (MetricFamily.COUNTER, {"buckets": []}, r"Failed to create metric\. Unexpected buckets found\."),
-    ],
-)
-def test_series_that_cannot_be(runtime, kind, arguments, text):
-    family = MetricFamily("n", "d", kind)
-    with pytest.raises(TritonModelException, match="^" + text):
-        family.Metric(**arguments)
-
-
-@pytest.mark.parametrize("value", [None, "x", [1]])
-def test_values_of_other_types(runtime, value):
-    metric = MetricFamily("n", "d", MetricFamily.GAUGE).Metric()
-    for operation in (metric.increment, metric.set, metric.observe):
-        with pytest.raises(TypeError, match="'value'"):
-            operation(value)
-
-
-def test_a_metric_comes_from_its_family():
-    from pybackend_sdk.metrics import Metric
-
-    with pytest.raises(TypeError, match="No constructor defined"):
-        Metric()
 
 
 # --- Model control ---

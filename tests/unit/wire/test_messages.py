@@ -25,36 +25,68 @@ PAIRS = {
     stub_messages.RequestResult: messages.RequestResult,
     stub_messages.Failure: messages.Failure,
     stub_messages.Place: messages.TensorPlace,
+    stub_messages.Respond: messages.Respond,
+    stub_messages.HandedBack: messages.HandedBack,
+    stub_messages.Rescheduled: messages.Rescheduled,
+    stub_messages.RequestOptions: messages.RequestOptions,
+    stub_messages.Call: messages.Call,
+    stub_messages.CancelCall: messages.CancelCall,
+    stub_messages.Readiness: messages.Readiness,
+    stub_messages.NewFamily: messages.NewFamily,
+    stub_messages.NewMetric: messages.NewMetric,
+    stub_messages.ChangeMetric: messages.ChangeMetric,
+    stub_messages.ReadMetric: messages.ReadMetric,
+    stub_messages.DropMetric: messages.DropMetric,
+    stub_messages.LoadModel: messages.LoadModel,
+    stub_messages.UnloadModel: messages.UnloadModel,
+    stub_messages.IsModelReady: messages.IsModelReady,
 }
+BARE = {
+    stub_messages.Initialized,
+    stub_messages.Failed,
+    stub_messages.FreeInput,
+    stub_messages.NeedOutput,
+    stub_messages.Finalized,
+    stub_messages.Detached,
+}
+"""Messages with so little in them that the wire names no fields."""
+
+PLACE = messages.TensorPlace("OUT", "FP32", (2, 2), TAIL, 0, 16)
+ANSWER = messages.RequestResult(None, [PLACE], {"a": 1, "b": "x", "c": True, "d": 0.5})
+ERROR = messages.RequestResult(messages.Failure(4, "text"), (), None)
 SAMPLES = {
-    StubMessage.HELLO: messages.Hello(33, 1, 7, "3.11.4", "1.26.0", ["msgpack", "json"]),
+    StubMessage.HELLO: messages.Hello(33, 3, 7, "3.11.4", "1.26.0", ["msgpack", "json"]),
     StubMessage.COMPLETED: messages.Completed(34, {"name": "m", "input": [{"dims": [-1]}]}),
-    StubMessage.INITIALIZED: (35,),
+    StubMessage.INITIALIZED: (35, True),
     StubMessage.FAILED: (36, "load", messages.Failure(1, "text")),
-    StubMessage.RESULT: messages.Result(
-        37,
-        1,
-        2,
-        3,
-        4,
-        [
-            messages.RequestResult(
-                None, [messages.TensorPlace("OUT", "FP32", (2, 2), TAIL, 0, 16)], {"a": 1, "b": "x"}
-            ),
-            messages.RequestResult(messages.Failure(4, "text"), (), None),
-        ],
-    ),
+    StubMessage.RESULT: messages.Result(37, 9, 1, 2, 3, 4, [ANSWER, None, ERROR]),
     StubMessage.FREE_INPUT: (38, [messages.BlockPlace(3, 64)]),
     StubMessage.NEED_OUTPUT: (39, 4096),
-    StubMessage.LOG: (40, 2, "model.py", 7, "text"),
     StubMessage.FINALIZED: (41,),
     StubMessage.DETACHED: (42, 3),
+    StubMessage.RESPOND: messages.Respond(43, 9, 1, True, ANSWER),
+    StubMessage.HANDED_BACK: messages.HandedBack(44, [9, 10]),
+    StubMessage.CALL: messages.Call(
+        45, 1, "other", -1, False, 9, [PLACE], ["OUT"], messages.RequestOptions("id", "sequence", 3, 0, 5, {"a": 1})
+    ),
+    StubMessage.CANCEL_CALL: messages.CancelCall(46, 1),
+    StubMessage.READINESS: messages.Readiness(47, False, "not yet"),
+    StubMessage.NEW_FAMILY: messages.NewFamily(48, 1, "name", "description", 2),
+    StubMessage.NEW_METRIC: messages.NewMetric(49, 2, 1, {"label": "value"}, [0.5, 1.0]),
+    StubMessage.CHANGE_METRIC: messages.ChangeMetric(50, 2, 0, "inf"),
+    StubMessage.READ_METRIC: messages.ReadMetric(51, 3, 2),
+    StubMessage.DROP_METRIC: messages.DropMetric(52, 2),
+    StubMessage.LOAD_MODEL: messages.LoadModel(53, 4, "other", "{}", [PLACE]),
+    StubMessage.UNLOAD_MODEL: messages.UnloadModel(54, 5, "other", False),
+    StubMessage.IS_MODEL_READY: messages.IsModelReady(55, 6, "other", "1"),
+    StubMessage.RESCHEDULED: messages.Rescheduled(56, 9, [0, 2]),
 }
 ENCODERS = {"msgpack": msgspec.msgpack.encode, "json": lambda value: json.dumps(value).encode()}
 
 
 @pytest.mark.parametrize("struct", PAIRS, ids=lambda struct: struct.__name__)
 def test_fields_stand_in_the_same_order(struct):
+    """Every one of both sides: a field that only one of them has would shift all that follow."""
     fields = list(PAIRS[struct]._fields)
     if struct.__struct_config__.tag is not None:
         assert fields.pop(0) == "kind"
@@ -67,6 +99,13 @@ def test_every_message_is_understood(codec, kind):
     (decoded,) = stub_messages.decode(codec, Frame(ENCODERS[codec]([SAMPLES[kind]]), bytearray()))
     assert stub_messages.KIND[type(decoded)] == kind
     assert json.loads(json.dumps(msgspec.to_builtins(decoded))) == json.loads(json.dumps(SAMPLES[kind]))
+
+
+def test_no_layout_is_left_out():
+    structs = {
+        kind for kind in vars(stub_messages).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    }
+    assert structs - {msgspec.Struct} == PAIRS.keys() | BARE
 
 
 def test_every_kind_has_a_type():
@@ -109,12 +148,44 @@ def test_garbage_is_a_broken_contract(codec, metadata):
 @pytest.mark.parametrize(
     "message",
     [
-        (StubMessage.RESULT, -1, 2, 3, 4, []),
-        (StubMessage.RESULT, 2**63, 2, 3, 4, []),
-        (StubMessage.RESULT, 1, 2, 3, 4, [[[8, "no such code"], [], None]]),
-        (StubMessage.RESULT, 1, 2, 3, 4, [[None, [["OUT", "FP32", [-1], 0, 0, 0]], None]]),
-        (StubMessage.RESULT, 1, 2, 3, 4, [[None, [["OUT", "FP32", [1], 0, -4, 4]], None]]),
-        (StubMessage.RESULT, 1, 2, 3, 4, [[None, [], {"nested": {}}]]),
+        (StubMessage.RESULT, -1, 1, 2, 3, 4, []),
+        (StubMessage.RESULT, 1, 2**63, 2, 3, 4, []),
+        (StubMessage.RESULT, 1, 1, 2, 3, 4, [[[8, "no such code"], [], None]]),
+        (StubMessage.RESULT, 1, 1, 2, 3, 4, [[None, [["OUT", "FP32", [-1], 0, 0, 0]], None]]),
+        (StubMessage.RESULT, 1, 1, 2, 3, 4, [[None, [["OUT", "FP32", [1], 0, -4, 4]], None]]),
+        (StubMessage.RESULT, 1, 1, 2, 3, 4, [[None, [], {"nested": {}}]]),
+        (StubMessage.RESULT, 1, 1, 2, 3, 4, None),
+        (StubMessage.INITIALIZED, 1),
+        (StubMessage.RESPOND, 1, -1, True, None),
+        (StubMessage.RESPOND, 1, 0, None, None),
+        (StubMessage.RESPOND, 1, 0, True, []),
+        (StubMessage.RESCHEDULED, 1, [-1]),
+        (StubMessage.RESCHEDULED, -1, []),
+        (StubMessage.RESCHEDULED, 1, None),
+        (StubMessage.HANDED_BACK, [-1]),
+        (StubMessage.HANDED_BACK, 1),
+        (StubMessage.HANDED_BACK, None),
+        (StubMessage.CALL, -1, "m", -1, False, 0, [], [], None),
+        (StubMessage.CALL, 1, None, -1, False, 0, [], [], None),
+        (StubMessage.CALL, 1, "m", -1, False, -1, [], [], None),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1]]], [], None),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1] * 65, 0, 0, 4]], [], None),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [None], None),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", -1, 0, 0, 0, None]),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 2**32, 0, 0, None]),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, -1, None]),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": None}]),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": [1]}]),
+        (StubMessage.CANCEL_CALL, None),
+        (StubMessage.READINESS, 1, ""),
+        (StubMessage.READINESS, True, None),
+        (StubMessage.NEW_FAMILY, 1, "name", "", 3),
+        (StubMessage.NEW_METRIC, 1, 1, {"label": 1}, None),
+        (StubMessage.NEW_METRIC, 1, 1, {}, ["inf"]),
+        (StubMessage.CHANGE_METRIC, 1, 3, 0.0),
+        (StubMessage.CHANGE_METRIC, 1, 0, "Infinity"),
+        (StubMessage.LOAD_MODEL, 1, "m", None, []),
+        (StubMessage.IS_MODEL_READY, 1, "m", 1),
         (StubMessage.NEED_OUTPUT, -5),
         (StubMessage.FREE_INPUT, [[1]]),
         (StubMessage.FREE_INPUT, [[1, 2, 3]]),
@@ -127,6 +198,33 @@ def test_garbage_is_a_broken_contract(codec, metadata):
 def test_lies(codec, message):
     with pytest.raises(RemoteProtocolError):
         stub_messages.decode(codec, Frame(ENCODERS[codec]([message]), bytearray()))
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [
+        (["", 2**64, 0, 0, 0, None], -1),
+        (["", 0, 0, 2**63, 0, None], -1),
+        (["", 0, 0, 0, 2**64, None], -1),
+        (["", 0, 0, 0, 0, {"a": 2**63}], -1),
+        (["", 0, 0, 0, 0, {"a": -(2**63) - 1}], -1),
+        (None, 2**63),
+    ],
+)
+def test_json_numbers_that_no_other_stub_could_be_sent(options, version):
+    """They would go on in a message to another model's process, whose codec may be unable to say them."""
+    message = (StubMessage.CALL, 1, "m", version, False, 0, [], [], options)
+    with pytest.raises(RemoteProtocolError):
+        stub_messages.decode("json", Frame(json.dumps([message]).encode(), bytearray()))
+
+
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_numbers_as_large_as_they_may_be(codec):
+    options = ["", 2**64 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, {"a": 2**63 - 1, "b": -(2**63)}]
+    message = (StubMessage.CALL, 2**63 - 1, "m", -(2**63), False, 2**63 - 1, [], [], options)
+    (call,) = stub_messages.decode(codec, Frame(ENCODERS[codec]([message]), bytearray()))
+    assert msgspec.to_builtins(call.options) == options
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(call)) == list(msgspec.to_builtins(call))
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
@@ -147,18 +245,38 @@ def test_error_codes_are_those_a_failure_may_have():
                 stub_messages.decode("msgpack", frame)
 
 
+ANY_TIME = {StubMessage.FREE_INPUT, StubMessage.NEED_OUTPUT, StubMessage.DETACHED, StubMessage.DROP_METRIC}
+"""Once LOAD is on its way, until the stub is gone."""
+
+QUESTIONS = {
+    StubMessage.NEW_FAMILY,
+    StubMessage.NEW_METRIC,
+    StubMessage.CHANGE_METRIC,
+    StubMessage.READ_METRIC,
+    StubMessage.LOAD_MODEL,
+    StubMessage.UNLOAD_MODEL,
+    StubMessage.IS_MODEL_READY,
+}
+SERVING = {
+    StubMessage.RESULT,
+    StubMessage.RESPOND,
+    StubMessage.RESCHEDULED,
+    StubMessage.HANDED_BACK,
+    StubMessage.CALL,
+    StubMessage.CANCEL_CALL,
+    StubMessage.READINESS,
+}
+
+
 def test_what_is_legal_when():
     assert set(LEGAL) == set(StubState)
-    assert LEGAL[StubState.GONE] == frozenset()
-    once = {
-        StubMessage.HELLO: {StubState.STARTING},
-        StubMessage.COMPLETED: {StubState.LOADING},
-        StubMessage.INITIALIZED: {StubState.INITIALIZING},
-        StubMessage.FAILED: {StubState.STARTING, StubState.LOADING, StubState.INITIALIZING},
-        StubMessage.RESULT: {StubState.READY, StubState.FINALIZING},
-        StubMessage.FINALIZED: {StubState.FINALIZING},
+    assert {state: set(legal) for state, legal in LEGAL.items()} == {
+        StubState.STARTING: {StubMessage.HELLO, StubMessage.FAILED},
+        StubState.LOADING: ANY_TIME | {StubMessage.COMPLETED, StubMessage.FAILED},
+        StubState.LOADED: ANY_TIME,
+        StubState.INITIALIZING: ANY_TIME | QUESTIONS | {StubMessage.INITIALIZED, StubMessage.FAILED},
+        StubState.READY: ANY_TIME | QUESTIONS | SERVING,
+        StubState.FINALIZING: ANY_TIME | QUESTIONS | SERVING | {StubMessage.FINALIZED},
+        StubState.GONE: set(),
     }
-    for kind, states in once.items():
-        assert {state for state, legal in LEGAL.items() if kind in legal} == states
-    for kind in set(StubMessage) - set(once):
-        assert {state for state, legal in LEGAL.items() if kind not in legal} == {StubState.STARTING, StubState.GONE}
+    assert set(StubMessage) == set().union(*LEGAL.values())

@@ -67,12 +67,12 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
 
     async def ready(_request: Request) -> Response:
         _refuse_while_exiting(engine)
-        return Response(status_code=200 if engine.is_ready else 400)
+        return Response(status_code=200 if await engine.is_ready() else 400)
 
     async def model_ready(request: Request) -> Response:
         _refuse_while_exiting(engine)
         try:
-            if engine.model(model_name(request), version(request)).is_ready:
+            if await engine.is_model_ready(engine.model(model_name(request), version(request))):
                 return Response()
         except InferenceError:
             pass  # an unknown model is not ready, whatever else there is to say about it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import InputTensor
-from pybackend.model.model import Model
+from pybackend.model.model import Model, ModelState
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
 from pybackend.protocol.limits import BodyLimits
@@ -15,6 +15,20 @@ from pybackend_wire.messages import INLINE_BYTES
 
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go straight to where their tensors belong."""
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model whose responses this endpoint has no form for.
+
+    Raises:
+        InferenceError: UNSUPPORTED.
+    """
+    if model.config.decoupled:
+        raise InferenceError(
+            "HTTP end point doesn't support models with decoupled transaction policy: call it from another model with "
+            "exec(decoupled=True)",
+            ErrorCode.UNSUPPORTED,
+        )
 
 
 def check_encoding(encoding: str) -> None:
@@ -150,8 +164,8 @@ class StreamedBody:
         """
         while self._room is None and self._open:
             tensor, size = self._open[0]
-            if size > INLINE_BYTES:
-                lease = self._model.lease(size)
+            if size > INLINE_BYTES and self._model.state is ModelState.READY:
+                lease = self._model.lease(size, tensor.name)
                 tensor.lease, tensor.data = lease, lease.view
                 self._room = lease.view
             elif size:
@@ -171,19 +185,28 @@ class StreamedBody:
             self._room = None
             del self._open[0]
 
-    def finish(self) -> InferPlan:
+    def finish(self, model: Model) -> InferPlan:
         """The validated request, once the whole body is there.
+
+        Args:
+            model: what it is for now: it may have been replaced since the body began.
 
         Raises:
             InferenceError: see the catalogue of bad input.
         """
         if self._plan is None:
             # No binary part: what is here is all there is, and the codec finds the words for what is missing.
-            return decode_body(bytes(self._collected), self._header_length, self._model, self._limits, PlanCache())
+            return decode_body(bytes(self._collected), self._header_length, model, self._limits, PlanCache())
         if self.room() is not None:
             received = self._plan.binary_bytes - sum(size for _, size in self._open[1:]) - len(self._room or b"")
             raise body_size_error(self._plan.binary_inputs, received, self._model.name)
-        validate_bytes_tensors(self._plan.request, self._model.signature)
+        request = self._plan.request
+        if model is self._model:
+            validate_bytes_tensors(request, model.signature)
+        else:
+            request.leave()
+            request.model_version = model.version
+            validate(request, model.signature)
         return self._plan
 
     def release(self) -> None:

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from pybackend.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.errors import STATUS
-from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
+from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, check_encoding, check_model, decode_body
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -91,6 +91,7 @@ class InferProtocol(SerialProtocol):
 
     def _start_message(self) -> None:
         super()._start_message()
+        self._asked = ("", "")
         self._model: Model | None = None
         self._header_length: bytes | None = None
         self._parts: list[bytes] = []
@@ -107,8 +108,10 @@ class InferProtocol(SerialProtocol):
         if known is None:
             return False
         name, version, self._header_length, self._body_left = known
+        self._asked = (name, version)
         try:
             self._model = self._frontend.engine.model(name, version)
+            check_model(self._model)
         except InferenceError as error:
             self._refusal = error
         return True
@@ -120,6 +123,7 @@ class InferProtocol(SerialProtocol):
             return False
         name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
         version = (found[2] or b"").decode()
+        self._asked = (name, version)
         encoding = b""
         for field, value in self.headers:
             size = len(field)
@@ -131,6 +135,7 @@ class InferProtocol(SerialProtocol):
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
             self._model = self._frontend.engine.model(name, version)
+            check_model(self._model)
             if encoding:
                 check_encoding(encoding.decode("latin-1"))
             if self._chunked or self._bypasses_parser:
@@ -186,11 +191,14 @@ class InferProtocol(SerialProtocol):
                 raise self._refusal
             model = self._model
             assert model is not None
+            if model.state is not ModelState.READY:  # it was while the body began: there may be a successor
+                model = frontend.engine.model(*self._asked)
+                check_model(model)
             if body is None:
                 whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                 plan = decode_body(whole, self._header_length, model, frontend.limits, frontend.plans(model))
             else:
-                plan = body.finish()
+                plan = body.finish(model)
             self._format = plan.output_format
             self._pending = frontend.engine.submit(model, plan.request, self._on_response)
         except InferenceError as error:

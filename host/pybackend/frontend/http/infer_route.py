@@ -11,9 +11,9 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.engine import InferenceEngine
 from pybackend.errors import InferenceError
-from pybackend.frontend.http.infer_body import StreamedBody, check_encoding
+from pybackend.frontend.http.infer_body import StreamedBody, check_encoding, check_model
 from pybackend.frontend.http.model_path import model_name, model_path, version
-from pybackend.model.model import Model
+from pybackend.model.model import Model, ModelState
 from pybackend.protocol.infer_response import encode_response
 from pybackend.protocol.limits import BodyLimits
 
@@ -92,7 +92,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
     """Add the infer routes to an application."""
 
     async def infer(request: Request) -> Response:
-        return await _infer(engine, limits, engine.model(model_name(request), version(request)), request)
+        return await _infer(engine, limits, request)
 
     for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:int}/infer"):
         openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
@@ -101,7 +101,14 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
         )(infer)
 
 
-async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, request: Request) -> Response:
+def _model(engine: InferenceEngine, request: Request) -> Model:
+    model = engine.model(model_name(request), version(request))
+    check_model(model)
+    return model
+
+
+async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) -> Response:
+    model = _model(engine, request)
     check_encoding(request.headers.get("content-encoding", ""))
     length = request.headers.get("content-length")
     header_length = request.headers.get("inference-header-content-length")
@@ -115,7 +122,9 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, model: Model, requ
         async for piece in request.stream():
             if piece:
                 body.feed(piece)
-        plan = body.finish()
+        if model.state is not ModelState.READY:  # it was while the body began: there may be a successor
+            model = _model(engine, request)
+        plan = body.finish(model)
     except BaseException:
         body.release()
         raise

@@ -1,7 +1,7 @@
 """A process that speaks for a stub: all it says, true or not, is in the functions of the "model" file it is told to load.
 
-``hello``, ``load``, ``initialize``, ``execute`` and ``finalize`` may be there, each called with this object and the
-message's parts; where one is missing, what an honest stub would say is said.
+``hello``, ``load``, ``initialize``, ``execute``, ``finalize`` and so on may be there, each called with parts of the
+message; where one is missing, what an honest stub would say is said. They find this object as ``stub``.
 """
 
 import array
@@ -11,10 +11,29 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 
-HELLO, COMPLETED, INITIALIZED, FAILED, RESULT, FREE_INPUT, NEED_OUTPUT, LOG, FINALIZED, DETACHED = range(33, 43)
-LOAD, INITIALIZE, ATTACH, DETACH, EXECUTE, FREE_OUTPUT, FINALIZE, NO_OUTPUT = range(1, 9)
-INPUT, OUTPUT, PROGRESS = 1, 2, 3
+sys.path.insert(0, str(Path(__file__).parents[4] / "stub"))
+from pybackend_wire.messages import PROTOCOL_VERSION, HostMessage, SegmentRole, StubMessage
+
+OTHERS = {
+    HostMessage.DETACH: "detach",
+    HostMessage.FREE_OUTPUT: "free_output",
+    HostMessage.CANCEL: "cancel",
+    HostMessage.FLOW: "flow",
+    HostMessage.REPLY: "reply",
+    HostMessage.ANSWER: "answer",
+}
+"""What an honest stub may leave unanswered."""
+
+
+_NAMES = {
+    **{name: globals()[name] for name in ("PROTOCOL_VERSION", "json", "os", "struct")},
+    **HostMessage.__members__,
+    **StubMessage.__members__,
+    **SegmentRole.__members__,
+}
+"""What scripts find without importing it."""
 
 
 class ScriptedStub:
@@ -26,6 +45,7 @@ class ScriptedStub:
         self.segments = {}
         self.roles = {}
         self.executions = 0
+        self.execution = 0
         self.script = {}
 
     def send(self, *messages, tail=b""):
@@ -37,7 +57,7 @@ class ScriptedStub:
         while not self.messages:
             self.messages = self.frame()
         message = self.messages.pop(0)
-        if message[0] == ATTACH:
+        if message[0] == HostMessage.ATTACH:
             _, segment, size, role = message
             self.segments[segment] = mmap.mmap(self.descriptors.pop(0), size)
             self.roles[segment] = role
@@ -69,48 +89,70 @@ class ScriptedStub:
 
     def output_segment(self, nbytes=1 << 20):
         """Ask for output memory and return the segment's number."""
-        self.send((NEED_OUTPUT, nbytes))
+        self.send((StubMessage.NEED_OUTPUT, nbytes))
         while True:
             message = self.receive()
-            if message[0] == ATTACH and message[3] == OUTPUT:
+            if message[0] == HostMessage.ATTACH and message[3] == SegmentRole.OUTPUT:
                 return message[1]
-            assert message[0] != NO_OUTPUT
+            assert message[0] != HostMessage.NO_OUTPUT
 
     def result(self, *outputs, tail=b"", times=(1, 1, 1, 1)):
-        """Answer one request with these places."""
-        self.send((RESULT, *times, [[None, outputs, None]]), tail=tail)
+        """Answer the one request of an execution with these places."""
+        self.send((StubMessage.RESULT, self.execution, *times, [[None, outputs, None]]), tail=tail)
 
-    def progress(self, executions):
-        """Say how many executions have begun."""
-        self.segments[self.segment(PROGRESS)][:8] = struct.pack("<Q", executions)
+    def returned(self):
+        """End an execution whose one request is answered otherwise."""
+        self.send((StubMessage.RESULT, self.execution, 1, 1, 1, 1, [None]))
+
+    def respond(self, *outputs, final=True, tail=b""):
+        """Send a response to the one request of an execution."""
+        self.send((StubMessage.RESPOND, self.execution, 0, final, [None, outputs, None]), tail=tail)
+
+    def call(self, number, model="callee", places=(), decoupled=False, execution=0, tail=b""):
+        """Run a model."""
+        self.send((StubMessage.CALL, number, model, -1, decoupled, execution, places, [], None), tail=tail)
+
+    def until(self, kind):
+        """Receive until a message of a kind comes, which is returned; what comes before it is lost."""
+        while True:
+            message = self.receive()
+            if message[0] == kind:
+                return message
+
+    def progress(self, execution):
+        """Say which execution has begun last."""
+        self.segments[self.segment(SegmentRole.PROGRESS)][:8] = struct.pack("<Q", execution)
 
     def run(self):
         path = os.environ.get("SCRIPT")
         if path:
             self.read_script(path)
-        self.act("hello", lambda: self.send((HELLO, 1, os.getpid(), "3.11.0", "1.26.0", ["json"])))
+        self.act(
+            "hello", lambda: self.send((StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), "3.11.0", "1.26.0", ["json"]))
+        )
         while True:
             message = self.receive()
-            if message[0] == LOAD:
+            if message[0] == HostMessage.LOAD:
                 self.read_script(message[2])
-                self.act("load", lambda: self.send((COMPLETED, None)), message)
-            elif message[0] == INITIALIZE:
-                self.act("initialize", lambda: self.send((INITIALIZED,)), message)
-            elif message[0] == EXECUTE:
+                self.act("load", lambda: self.send((StubMessage.COMPLETED, None)), message)
+            elif message[0] == HostMessage.INITIALIZE:
+                self.act("initialize", lambda: self.send((StubMessage.INITIALIZED, False)), message)
+            elif message[0] == HostMessage.EXECUTE:
                 self.executions += 1
-                self.progress(self.executions)
-                self.act("execute", self.result, message[1])
-            elif message[0] == FINALIZE:
-                self.act("finalize", lambda: self.send((FINALIZED,)))
+                self.execution = message[1]
+                self.progress(self.execution)
+                self.act("execute", self.result, message[2])
+            elif message[0] == HostMessage.FINALIZE:
+                self.act("finalize", lambda: self.send((StubMessage.FINALIZED,)))
                 return
-            elif message[0] == DETACH:
-                self.act("detach", lambda: None, message[1])
-            elif message[0] == FREE_OUTPUT:
-                self.act("free_output", lambda: None, message[1])
+            elif message[0] == HostMessage.PROBE:
+                self.act("probe", lambda: self.send((StubMessage.READINESS, True, "")))
+            elif message[0] in OTHERS:
+                self.act(OTHERS[message[0]], lambda: None, *message[1:])
 
     def read_script(self, path):
         with open(path) as file:
-            self.script = {**globals(), "stub": self}
+            self.script = {**_NAMES, "stub": self}
             exec(compile(file.read(), path, "exec"), self.script)
 
     def act(self, name, otherwise, *arguments):

@@ -199,9 +199,9 @@ def test_other_backends_are_refused(
 ) -> None:
     error = refusal(make_model(text, files=files))
     assert error.message.startswith(
-        f"unable to find backend library for backend '{backend}' of model 'm': this server runs models of the Python"
+        f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
     )
-    assert error.code is ErrorCode.UNSUPPORTED
+    assert error.code is ErrorCode.INVALID_ARG
 
 
 @pytest.mark.parametrize("auto_complete", [True, False])
@@ -266,22 +266,6 @@ def parameter(key: str, value: str) -> str:
             ErrorCode.UNSUPPORTED,
         ),
         (
-            'platform: "ensemble" ensemble_scheduling { step { model_name: "a" } }',
-            "model 'm' asks for ensemble_scheduling, which this release does not support: ",
-            ErrorCode.UNSUPPORTED,
-        ),
-        ('platform: "ensemble"', "model 'm' asks for ensemble_scheduling, which this", ErrorCode.UNSUPPORTED),
-        (
-            PYTHON + "sequence_batching { }",
-            "model 'm' asks for sequence_batching, which this release does not support: ",
-            ErrorCode.UNSUPPORTED,
-        ),
-        (
-            PYTHON + "model_transaction_policy { decoupled: true }",
-            "model 'm' asks for model_transaction_policy { decoupled: true }, which this release does not support: set",
-            ErrorCode.UNSUPPORTED,
-        ),
-        (
             PYTHON + 'model_repository_agents { agents { name: "checksum" } }',
             "model 'm' asks for model_repository_agents, which this release does not support: ",
             ErrorCode.UNSUPPORTED,
@@ -318,15 +302,6 @@ def test_accepted(make_model: MakeModel, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "max_batch_size: 4 dynamic_batching { }",
-            "dynamic_batching is not supported yet, the model runs unbatched: one request per execution",
-        ),
-        ("response_cache { enable: true }", "response_cache is not supported yet, every request is executed"),
-        (
-            'model_warmup { name: "w" }',
-            "model_warmup is not supported yet, the model becomes ready without having run its samples",
-        ),
         (
             'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x.so" } }',
             "parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded",

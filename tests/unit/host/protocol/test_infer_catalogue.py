@@ -12,11 +12,10 @@ from pybackend.errors import ErrorCode
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
 from pybackend.protocol.limits import BodyLimits
 
-INTERNAL, INVALID, NOT_FOUND, UNSUPPORTED = (
+INTERNAL, INVALID, NOT_FOUND = (
     ErrorCode.INTERNAL,
     ErrorCode.INVALID_ARG,
     ErrorCode.NOT_FOUND,
-    ErrorCode.UNSUPPORTED,
 )
 MALFORMED = "failed to parse the request JSON buffer: "
 SOURCES = (
@@ -382,10 +381,10 @@ JSON_ROWS = {
         INTERNAL,
         "Unable to parse 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
     ),
-    "classification": (
-        request(outputs=[{"name": "OUTPUT0", "parameters": {"classification": 1}}]),
-        UNSUPPORTED,
-        "classification of output 'OUTPUT0' is not supported",
+    "classification of no integer": (
+        request(outputs=[{"name": "OUTPUT0", "parameters": {"classification": 1.5}}]),
+        INTERNAL,
+        "Unable to parse 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
     ),
     "unknown output": (
         request(outputs=[{"name": "OUTPUT9"}]),

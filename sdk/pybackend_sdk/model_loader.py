@@ -1,4 +1,4 @@
-"""Finding, importing and completing a model: ``<version directory>/model.py`` and its class."""
+"""Importing a model and completing its configuration: ``<version directory>/model.py``, or a backend's, and its class."""
 
 import importlib.util
 import json
@@ -13,24 +13,34 @@ from pybackend_sdk.model_config import ModelConfig
 CLASS_NAME = "TritonPythonModel"
 
 
-def import_model(model_file: str) -> type:
+def import_model(model_file: str, *, of_backend: bool = False) -> type:
     """Import a model file and return its class.
 
-    The file becomes the module ``<directory>.<stem>`` (``1.model``), so that ``from . import helper`` works. Its
-    directory and that one's parent are appended to ``sys.path``, after site-packages; the working directory comes last:
-    were it first, a directory called ``1`` there would shadow the model.
+    A model's own file becomes the module ``<directory>.<stem>`` (``1.model``), so that ``from . import helper`` works.
+    Its directory and that one's parent are appended to ``sys.path``, after site-packages; the working directory comes
+    last: were it first, a directory called ``1`` there would shadow the model.
+
+    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and its directory alone is appended.
+
+    Args:
+        model_file: absolute path of the file.
+        of_backend: it is a backend's, which serves models that may bring no code.
 
     Raises:
         TritonModelException: the file has no ``TritonPythonModel``.
         BaseException: whatever the file's own code raises.
     """
     directory = os.path.dirname(model_file)
-    sys.path.extend([directory, os.path.dirname(directory), os.getcwd()])
-    package = os.path.basename(directory)
     stem = os.path.splitext(os.path.basename(model_file))[0]
-    _import_package(package, directory)
-    module = _import_file(package + "." + stem, model_file)
-    setattr(sys.modules[package], stem, module)
+    if of_backend:
+        sys.path.extend([directory, os.getcwd()])
+        module = _import_file(stem, model_file)
+    else:
+        sys.path.extend([directory, os.path.dirname(directory), os.getcwd()])
+        package = os.path.basename(directory)
+        _import_package(package, directory)
+        module = _import_file(package + "." + stem, model_file)
+        setattr(sys.modules[package], stem, module)
     model_class = getattr(module, CLASS_NAME, None)
     if model_class is None:
         raise TritonModelException(

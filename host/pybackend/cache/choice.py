@@ -1,0 +1,22 @@
+"""The cache that an operator asks for."""
+
+from __future__ import annotations
+
+from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.settings import CacheSettings
+
+
+def make_cache(settings: CacheSettings | None) -> ResponseCache | None:
+    """Make a cache; None if there is to be none.
+
+    Raises:
+        ServerError: what it needs is not installed.
+    """
+    if settings is None:
+        return None
+    if settings.kind == "local":
+        return LocalCache(int(settings.options["size"]))
+    from pybackend.cache.redis import RedisCache
+
+    return RedisCache(settings.options)

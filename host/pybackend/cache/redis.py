@@ -1,0 +1,145 @@
+"""The cache in a Redis server, which several servers may share and which outlives them. Needs the extra ``redis``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from pybackend.cache.entry import CachedOutput, CachedResponse, weight_bytes_of
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.errors import ServerError
+from pybackend.inference.request import ParameterValue
+
+log = logging.getLogger(__name__)
+
+_LARGEST_BYTES = 512 * 1024 * 1024
+"""Redis takes no larger values."""
+
+_PREFIX = b"pybackend:response:"
+
+_DEFAULT_TIMEOUT_MS = 1000
+_SILENCE_S = 10
+"""Between two log lines about a server that cannot be reached: every request finds that out."""
+
+
+class _Output(msgspec.Struct, array_like=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    outputs: list[_Output]
+    parameters: dict[str, ParameterValue] | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Entry).decode
+
+
+class RedisCache(ResponseCache):
+    """Responses in Redis; whatever goes wrong there is a miss, and said in the log.
+
+    Args:
+        options: host and port; user, password, db; connect_timeout, socket_timeout and wait_timeout in milliseconds;
+            pool_size, the number of connections.
+
+    Raises:
+        ServerError: the client is not installed.
+    """
+
+    is_here = False
+    stable_keys = True
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        try:
+            from redis import asyncio as redis
+            from redis.exceptions import RedisError
+        except ImportError:
+            raise ServerError(
+                "--cache-config=redis needs Redis's client, which is not installed: pip install 'pybackend[redis]'"
+            ) from None
+        self._place = f"{options['host']}:{options['port']}"
+        self._errors = (RedisError, OSError, TimeoutError)
+        pool = redis.BlockingConnectionPool(
+            host=options["host"],
+            port=int(options["port"]),
+            username=options.get("user"),
+            password=options.get("password"),
+            db=int(options.get("db", 0)),
+            socket_connect_timeout=_seconds(options, "connect_timeout"),
+            socket_timeout=_seconds(options, "socket_timeout"),
+            max_connections=int(options.get("pool_size", 1)),
+            timeout=_seconds(options, "wait_timeout"),
+        )
+        self._redis = redis.Redis(connection_pool=pool)
+        self._insertions: set[asyncio.Task[None]] = set()
+        self._silent_until_s = 0.0
+
+    async def open(self) -> None:
+        """See whether there is a Redis server.
+
+        Raises:
+            ServerError: it cannot be reached, or does not let us in.
+        """
+        try:
+            await self._redis.ping()
+        except self._errors as error:
+            await self._redis.aclose()
+            raise ServerError(f"the response cache at {self._place} cannot be used: {error}") from None
+
+    async def close(self) -> None:
+        """Wait for what is being inserted, and hang up."""
+        await asyncio.gather(*self._insertions)
+        await self._redis.aclose()
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        """Nothing is here."""
+        return None
+
+    async def look_up(self, key: bytes) -> CachedResponse | None:
+        """What was inserted under this key, by whomever."""
+        try:
+            found = await self._redis.get(_PREFIX + key.hex().encode())
+            return _response(_decode(found)) if isinstance(found, bytes) else None
+        except (*self._errors, msgspec.MsgspecError) as error:
+            self._complain(error)
+            return None
+
+    def takes(self, nbytes: int) -> bool:
+        """True if Redis takes values of this size."""
+        return nbytes <= _LARGEST_BYTES
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        """Send a response there; nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(self._insert(key, response))
+        self._insertions.add(task)
+        task.add_done_callback(self._insertions.discard)
+
+    async def _insert(self, key: bytes, response: CachedResponse) -> None:
+        outputs = [_Output(each.name, each.datatype, each.shape, each.data) for each in response.outputs]
+        parameters = dict(response.parameters) if response.parameters else None
+        try:
+            await self._redis.set(_PREFIX + key.hex().encode(), _encode(_Entry(outputs, parameters)))
+        except self._errors as error:
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + _SILENCE_S
+            log.warning("the response cache at %s failed, requests are executed: %s", self._place, error)
+
+
+def _seconds(options: Mapping[str, str], key: str) -> float:
+    return int(options.get(key, _DEFAULT_TIMEOUT_MS)) / 1000
+
+
+def _response(entry: _Entry) -> CachedResponse:
+    outputs = [CachedOutput(each.name, each.datatype, each.shape, each.data) for each in entry.outputs]
+    return CachedResponse(outputs, entry.parameters, weight_bytes_of(len(each.data) for each in outputs))

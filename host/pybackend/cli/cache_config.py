@@ -1,0 +1,110 @@
+"""``--cache-config`` and the older ``--response-cache-byte-size``: where responses are kept."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping
+
+from pybackend.errors import ServerError
+from pybackend.settings import CacheSettings
+
+_FORMAT = "--cache-config option format is '<cache name>,<setting>=<value>'."
+
+_PORT = (1, 65535)
+_ANY = (0, 2**63 - 1)
+
+_SETTINGS: Mapping[str, Mapping[str, tuple[int, int] | None]] = {
+    "local": {"size": (1, 2**63 - 1)},
+    "redis": {
+        "host": None,
+        "port": _PORT,
+        "user": None,
+        "password": None,
+        "db": _ANY,
+        "connect_timeout": _ANY,
+        "socket_timeout": _ANY,
+        "pool_size": (1, 1024),
+        "wait_timeout": _ANY,
+    },
+}
+"""Settings of each cache, with the bounds of those that are numbers."""
+
+_REQUIRED = {"local": ("size",), "redis": ("host", "port")}
+
+_ENVIRONMENT = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
+
+CacheSetting = tuple[str, dict[str, str]]
+"""A cache's name and settings of it."""
+
+
+def cache_setting(text: str) -> CacheSetting:
+    """Read ``<cache>,<setting>=<value>[,<setting>=<value>]...``.
+
+    Raises:
+        ArgumentTypeError: it has another form, or there is no such cache, setting or value.
+    """
+    name, comma, rest = text.partition(",")
+    if not name or not comma:
+        raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: local,size=104857600")
+    if name not in _SETTINGS:
+        raise argparse.ArgumentTypeError(f"there is no cache '{name}'. Write local or redis. Got {text}")
+    settings = {}
+    for piece in rest.split(","):
+        key, equals, value = piece.partition("=")
+        if not key or not equals or not value:
+            raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}")
+        settings[key] = _checked(name, key, value)
+    return name, settings
+
+
+def _checked(name: str, key: str, value: str) -> str:
+    known = _SETTINGS[name]
+    if key not in known:
+        raise argparse.ArgumentTypeError(f"the cache '{name}' has no setting '{key}'. It has {', '.join(known)}")
+    bounds = known[key]
+    if bounds is not None:
+        least, most = bounds
+        if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most):
+            raise argparse.ArgumentTypeError(f"{name},{key} must be a whole number from {least} to {most}. Got {value}")
+    return value
+
+
+def cache_settings(given: Iterable[CacheSetting], byte_size: int | None) -> CacheSettings | None:
+    """What the flags together ask for; None for no cache.
+
+    Args:
+        given: of all ``--cache-config``.
+        byte_size: of ``--response-cache-byte-size``, None if it was not given.
+
+    Raises:
+        ServerError: they contradict each other, or something is missing.
+    """
+    caches: dict[str, dict[str, str]] = {}
+    for name, settings in given:
+        caches.setdefault(name, {}).update(settings)
+    if byte_size is not None:
+        if caches:
+            raise ServerError(
+                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide "
+                "one or the other."
+            )
+        return CacheSettings("local", {"size": str(byte_size)}) if byte_size else None
+    if not caches:
+        return None
+    if len(caches) > 1:
+        raise ServerError(
+            "found multiple cache configurations, but only a single cache is currently supported: "
+            f"--cache-config names {' and '.join(sorted(caches))}"
+        )
+    ((name, settings),) = caches.items()
+    if name == "redis":
+        for key, variable in _ENVIRONMENT.items():
+            if os.environ.get(variable):
+                settings.setdefault(key, os.environ[variable])
+    missing = [key for key in _REQUIRED[name] if key not in settings]
+    if missing:
+        raise ServerError(
+            f"--cache-config={name} needs the setting '{missing[0]}': --cache-config={name},{missing[0]}=..."
+        )
+    return CacheSettings(name, settings)

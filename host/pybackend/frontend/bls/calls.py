@@ -1,0 +1,398 @@
+"""Models that run models: a call from a stub becomes a request like any client's, its responses go back as replies.
+
+A tensor is copied once on each way: from the memory in which one stub has left it into the input memory of the other
+model, large ones off the event loop. No stub ever maps another model's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pybackend.engine import InferenceEngine
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
+from pybackend.instance.services import Caller
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease
+from pybackend.ipc.turn import turn_of
+from pybackend.model.model import Model, ModelState
+from pybackend.protocol.validation import validate
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import INLINE_BYTES, TAIL
+
+MOST_BACKLOG_BYTES = 16 * 1024 * 1024
+"""What may wait for a stub that does not read, tensors included; beyond it, those who stream to it must wait."""
+
+MOST_OPEN_CALLS = 100_000
+"""Of one stub."""
+
+
+class OpenCall:
+    """A call that has not got its final reply.
+
+    Attributes:
+        caller: the stub that waits.
+        message: what it said.
+        model: the model it runs, once that is known.
+        pending: its request, once the engine has taken it.
+        failure: what the caller is told instead of the request's own end.
+    """
+
+    __slots__ = (
+        "caller",
+        "cancelled",
+        "delivering",
+        "failure",
+        "inputs",
+        "message",
+        "model",
+        "paused",
+        "pending",
+        "responses",
+    )
+
+    def __init__(self, caller: Caller, message: heard.Call, inputs: list[Buffer]) -> None:
+        self.caller = caller
+        self.message = message
+        self.inputs = inputs
+        self.model: Model | None = None
+        self.pending: PendingRequest | None = None
+        self.responses: deque[InferenceResponse] = deque()
+        self.failure: InferenceError | None = None
+        self.cancelled = False
+        self.delivering = False
+        self.paused = False
+
+    def cancel(self) -> None:
+        """The caller is not interested any more."""
+        self.cancelled = True
+        if self.pending is not None:
+            self.pending.cancel()
+
+
+class _Outbox:
+    """One caller's calls."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, OpenCall] = {}
+        self.unsent: deque[OpenCall] = deque()
+        """Calls that wait until those before them are on their way, so that their order stays."""
+        self.sending: asyncio.Task[None] | None = None
+
+
+class ModelCalls:
+    """Takes calls from stubs to the engine's door.
+
+    Args:
+        engine: where requests go.
+        on_queued: told of each call once the scheduler has had its turn with it.
+    """
+
+    def __init__(self, engine: InferenceEngine, on_queued: Callable[[OpenCall], None]) -> None:
+        self._engine = engine
+        self._on_queued = on_queued
+        self._loop = asyncio.get_running_loop()
+        self._outboxes: dict[Caller, _Outbox] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open_calls(self, caller: Caller) -> Sequence[OpenCall]:
+        """The calls that a stub waits for."""
+        outbox = self._outboxes.get(caller)
+        return () if outbox is None else tuple(outbox.open.values())
+
+    def all_open_calls(self) -> Sequence[OpenCall]:
+        """The calls that any stub waits for."""
+        return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
+
+    def on_call(self, caller: Caller, message: heard.Call, tail: bytes) -> None:
+        """Take a call.
+
+        Raises:
+            RemoteProtocolError: the stub broke the contract.
+        """
+        outbox = self._outboxes.setdefault(caller, _Outbox())
+        if message.call in outbox.open or len(outbox.open) >= MOST_OPEN_CALLS:
+            raise RemoteProtocolError(f"call {message.call} is open already, or too many are")
+        call = OpenCall(caller, message, [caller.take(place, tail) for place in message.inputs])
+        outbox.open[message.call] = call
+        outbox.unsent.append(call)
+        if outbox.sending is None:
+            self._send_next(outbox)
+
+    def on_cancel_call(self, caller: Caller, number: int) -> None:
+        """The model wants no more responses to a call."""
+        outbox = self._outboxes.get(caller)
+        call = None if outbox is None else outbox.open.get(number)
+        if call is not None:
+            call.cancel()
+
+    def on_cancelled(self, caller: Caller, execution: int) -> None:
+        """Nobody waits for an execution any more: neither for what it runs."""
+        for call in self.open_calls(caller):
+            if call.message.execution == execution:
+                call.cancel()
+
+    def on_gone(self, caller: Caller) -> None:
+        """The stub is gone, and what it waits for with it."""
+        outbox = self._outboxes.pop(caller, None)
+        if outbox is not None:
+            for call in outbox.open.values():
+                call.cancel()
+
+    # On the way to the engine
+
+    def _send_next(self, outbox: _Outbox) -> None:
+        """Send calls until one of them needs time; it sends the rest when it is through."""
+        while outbox.unsent:
+            call = outbox.unsent.popleft()
+            if self._needs_time(call):
+                outbox.sending = self._keep(self._send_slowly(outbox, call))
+                return
+            inputs: list[InputTensor] = []
+            try:
+                self._check_cancelled(call)
+                for place, data in zip(call.message.inputs, call.inputs, strict=True):
+                    tensor = self._room(call, place)
+                    inputs.append(tensor)
+                    if tensor.lease is None:
+                        tensor.data = bytes(data)
+                    else:
+                        tensor.lease.view[:] = data
+                self._submit(call, inputs)
+            except InferenceError as error:
+                self._refuse(call, inputs, error)
+
+    def _needs_time(self, call: OpenCall) -> bool:
+        try:
+            call.model = self._find(call.message)
+        except InferenceError as error:
+            call.failure = error
+            return False
+        return call.model.has_is_ready or any(place.nbytes >= LARGE_COPY_BYTES for place in call.message.inputs)
+
+    async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
+        inputs: list[InputTensor] = []
+        try:
+            self._check_cancelled(call)
+            model = call.model
+            assert model is not None
+            if model.has_is_ready and not await self._engine.is_model_ready(model):
+                raise _not_ready(model.name)
+            for place, data in zip(call.message.inputs, call.inputs, strict=True):
+                tensor = self._room(call, place)
+                inputs.append(tensor)
+                if tensor.lease is None:
+                    tensor.data = bytes(data)
+                else:
+                    await copy_bytes(tensor.lease.view, data)
+            self._check_cancelled(call)
+            self._submit(call, inputs)
+        except InferenceError as error:
+            self._refuse(call, inputs, error)
+        finally:
+            outbox.sending = None
+            self._send_next(outbox)
+
+    def _find(self, message: heard.Call) -> Model:
+        version = "" if message.model_version < 0 else str(message.model_version)
+        try:
+            model = self._engine.model(message.model_name, version)
+        except InferenceError as error:
+            if error.message.endswith("is not found"):  # there is no such model, or no such version
+                raise
+            raise _not_ready(message.model_name, error.message) from None
+        if model.config.decoupled and not message.decoupled:
+            raise InferenceError(
+                f"Model {message.model_name} is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.'"
+            )
+        return model
+
+    @staticmethod
+    def _check_cancelled(call: OpenCall) -> None:
+        if call.failure is not None:
+            raise call.failure
+        if call.cancelled:
+            raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
+
+    def _room(self, call: OpenCall, place: heard.Place) -> InputTensor:
+        """An input without its bytes yet, and the model's memory for it if it is no small one."""
+        tensor = InputTensor(place.name, place.datatype, place.shape)
+        assert call.model is not None
+        if place.nbytes > INLINE_BYTES and call.model.state is ModelState.READY:
+            tensor.lease = call.model.lease(place.nbytes, place.name)
+            tensor.data = tensor.lease.view
+        return tensor
+
+    def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
+        """Hand a call to the engine as a request.
+
+        Raises:
+            InferenceError: it is not taken.
+        """
+        message, model = call.message, call.model
+        assert model is not None
+        request = InferenceRequest(
+            model.name, model.version, inputs=inputs, requested_outputs=tuple(dict.fromkeys(message.requested_outputs))
+        )
+        request.is_inner = True
+        options = message.options
+        if options is not None:
+            request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
+            request.timeout_us, request.parameters = options.timeout_us, options.parameters
+        if model.state is not ModelState.READY:  # it was before the inputs were copied: there may be a successor
+            model = call.model = self._find(message)
+            request.model_version = model.version
+            request.leave()
+        if len({tensor.name for tensor in inputs}) != len(inputs):
+            raise InferenceError(f"an input is given twice for model '{model.name}'", ErrorCode.INVALID_ARG)
+        validate(request, model.signature)
+        call.pending = self._engine.submit(model, request, lambda response: self._on_response(call, response))
+        self._let_go(call)
+        if message.execution:
+            turn_of(self._loop).soon(partial(self._on_queued, call))
+
+    def _let_go(self, call: OpenCall) -> None:
+        """The caller's memory is read; it is the stub's again."""
+        call.inputs = []
+        call.caller.let_go(call.message.inputs)
+
+    def _refuse(self, call: OpenCall, inputs: Iterable[InputTensor], error: InferenceError) -> None:
+        """A call that never got to the engine."""
+        for tensor in inputs:
+            tensor.release()
+        self._let_go(call)
+        name = call.message.model_name
+        message = error.message
+        if not message.startswith(f"Model {name} "):
+            message = f"Model {name} - Error when running inference: {message}"
+        self._reply_error(call, InferenceError(message, error.code), final=True)
+
+    # On the way back
+
+    def _on_response(self, call: OpenCall, response: InferenceResponse) -> None:
+        call.responses.append(response)
+        if not call.delivering:
+            self._deliver(call)
+
+    def _deliver(self, call: OpenCall) -> None:
+        """Pass on what has come until a response needs time; it passes on the rest when it is through."""
+        while call.responses:
+            response = call.responses.popleft()
+            if any(len(output.data) >= LARGE_COPY_BYTES for output in response.outputs) and call.caller.is_open:
+                call.delivering = True
+                _ = self._keep(self._deliver_slowly(call, response))
+                return
+            self._pass_on(call, response, [None] * len(response.outputs))
+
+    async def _deliver_slowly(self, call: OpenCall, response: InferenceResponse) -> None:
+        leases: list[ArenaLease | None] = []
+        try:
+            for output in response.outputs:
+                leases.append(None if len(output.data) <= INLINE_BYTES else call.caller.lease(len(output.data)))
+                if leases[-1] is not None:
+                    await copy_bytes(leases[-1].view, output.data)
+            self._pass_on(call, response, leases)
+        except InferenceError as error:
+            _release(call.caller, leases)
+            response.release()
+            self._reply_error(call, error, final=response.final)
+        finally:
+            call.delivering = False
+            self._deliver(call)
+
+    def _pass_on(self, call: OpenCall, response: InferenceResponse, leases: list[ArenaLease | None]) -> None:
+        """Send a response to the caller; large outputs have been copied to ``leases``."""
+        caller, final = call.caller, response.final
+        error = response.error
+        if final and call.failure is not None:
+            error = call.failure
+        if error is not None or not caller.is_open:
+            _release(caller, leases)
+            response.release()
+            self._reply_error(call, error or InferenceError("the caller is gone"), final=final)
+            return
+        try:
+            places = self._give(caller, response.outputs, leases)
+        except (InferenceError, OSError) as failed:
+            _release(caller, leases)
+            response.release()
+            reason = failed.message if isinstance(failed, InferenceError) else str(failed.strerror)
+            self._reply_error(call, InferenceError(reason, ErrorCode.UNAVAILABLE), final=final)
+            return
+        result = None if response.empty else (None, places, response.parameters)
+        response.release()
+        self._reply(call, result, final=final)
+
+    @staticmethod
+    def _give(
+        caller: Caller, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
+    ) -> list[tuple[Any, ...]]:
+        """Put outputs where the caller can read them; their places there. ``leases`` are completed.
+
+        Raises:
+            InferenceError: the caller's model has no memory left for them.
+            OSError: this process has no descriptor left.
+        """
+        places = []
+        for index, output in enumerate(outputs):
+            nbytes, lease = len(output.data), leases[index]
+            if nbytes <= INLINE_BYTES:
+                segment, offset = TAIL, caller.place_inline(bytes(output.data), nbytes)
+            else:
+                if lease is None:
+                    leases[index] = lease = caller.lease(nbytes)
+                    lease.view[:] = output.data
+                caller.lend(lease)
+                segment, offset = lease.segment, lease.offset
+            places.append((output.name, output.datatype, output.shape, segment, offset, nbytes))
+        return places
+
+    def _reply_error(self, call: OpenCall, error: InferenceError, *, final: bool) -> None:
+        self._reply(call, ((int(error.code), error.message), (), None), final=final)
+
+    def _reply(self, call: OpenCall, result: tuple[Any, ...] | None, *, final: bool) -> None:
+        caller = call.caller
+        caller.reply(call.message.call, final=final, result=result)
+        if final:
+            outbox = self._outboxes.get(caller)
+            if outbox is not None:
+                outbox.open.pop(call.message.call, None)
+        elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:
+            call.paused = True
+            call.pending.pause()
+            caller.on_drained(lambda: self._resume(call))
+
+    @staticmethod
+    def _resume(call: OpenCall) -> None:
+        call.paused = False
+        if call.pending is not None:
+            call.pending.resume()
+
+    def _keep(self, work: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _release(caller: Caller, leases: Sequence[ArenaLease | None]) -> None:
+    """Give memory back of which the caller never hears."""
+    for lease in leases:
+        if lease is not None:
+            caller.take_back(lease)
+            lease.release()
+
+
+def _not_ready(name: str, reason: str = "") -> InferenceError:
+    text = f"Failed for execute the inference request. Model '{name}' is not ready."
+    return InferenceError(f"{text} {reason}" if reason else text, ErrorCode.UNAVAILABLE)

@@ -1,0 +1,46 @@
+"""A request on its way to a stub, and back: small tensors in the frame's tail, others where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pybackend.inference.request import InferenceRequest
+from pybackend.instance.session import StubSession
+from pybackend_wire.messages import TAIL
+
+
+def encoded_request(session: StubSession, request: InferenceRequest) -> tuple[Any, ...]:
+    """A request as :class:`pybackend_wire.messages.ExecuteRequest`; its input memory is lent from now on.
+
+    Raises:
+        OSError: this process has no descriptor left.
+    """
+    inputs = []
+    for tensor in request.inputs:
+        lease: Any = tensor.lease
+        if lease is None:
+            data = tensor.data
+            nbytes = len(data)  # type: ignore[arg-type]  # bytes have arrived by now
+            offset = session.place_inline(data, nbytes)
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, offset, nbytes))
+        else:
+            session.lend(lease)
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
+    options = None
+    if request.id or request.has_options:
+        options = (
+            request.id,
+            request.correlation_id,
+            request.flags,
+            request.priority,
+            request.timeout_us,
+            request.parameters,
+        )
+    return (inputs, request.requested_outputs or None, options)
+
+
+def taken_back(session: StubSession, request: InferenceRequest) -> bool:
+    """The input memory of a request is the host's again; False if the stub had already given some of it back."""
+    leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
+    taken = [session.take_back(lease) for lease in leases]
+    return all(taken)

@@ -1,0 +1,75 @@
+"""One call of a model's ``execute``, from being sent to its last response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from pybackend.inference.pending import PendingRequest
+from pybackend_wire.errors import RemoteProtocolError
+
+
+class ExecutionTimes(NamedTuple):
+    """When the parts of an execution began and ended, by ``time.monotonic_ns()``; all 0 until it is over."""
+
+    began_ns: int = 0
+    infer_start_ns: int = 0
+    infer_end_ns: int = 0
+
+
+class Execution:
+    """One call of ``execute``.
+
+    Attributes:
+        number: counts from 1 in each stub's life.
+        pending: its requests.
+        sent_ns: when it was sent.
+        responded: a response was sent while it ran, or after.
+        rescheduled: places of the requests that the model wants to execute once more; told before ``execute`` returns.
+        unanswered: how many of its requests still wait for their final response.
+        times: known once ``execute`` has returned.
+    """
+
+    __slots__ = ("number", "pending", "rescheduled", "responded", "sent_ns", "times", "unanswered")
+
+    def __init__(self, number: int, pending: list[PendingRequest], sent_ns: int) -> None:
+        self.number = number
+        self.pending = pending
+        self.sent_ns = sent_ns
+        self.responded = False
+        self.rescheduled: Sequence[int] = ()
+        self.unanswered = len(pending)
+        self.times = ExecutionTimes()
+
+    def reschedule(self, places: Sequence[int]) -> None:
+        """Note which requests are to be executed once more.
+
+        Raises:
+            RemoteProtocolError: they are not all here, or one is named twice.
+        """
+        if len(set(places)) < len(places) or max(places, default=0) >= len(self.pending):
+            raise RemoteProtocolError("requests to be executed once more that the execution does not have")
+        self.rescheduled = places
+
+    def take_rescheduled(self, responses: Sequence[object]) -> list[PendingRequest]:
+        """The requests that are to be executed once more; they are no part of this execution any longer.
+
+        Args:
+            responses: those that came with the result, None for a request without one.
+
+        Raises:
+            RemoteProtocolError: one of them is answered.
+        """
+        again = [self.pending[place] for place in self.rescheduled]
+        if any(pending.answered for pending in again) or any(responses[place] for place in self.rescheduled):
+            raise RemoteProtocolError("a request to be executed once more that is answered")
+        self.unanswered -= len(again)
+        return again
+
+
+def unanswered(executions: Iterable[Execution]) -> Iterator[PendingRequest]:
+    """The requests of executions that wait for their final responses."""
+    for execution in executions:
+        for pending in execution.pending:
+            if not pending.answered and pending.execution == execution.number:
+                yield pending

@@ -1,0 +1,37 @@
+"""An ensemble's response: the outputs that are there, in the memory in which the steps have left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import OutputTensor
+from pybackend.model.ensemble_scope import EnsembleTensor, Scope
+from pybackend.model.ensemble_sequence import correlation_parameters
+from pybackend.modelconfig.signature import ModelSignature
+
+
+def add_outputs(response: InferenceResponse, scope: Scope, wanted: Sequence[str], signature: ModelSignature) -> None:
+    """Fill a response with those of the wanted outputs that came to be; their memory is kept until it is released."""
+    found = [(name, tensor) for name in wanted if (tensor := scope.find(name)) is not None]
+    tensors = [tensor for _, tensor in found]
+    for tensor in tensors:
+        tensor.memory.borrow()
+    for tensor in tensors:
+        if tensor.chain == scope.chain:
+            tensor.memory.used()
+
+    def on_release() -> None:
+        for tensor in tensors:
+            tensor.memory.give_back()
+
+    named = next((tensor.correlation for tensor in tensors if tensor.correlation is not None), None)
+    outputs = [_output(name, tensor, signature) for name, tensor in found]
+    response.set_result(outputs, None if named is None else correlation_parameters(named), on_release)
+
+
+def _output(name: str, tensor: EnsembleTensor, signature: ModelSignature) -> OutputTensor:
+    expected = signature.outputs[name]
+    dims = expected.dims if expected.reshape is None else expected.reshape
+    shape = tensor.shape_for(dims, batched=signature.max_batch_size > 0)
+    return OutputTensor(name, tensor.datatype, signature.shape_for_client(expected, shape), tensor.data)

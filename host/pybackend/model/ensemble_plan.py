@@ -1,0 +1,103 @@
+"""How an ensemble makes the outputs that a request wants: which steps run, and how often each tensor is needed.
+
+Made once per change of the parts and set of outputs; a request only follows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from pybackend.model.model import Model
+from pybackend.modelconfig.ensemble import Chain, EnsembleStep, needed_tensors, stream_chains
+
+ONCE: Chain = ()
+"""The chain of what comes once per request."""
+
+
+class PlannedStep:
+    """A step, and the version that runs it.
+
+    Attributes:
+        number: in configured order.
+        model: the version.
+        inputs: the model's input and the ensemble's tensor, one pair for each input.
+        outputs: ensemble tensor by the model's output; only those that somebody needs.
+        requested: the names of these outputs.
+        chain: the streams that the step runs within.
+        streams: True if it answers with a stream.
+    """
+
+    __slots__ = ("chain", "inputs", "model", "number", "outputs", "requested", "streams")
+
+    def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
+        self.number = number
+        self.model = model
+        self.inputs = tuple(step.inputs.items())
+        self.outputs = outputs
+        self.requested = tuple(outputs)
+        self.chain = chain
+        self.streams = model.config.decoupled
+
+
+class EnsemblePlan:
+    """The way to a set of outputs.
+
+    Attributes:
+        wanted: the ensemble's outputs, in the order in which they are sent.
+        leaves: where responses are made: the chains of the wanted outputs that no other wanted output's goes on from.
+        may_wait: numbers of the steps that stream and may be kept from it until the steps that follow are through: one of
+            these needing the same model would wait for it in vain.
+    """
+
+    def __init__(self, steps: Sequence[EnsembleStep], models: Sequence[Model], wanted: tuple[str, ...]) -> None:
+        self.wanted = wanted
+        self._chains = stream_chains(steps, [model.config.decoupled for model in models])
+        needed = needed_tensors(steps, wanted)
+        self._steps: dict[Chain, list[PlannedStep]] = defaultdict(list)
+        self._takers: dict[str, list[PlannedStep]] = defaultdict(list)
+        for number, (step, model) in enumerate(zip(steps, models, strict=True)):
+            outputs = {name: tensor for name, tensor in step.outputs.items() if tensor in needed}
+            if outputs:
+                chain = max((self.chain(tensor) for tensor in step.inputs.values()), key=len)
+                planned = PlannedStep(number, step, model, chain, outputs)
+                self._steps[chain].append(planned)
+                for tensor in dict.fromkeys(step.inputs.values()):
+                    self._takers[tensor].append(planned)
+        ends = {self.chain(tensor) for tensor in wanted}
+        self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
+        self._uses = self._count_uses()
+        self.may_wait = {
+            step.number
+            for steps_of_chain in self._steps.values()
+            for step in steps_of_chain
+            if step.streams and step.model.runs_in.isdisjoint(self._models_following(step))
+        }
+
+    def _models_following(self, step: PlannedStep) -> Iterator[Model]:
+        for chain, following in self._steps.items():
+            if step.number in chain:
+                for each in following:
+                    yield from each.model.runs_in
+
+    def chain(self, tensor: str) -> Chain:
+        """The streams through which a tensor has come."""
+        return self._chains.get(tensor, ONCE)
+
+    def steps(self, chain: Chain) -> Sequence[PlannedStep]:
+        """The steps that run once per response of these streams, in configured order."""
+        return self._steps.get(chain, ())
+
+    def takers(self, tensor: str) -> Sequence[PlannedStep]:
+        """The steps that take a tensor."""
+        return self._takers.get(tensor, ())
+
+    def uses(self, tensor: str) -> int:
+        """How often a tensor is read, where what is read by steps of streams that go on from it counts once."""
+        return self._uses[tensor]
+
+    def _count_uses(self) -> Counter[str]:
+        uses = Counter(self.wanted)
+        for steps in self._steps.values():
+            uses.update(tensor for step in steps for _, tensor in step.inputs)
+        return uses

@@ -1,0 +1,77 @@
+"""A configuration's ``dynamic_batching``, read from a document that is validated and complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long requests may wait, and how many of them.
+
+    Attributes:
+        delays: True if a request whose time is over lets others pass; False if it is refused.
+        timeout_us: how long a request may wait; 0 for as long as it takes.
+        allows_override: a request may ask for a shorter time.
+        max_queue_size: requests that may wait; 0 for any number.
+    """
+
+    delays: bool = False
+    timeout_us: int = 0
+    allows_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingConfig:
+    """How requests are put together.
+
+    Attributes:
+        max_batch_size: of the model, at least 1.
+        preferred_batch_sizes: sizes at which a batch is sent at once.
+        max_queue_delay_us: how long a batch that could still grow waits, from its oldest request on.
+        preserve_ordering: responses leave in the order of the requests.
+        priority_levels: 1 is the highest; 0 for no priorities.
+        default_priority: level of requests that name none.
+        default_policy: for levels that have none of their own.
+        policies: by level.
+    """
+
+    max_batch_size: int
+    preferred_batch_sizes: frozenset[int] = frozenset()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority: int = 0
+    default_policy: QueuePolicy = QueuePolicy()
+    policies: Mapping[int, QueuePolicy] | None = None
+
+    def policy(self, level: int) -> QueuePolicy:
+        """The policy of a priority level."""
+        return (self.policies or {}).get(level, self.default_policy)
+
+
+def batching_of(document: Mapping[str, Any]) -> BatchingConfig:
+    """The batching that a model's complete document asks for."""
+    batching = document["dynamic_batching"]
+    return BatchingConfig(
+        max_batch_size=max(1, document["max_batch_size"]),
+        preferred_batch_sizes=frozenset(batching["preferred_batch_size"]),
+        max_queue_delay_us=batching["max_queue_delay_microseconds"],
+        preserve_ordering=batching["preserve_ordering"],
+        priority_levels=batching["priority_levels"],
+        default_priority=batching["default_priority_level"],
+        default_policy=_policy(batching.get("default_queue_policy", {})),
+        policies={int(level): _policy(policy) for level, policy in batching["priority_queue_policy"].items()},
+    )
+
+
+def _policy(policy: Mapping[str, Any]) -> QueuePolicy:
+    return QueuePolicy(
+        delays=policy.get("timeout_action") == "DELAY",
+        timeout_us=policy.get("default_timeout_microseconds", 0),
+        allows_override=policy.get("allow_timeout_override", False),
+        max_queue_size=policy.get("max_queue_size", 0),
+    )

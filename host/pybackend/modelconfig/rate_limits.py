@@ -1,0 +1,42 @@
+"""An instance group's ``rate_limiter``: what its instances need to hold while they execute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pybackend.modelconfig.schema import ModelConfig
+
+Resource = tuple[str, int | None]
+"""Name and device of a resource; None for one that all devices share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """The needs of one instance.
+
+    Attributes:
+        needs: how many of each resource an execution takes.
+        priority: 1 is the highest; 2 gets half as many executions as 1 where both wait.
+    """
+
+    needs: dict[Resource, int]
+    priority: int
+
+
+def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:
+    """What an instance needs, None if its group has no resources.
+
+    Args:
+        config: finished.
+        group_name: the instance's group.
+        device_id: the instance's.
+    """
+    for group in config.document["instance_group"]:
+        limiter = group.get("rate_limiter")
+        if group["name"] == group_name and limiter and limiter["resources"]:
+            needs: dict[Resource, int] = {}
+            for each in limiter["resources"]:
+                resource = (each["name"], None if each["global"] else device_id)
+                needs[resource] = needs.get(resource, 0) + each["count"]
+            return RateLimit(needs, limiter["priority"] or 1)
+    return None

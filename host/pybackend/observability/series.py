@@ -1,0 +1,131 @@
+"""The value of one series of custom metrics, kept by prometheus-client and shown under the name its model gave it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from pybackend_wire.messages import MetricKind
+
+Sample = tuple[str, dict[str, str], float]
+"""Suffix of the family's name, labels besides the series' own, value."""
+
+
+class CounterSeries:
+    """A value that only grows."""
+
+    def __init__(self) -> None:
+        self._counter = _prometheus().Counter(_NAME, "", registry=None)
+
+    def increment(self, value: float) -> None:
+        """Add a value that is not negative."""
+        self._counter.inc(value)
+
+    @property
+    def value(self) -> float:
+        """The sum of all that was added."""
+        return _values(self._counter)["_total"]
+
+    def samples(self) -> list[Sample]:
+        return [("", {}, self.value)]
+
+
+class GaugeSeries:
+    """A value that goes up and down."""
+
+    def __init__(self) -> None:
+        self._gauge = _prometheus().Gauge(_NAME, "", registry=None)
+
+    def increment(self, value: float) -> None:
+        """Add a value."""
+        self._gauge.inc(value)
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self._gauge.set(value)
+
+    @property
+    def value(self) -> float:
+        """The value as it was left last."""
+        return _values(self._gauge)[""]
+
+    def samples(self) -> list[Sample]:
+        return [("", {}, self.value)]
+
+
+class HistogramSeries:
+    """Observations by size.
+
+    Args:
+        buckets: finite upper bounds, strictly increasing; there may be none.
+    """
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        # The library wants at least one bound, and hides the sum where a bound is negative.
+        self._histogram = _prometheus().Histogram(_NAME, "", buckets=buckets or (0.0,), registry=None)
+        self._has_bounds = bool(buckets)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count an observation."""
+        self._histogram.observe(value)
+        self._sum += value
+
+    def samples(self) -> list[Sample]:
+        samples = [(sample.labels["le"], sample.value) for sample in _samples(self._histogram) if "le" in sample.labels]
+        shown = samples if self._has_bounds else samples[-1:]
+        buckets = [("_bucket", {"le": bound.removesuffix(".0")}, count) for bound, count in shown]
+        return [*buckets, ("_sum", {}, self._sum), ("_count", {}, samples[-1][1])]
+
+
+Series = CounterSeries | GaugeSeries | HistogramSeries
+
+
+def new_series(kind: MetricKind, buckets: Sequence[float]) -> Series:
+    """A series of this kind; only a histogram has ``buckets``."""
+    match kind:
+        case MetricKind.COUNTER:
+            return CounterSeries()
+        case MetricKind.GAUGE:
+            return GaugeSeries()
+        case MetricKind.HISTOGRAM:
+            return HistogramSeries(buckets)
+
+
+_NAME = "series"
+"""What the library's objects are called: it would change some of the names that models give, and they are not shown."""
+
+
+def _samples(metric: Any) -> list[Any]:
+    return [sample for collected in metric.collect() for sample in collected.samples]
+
+
+def _values(metric: Any) -> dict[str, float]:
+    """Values by the suffix of their name."""
+    return {sample.name.removeprefix(_NAME): sample.value for sample in _samples(metric)}
+
+
+@cache
+def _prometheus() -> Any:
+    """The library; imported when the first model wants it, for that takes a twentieth of a second."""
+    with _in_this_process():
+        import prometheus_client
+    return prometheus_client
+
+
+@contextmanager
+def _in_this_process() -> Iterator[None]:
+    """Hide the variables that make the library keep its values in files.
+
+    They may be there for the sake of a model that runs a server of its own with several processes; our values would be
+    mixed up with those of everyone who counts there.
+    """
+    names = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -1,0 +1,109 @@
+"""What loading and unloading a model means for the ensembles that it is a part of, and for the parts of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.model.door import Absence
+from pybackend.model.ensemble_model import EnsembleModel
+from pybackend.model.model import ModelState
+from pybackend.modelconfig.ensemble import part_names_on_disk
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.layout import DUPLICATE_REASON
+
+
+class Ensembles:
+    """The dependencies between models.
+
+    Args:
+        entries: all models by name; always looked at as they are now.
+    """
+
+    def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
+        self._entries = entries
+        self._unreadable: dict[str, str] = {}
+
+    # Parts
+
+    def parts(self, name: str) -> frozenset[str]:
+        """The models that a loaded ensemble consists of; none if there is no such ensemble."""
+        return frozenset(part for model in self._versions(name) for part in model.part_names)
+
+    def lacking(self, parts: Sequence[str]) -> frozenset[str]:
+        """Those of these models that no version of serves."""
+        return frozenset(part for part in parts if not self._is_served(part))
+
+    def absence(self, name: str) -> Absence:
+        """Why no version of a model serves."""
+        entry = self._entries.get(name)
+        if entry is None or entry.reason == DUPLICATE_REASON:
+            return Absence(False, False, self._unreadable.get(name, ""))
+        models = entry.versions.values()
+        if not models:
+            return Absence(True, False, entry.reason)
+        unloaded = all(model.is_off or model.state is ModelState.UNLOADING for model in models)
+        return Absence(True, unloaded, "".join(model.load_failure for model in models).strip())
+
+    def note_failure(self, name: str, reason: str) -> None:
+        """A part could not be loaded: its entry says why, or there is none, and this is all that is known."""
+        self._unreadable[name] = reason
+
+    def is_mere_part(self, name: str) -> bool:
+        """True if a model was loaded because ensembles need it, and none of them is there any more."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.as_part and not any(name in self.parts(other) for other in self._entries)
+
+    def _is_served(self, name: str) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and bool(entry.ready_versions())
+
+    def _versions(self, name: str) -> list[EnsembleModel]:
+        """The versions of an ensemble that are not unloaded."""
+        entry = self._entries.get(name)
+        models = () if entry is None else entry.versions.values()
+        return [model for model in models if isinstance(model, EnsembleModel) and not model.is_unloaded]
+
+    # Changes
+
+    def on_change(self, name: str) -> None:
+        """Versions of a model have come or gone: the ensembles that need it serve with others, or not at all, or again."""
+        self._unreadable.pop(name, None)
+        changed = [name]
+        while changed:
+            part = changed.pop()
+            for other in self._entries:
+                affected = [model for model in self._versions(other) if part in model.part_names]
+                if [model for model in affected if model.revise()]:
+                    changed.append(other)
+
+    # Circles
+
+    def check(self, ensemble: str, parts: Sequence[str], directories: Mapping[str, Path]) -> None:
+        """See that an ensemble does not become a part of itself. Blocking: it may read configurations.
+
+        Args:
+            ensemble: its name.
+            parts: what it is to consist of.
+            directories: of the models on disk.
+
+        Raises:
+            ModelLoadError: INVALID_ARG, it would.
+        """
+        paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
+        seen: set[str] = set()
+        while paths:
+            path = paths.pop()
+            name = path[-1]
+            if name == ensemble:
+                raise ModelLoadError(
+                    f"circular dependency between ensembles: {ensemble} -> ... -> {path[-2]} -> {ensemble}. The steps "
+                    f"lead round: {' -> '.join(path)}",
+                    ErrorCode.INVALID_ARG,
+                )
+            if name not in seen:
+                seen.add(name)
+                on_disk = part_names_on_disk(directories[name]) if name in directories else ()
+                following = on_disk if self.lacking([name]) else self.parts(name)
+                paths += [(*path, part) for part in following]

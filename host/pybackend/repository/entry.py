@@ -1,0 +1,84 @@
+"""One name in the repository: the versions that are known under it, and which of them serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pybackend.model.model import UNLOADED, Model, ModelState
+from pybackend.repository.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One row of the table of models."""
+
+    name: str
+    version: str
+    status: str
+
+
+@dataclass
+class ModelEntry:
+    """A name in the repository.
+
+    Attributes:
+        name: the model's name.
+        versions: by number, also those that failed to load or were unloaded.
+        origins: by number, what each version was loaded from.
+        reason: why there are none, e.g. a configuration that does not parse.
+        newest_first: the same versions, highest number first.
+        as_part: True if nobody has asked for it but ensembles that it is a part of.
+    """
+
+    name: str
+    versions: Mapping[int, Model] = field(default_factory=dict)
+    origins: Mapping[int, Candidate] = field(default_factory=dict)
+    reason: str = ""
+    newest_first: tuple[Model, ...] = ()
+    as_part: bool = False
+
+    def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
+        """Replace the versions."""
+        self.versions = dict(sorted(models.items()))
+        self.origins = origins
+        self.reason = ""
+        self.newest_first = tuple(reversed(self.versions.values()))
+
+    def ready_versions(self) -> list[Model]:
+        """Versions that take requests, ascending."""
+        return [model for model in self.versions.values() if model.state is ModelState.READY]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if every version serves, or was unloaded on purpose."""
+        return bool(self.versions) and all(model.is_ready or model.is_off for model in self.versions.values())
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if there are versions and all of them take requests."""
+        return bool(self.versions) and len(self.ready_versions()) == len(self.versions)
+
+    def why_not_available(self) -> str:
+        """What a client should know of a model that no version of serves, to be appended to a sentence."""
+        reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]
+        first = next((reason for reason in reasons if reason and reason != UNLOADED), "")
+        return f". It failed: {first.splitlines()[0]} (the server's log has the rest)" if first else ""
+
+    def forget_failures(self) -> None:
+        """Leave out the versions that could not be loaded."""
+        known = {
+            version: model
+            for version, model in self.versions.items()
+            if model.state is not ModelState.UNAVAILABLE or model.reason == UNLOADED
+        }
+        self.set_versions(known, self.origins)
+
+    def table(self) -> list[ModelStatus]:
+        """What became of each version; one row, too, where there is none."""
+        if not self.versions:
+            return [ModelStatus(self.name, "-", f"UNAVAILABLE: {self.reason}")]
+        return [
+            ModelStatus(self.name, str(version), model.state.value + (f": {model.reason}" if model.reason else ""))
+            for version, model in self.versions.items()
+        ]

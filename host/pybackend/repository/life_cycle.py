@@ -1,0 +1,178 @@
+"""How the versions of a model come and go: new ones are ready before those they replace stop, and nobody is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.instance.services import StubServices
+from pybackend.instance.stub_process import StubLauncher
+from pybackend.model.door import ModelDoor
+from pybackend.model.ensemble_model import EnsembleModel
+from pybackend.model.model import Model, ModelState
+from pybackend.model.python_model import PythonModel
+from pybackend.repository.candidate import Candidate
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.file_override import OverrideDirectories
+
+log = logging.getLogger(__name__)
+
+
+class ModelLifeCycle:
+    """Loads, replaces and unloads versions.
+
+    Args:
+        launcher: starts their processes.
+        services: answers what their code asks.
+        door: takes the requests of ensembles to their parts.
+        directories: model directories that are removed when no version uses them any more.
+        finalize_timeout_s: how long ``finalize`` may take if nobody says otherwise, None for ever.
+    """
+
+    def __init__(
+        self,
+        launcher: StubLauncher,
+        services: StubServices,
+        door: ModelDoor,
+        directories: OverrideDirectories,
+        finalize_timeout_s: float | None,
+    ) -> None:
+        self._launcher = launcher
+        self._services = services
+        self._door = door
+        self._directories = directories
+        self._finalize_timeout_s = finalize_timeout_s
+        self._alive: dict[Model, Path] = {}
+        self._retiring: dict[Model, asyncio.Task[bool]] = {}
+
+    # Coming
+
+    async def load(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
+        """Make an entry serve these versions and no others; one change of an entry at a time.
+
+        Versions that serve already, from files that have not changed since, are left alone. While old versions serve,
+        the new ones are loaded beside them, and take over when all of them are ready.
+
+        Raises:
+            ModelLoadError: a version failed; those that served go on.
+        """
+        serving = {int(model.version): model for model in entry.ready_versions()}
+        new = {
+            version: self._create(candidate)
+            for version, candidate in candidates.items()
+            if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
+        }
+        if not serving:
+            self.retire_all(entry)  # those that gave up have processes yet, perhaps
+            entry.set_versions(new, candidates)
+        outcomes = await asyncio.gather(*(self._load_version(model) for model in new.values()), return_exceptions=True)
+        unexpected = [outcome for outcome in outcomes if outcome is not None]
+        failed = [model for model in new.values() if model.state is not ModelState.READY]
+        if unexpected or (failed and serving):
+            self._retire(new.values())
+        if unexpected:
+            raise unexpected[0]
+        if failed:
+            raise _load_error(entry.name, failed)
+        if serving:
+            # Versions that are not wanted any more stay visible, as unloaded.
+            entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
+            self._retire(model for version, model in serving.items() if version in new or version not in candidates)
+
+    def _create(self, candidate: Candidate) -> Model:
+        model: Model
+        if candidate.source.config.is_ensemble:
+            model = EnsembleModel(candidate.source, self._door)
+        else:
+            model = PythonModel(candidate.source, self._launcher, self._services)
+        self._alive[model] = candidate.source.directory
+        self._directories.hold(candidate.source.directory)
+        return model
+
+    async def _load_version(self, model: Model) -> None:
+        log.info("loading: %s:%s", model.name, model.version)
+        try:
+            await model.load()
+        except ModelLoadError as error:
+            log.error(  # noqa: TRY400  the model's traceback is part of the reason, ours would say nothing
+                "failed to load '%s' version %s: %s", model.name, model.version, error.reason()
+            )
+            if not model.may_recover:
+                await self._forget(model)
+            return
+        took_s = model.statistics.load_duration_ns / 1e9
+        log.info("successfully loaded '%s' version %s in %.2f s", model.name, model.version, took_s)
+
+    # Going
+
+    def retire_all(
+        self, entry: ModelEntry, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
+    ) -> list[asyncio.Task[bool]]:
+        """Unload every version: from now on it takes no requests, those that it has are answered.
+
+        Returns:
+            What ends when a version is freed, True if nothing had to be cut short; also for those on their way before.
+        """
+        return self._retire(entry.versions.values(), drain_timeout_s, finalize_timeout_s)
+
+    def _retire(
+        self, models: Iterable[Model], drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
+    ) -> list[asyncio.Task[bool]]:
+        if finalize_timeout_s is None:
+            finalize_timeout_s = self._finalize_timeout_s
+        ends = []
+        for model in models:
+            end = self._retiring.get(model)
+            if end is None and model in self._alive:
+                model.state = ModelState.UNLOADING  # now: the task begins in the loop's next turn
+                end = asyncio.create_task(self._unload(model, drain_timeout_s, finalize_timeout_s))
+                end.add_done_callback(partial(self._retired, model))
+                self._retiring[model] = end
+            if end is not None:
+                ends.append(end)
+        return ends
+
+    def _retired(self, model: Model, _end: asyncio.Task[bool]) -> None:
+        del self._retiring[model]
+
+    async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
+        in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
+        log.info("successfully unloaded '%s' version %s", model.name, model.version)
+        await self._forget(model)
+        return in_time
+
+    async def _forget(self, model: Model) -> None:
+        await self._directories.let_go(self._alive.pop(model))
+
+    async def unload_all(self, deadline_s: float) -> bool:
+        """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short.
+
+        Nothing is being loaded any more. What is being unloaded without haste is hurried; so is what an earlier call
+        began, if that was cancelled.
+        """
+        retiring = list(self._retiring.values())
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        # Models that run others for a client's request find them until it is answered.
+        remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        await asyncio.gather(*(model.clients_answered_within(remaining_s) for model in self._alive))
+        remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        in_time = await asyncio.gather(*(self._unload(model, remaining_s, remaining_s) for model in list(self._alive)))
+        return all(in_time)
+
+    def trim(self) -> None:
+        """Give idle memory of all models back; called about once a second."""
+        now_ns = time.monotonic_ns()
+        for model in self._alive:
+            model.trim(now_ns)
+
+
+def _load_error(name: str, failed: Iterable[Model]) -> ModelLoadError:
+    failures = dict.fromkeys(model.load_failure for model in failed)
+    return ModelLoadError(f"load failed for model '{name}': {''.join(failures)}", ErrorCode.INVALID_ARG)

@@ -1,0 +1,190 @@
+"""The dynamic batcher: requests that wait together are executed together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.ipc.turn import turn_of
+from pybackend.modelconfig.batching import BatchingConfig
+from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.precise_timer import PreciseTimer
+from pybackend.scheduler.request_queue import RequestQueue
+from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
+
+
+class _Batch(NamedTuple):
+    request_count: int
+    reason: BatchReason
+
+
+class DynamicBatcher:
+    """A queue in front of instances that take several requests at once.
+
+    Args:
+        config: when batches are sent.
+        instances: those that take them.
+        owner: told of batches, and of requests that have waited for too long.
+        shape_key: what must be equal within a batch; None if any requests may go together.
+    """
+
+    def __init__(
+        self,
+        config: BatchingConfig,
+        instances: Sequence[BatchExecutor],
+        owner: SchedulerOwner,
+        shape_key: Callable[[InferenceRequest], object] | None = None,
+    ) -> None:
+        self._turn = turn_of(asyncio.get_running_loop())
+        self._config = config
+        self._instances = instances
+        self._owner = owner
+        self._shape_key = shape_key
+        self._queue = RequestQueue(config)
+        self._delivery = OrderedDelivery() if config.preserve_ordering else None
+        self._delay_ns = config.max_queue_delay_us * 1000
+        self._largest_preferred = max(config.preferred_batch_sizes, default=0)
+        self._timer = PreciseTimer(self.dispatch)
+        self._next = 0
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        """Number of requests that wait."""
+        return len(self._queue)
+
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Take a request; it is handed out before the loop's next turn, if a batch is due then.
+
+        Raises:
+            InferenceError: UNAVAILABLE, the queue is full.
+        """
+        self._queue.append(pending)
+        if self._delivery is not None:
+            self._delivery.add(pending)
+        self._schedule()
+
+    def requeue(self, waiting: Iterable[PendingRequest]) -> None:
+        """Put requests back to where they were."""
+        for pending in reversed(list(waiting)):
+            self._queue.put_back(pending)
+
+    def reschedule(self, pending: PendingRequest) -> None:
+        """Take a request once more, after those that wait; its place in the order of responses is the one it has."""
+        self._queue.append(pending)
+        self._schedule()
+
+    def on_lost(self, instance: object, error: InferenceError) -> None:
+        """Any other instance does as well."""
+
+    def remove(self, pending: PendingRequest) -> None:
+        """Forget a request that waits."""
+        self._queue.remove(pending)
+
+    def take_all(self) -> list[PendingRequest]:
+        """Empty the queue, for whoever has to answer what cannot be served."""
+        taken = list(self._queue)
+        for pending in taken:
+            self._queue.remove(pending)
+        self._timer.set(0)
+        return taken
+
+    def close(self) -> None:
+        """Nothing will be enqueued any more."""
+        self._timer.close()
+
+    def dispatch(self) -> None:
+        """Send the batches that are due to instances that are free."""
+        now_ns = time.monotonic_ns()
+        for pending in self._queue.expire(now_ns):
+            expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)
+            self._owner.on_rejected(pending, expired)
+        ripe_ns = 0
+        while self._queue:
+            instance = self._idle_instance() or self._roomy_instance()
+            if instance is None:
+                break
+            batch = self._form(now_ns)
+            if batch is None:
+                ripe_ns = min(pending.request.queued_ns for pending in self._queue) + self._delay_ns
+                break
+            if not instance.is_idle and batch.reason is not BatchReason.FULL:
+                break  # it may grow until the instance is free
+            self._send(instance, batch)
+        deadline_ns = self._queue.next_deadline_ns
+        self._timer.set(min(ripe_ns, deadline_ns) if ripe_ns and deadline_ns else ripe_ns or deadline_ns)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._turn.soon(self._dispatch_scheduled)
+
+    def _dispatch_scheduled(self) -> None:
+        self._scheduled = False
+        self.dispatch()
+
+    def _idle_instance(self) -> BatchExecutor | None:
+        """The instance that was idle for longest."""
+        instances = self._instances
+        for offset in range(len(instances)):
+            index = (self._next + offset) % len(instances)
+            if instances[index].is_idle:
+                self._next = index + 1
+                return instances[index]
+        return None
+
+    def _roomy_instance(self) -> BatchExecutor | None:
+        """An instance that is about to be free, so that its next batch may be on its way."""
+        return next((instance for instance in self._instances if instance.room), None)
+
+    def _send(self, instance: BatchExecutor, batch: _Batch) -> None:
+        requests: list[PendingRequest] = []
+        for pending in self._queue:
+            requests.append(pending)
+            if len(requests) == batch.request_count:
+                break
+        for pending in requests:
+            self._queue.remove(pending)
+        self._owner.on_batch(batch.reason)
+        instance.execute(requests)
+
+    def _form(self, now_ns: int) -> _Batch | None:
+        """The batch to send to an instance that is free; None if what waits may still grow."""
+        config = self._config
+        count = size = preferred_count = 0
+        cannot_grow = False
+        key: object = None
+        oldest_ns = now_ns
+        for pending in self._queue:
+            request = pending.request
+            if size + request.batch_size > config.max_batch_size and count:
+                cannot_grow = True
+                break
+            if self._shape_key is not None:
+                own = self._shape_key(request)
+                if count and own != key:
+                    cannot_grow = True
+                    break
+                key = own
+            count += 1
+            size += request.batch_size
+            oldest_ns = min(oldest_ns, request.queued_ns)
+            if size in config.preferred_batch_sizes:
+                preferred_count = count
+        waited = self._delay_ns > 0 and now_ns - oldest_ns >= self._delay_ns
+        if preferred_count and not waited:
+            full = preferred_count == count and size >= config.max_batch_size
+            return _Batch(preferred_count, BatchReason.FULL if full else BatchReason.PREFERRED)
+        if (
+            cannot_grow
+            or size >= config.max_batch_size
+            or (self._largest_preferred and size >= self._largest_preferred)
+        ):
+            return _Batch(count, BatchReason.FULL)
+        if waited:
+            return _Batch(count, BatchReason.DELAY)
+        return None if self._delay_ns else _Batch(count, BatchReason.IDLE)

@@ -1,0 +1,131 @@
+"""Requests that wait: by priority, then by arrival, each for as long as its policy allows."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import chain, count
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
+
+
+class _Level:
+    """The requests of one priority.
+
+    Attributes:
+        fresh: in the order of their arrival, with their deadlines (0 for none).
+        late: those whose time is over and that let all others of their level pass.
+    """
+
+    __slots__ = ("fresh", "late", "policy")
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.fresh: OrderedDict[PendingRequest, int] = OrderedDict()
+        self.late: OrderedDict[PendingRequest, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.fresh) + len(self.late)
+
+
+class RequestQueue:
+    """The queue of a batching scheduler; every operation takes at most logarithmic time.
+
+    Args:
+        config: priorities and policies.
+    """
+
+    def __init__(self, config: BatchingConfig) -> None:
+        self._config = config
+        self._levels = [_Level(config.policy(level)) for level in range(1, max(1, config.priority_levels) + 1)]
+        self._count = 0
+        self._deadlines: list[tuple[int, int, PendingRequest]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        """The requests in the order in which they are to be executed."""
+        return chain.from_iterable(chain(level.fresh, level.late) for level in self._levels)
+
+    def append(self, pending: PendingRequest) -> None:
+        """Take a request that has just arrived.
+
+        Raises:
+            InferenceError: UNAVAILABLE, its level is full.
+        """
+        level = self._level(pending)
+        most = level.policy.max_queue_size
+        if most and len(level) >= most:
+            raise InferenceError(
+                f"{pending.request.prefix}Exceeds maximum queue size: {most} requests to "
+                f"model '{pending.request.model_name}' are waiting (max_queue_size)",
+                ErrorCode.UNAVAILABLE,
+            )
+        self._count += 1
+        level.fresh[pending] = self._watch(pending, level.policy)
+
+    def put_back(self, pending: PendingRequest) -> None:
+        """Take a request again that was taken out, before all others of its level."""
+        level = self._level(pending)
+        self._count += 1
+        level.fresh[pending] = self._watch(pending, level.policy)
+        level.fresh.move_to_end(pending, last=False)
+
+    def remove(self, pending: PendingRequest) -> None:
+        """Take a request out."""
+        level = self._level(pending)
+        if level.fresh.pop(pending, None) is None:
+            del level.late[pending]
+        self._count -= 1
+
+    @property
+    def next_deadline_ns(self) -> int:
+        """When the next request will have waited for too long; 0 if none ever will."""
+        while self._deadlines and not self._is_current(self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else 0
+
+    def expire(self, now_ns: int) -> list[PendingRequest]:
+        """Take out those whose time is over and that are to be refused; those that are to let others pass do."""
+        refused = []
+        while 0 < self.next_deadline_ns <= now_ns:
+            pending = heapq.heappop(self._deadlines)[2]
+            level = self._level(pending)
+            del level.fresh[pending]
+            if level.policy.delays:
+                level.late[pending] = 0
+            else:
+                self._count -= 1
+                refused.append(pending)
+        return refused
+
+    def _level(self, pending: PendingRequest) -> _Level:
+        config = self._config
+        if not config.priority_levels:
+            return self._levels[0]
+        priority = pending.request.priority
+        if not 1 <= priority <= config.priority_levels:
+            priority = config.default_priority
+        return self._levels[priority - 1]
+
+    def _watch(self, pending: PendingRequest, policy: QueuePolicy) -> int:
+        """Note when a request will have waited for too long; returns that time, 0 for never."""
+        timeout_us, wanted_us = policy.timeout_us, pending.request.timeout_us
+        if policy.allows_override and 0 < wanted_us < timeout_us:
+            timeout_us = wanted_us
+        if not timeout_us:
+            return 0
+        deadline_ns = pending.request.queued_ns + timeout_us * 1000
+        heapq.heappush(self._deadlines, (deadline_ns, next(self._numbers), pending))
+        if len(self._deadlines) > 2 * self._count + 64:  # most are those of requests that have left
+            self._deadlines = [entry for entry in self._deadlines if self._is_current(entry)]
+            heapq.heapify(self._deadlines)
+        return deadline_ns
+
+    def _is_current(self, entry: tuple[int, int, PendingRequest]) -> bool:
+        return self._level(entry[2]).fresh.get(entry[2]) == entry[0]

@@ -1,0 +1,385 @@
+"""The sequence batcher: requests that belong together reach the same instance, one after another.
+
+A new sequence waits, in the order of arrival, for a slot at an instance; it keeps the slot until its last request is
+answered, or nothing was heard of it for too long. How the slots' requests become batches is the lanes' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest, RequestFlags
+from pybackend.inference.response import InferenceResponse
+from pybackend.ipc.turn import turn_of
+from pybackend.modelconfig.sequences import SequenceConfig
+from pybackend.scheduler.precise_timer import PreciseTimer
+from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
+from pybackend.scheduler.sequence_controls import ControlTensors
+from pybackend.scheduler.sequence_inputs import SequenceInputs
+from pybackend.scheduler.sequence_lanes import DirectLane, OldestLane, SequenceLane
+from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest, SlotPool
+from pybackend.scheduler.sequence_state import ImplicitStates
+
+log = logging.getLogger(__name__)
+
+
+class SequenceBatcher:
+    """Slots in front of instances.
+
+    Args:
+        config: strategy, times, control tensors.
+        states: what is kept for the model.
+        instances: those that take requests.
+        owner: told of requests that will not be executed.
+        output_names: outputs that clients get if they name none.
+        shape_key: what must be equal within a batch; None if any requests may go together.
+    """
+
+    def __init__(
+        self,
+        config: SequenceConfig,
+        states: ImplicitStates,
+        instances: Sequence[BatchExecutor],
+        owner: SchedulerOwner,
+        output_names: Sequence[str],
+        shape_key: Callable[[InferenceRequest], object] | None = None,
+    ) -> None:
+        self._turn = turn_of(asyncio.get_running_loop())
+        self._config = config
+        self._states = states
+        self._owner = owner
+        self._output_names = output_names
+        self._controls = ControlTensors(config)
+        inputs = SequenceInputs(self._controls, states, owner)
+        self._lanes: list[SequenceLane] = [
+            DirectLane(config, instance, owner, inputs, shape_key)
+            if config.oldest is None
+            else OldestLane(config.oldest, instance, owner, inputs, shape_key)
+            for instance in instances
+        ]
+        self._numbers: dict[object, int] = {instance: number for number, instance in enumerate(instances)}
+        self._served: list[dict[LiveSequence, None]] = [{} for _ in instances]
+        self._pool = SlotPool(instances, config.slot_count)
+        self._live: dict[int | str, LiveSequence] = {}
+        """Sequences that go on, by their ids; one whose last request has arrived is not among them."""
+        self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
+        self._items: dict[PendingRequest, SequenceRequest] = {}
+        self._changed: dict[LiveSequence, None] = {}
+        self._idle_ns = config.idle_us * 1000
+        self._alarms: list[tuple[int, int, LiveSequence | SequenceRequest]] = []
+        self._alarm_numbers = count()
+        self._given_ids = count(1)
+        self._timer = PreciseTimer(self.dispatch)
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        """Number of requests that wait; counts them."""
+        return sum(pending.runner is None for pending in self._items)
+
+    # Requests come and go
+
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Take a request of a sequence.
+
+        Raises:
+            InferenceError: INVALID_ARG, it names no sequence, or one that has not begun; UNAVAILABLE, the sequence
+                cannot go on because its instance's process died.
+        """
+        request = pending.request
+        now_ns = time.monotonic_ns()
+        sequence = self._sequence_of(request, now_ns)
+        sequence.active_ns = now_ns
+        if request.flags & RequestFlags.SEQUENCE_END or self._config.iterative:
+            sequence.ended = True
+            self._live.pop(sequence.id, None)
+        item = SequenceRequest(pending, sequence, self._on_response)
+        self._items[pending] = item
+        sequence.waiting[item] = None
+        if sequence.slot is None and item.deadline_ns:
+            self._set_alarm(item.deadline_ns, item)
+        self._note(sequence)
+
+    def _sequence_of(self, request: InferenceRequest, now_ns: int) -> LiveSequence:
+        model = f"model '{self._config.model_name}'"
+        if request.batch_size > 1:
+            raise _invalid(
+                f"inference request to {model} must specify batch-size 1 due to requirements of sequence batcher"
+            )
+        if self._config.iterative:
+            return self._iterative(request, now_ns)
+        if not request.correlation_id:
+            raise _invalid(f"inference request to {model} must specify a non-zero or non-empty correlation ID")
+        self._controls.check_id(request)
+        sequence = self._live.get(request.correlation_id)
+        if request.flags & RequestFlags.SEQUENCE_START:
+            if sequence is not None and sequence.lost is None:
+                log.warning("sequence %s of %s begins again although it has not ended", request.correlation_id, model)
+                return sequence
+            return self._begin(request.correlation_id, now_ns)
+        if sequence is None:
+            raise _invalid(
+                f"inference request for sequence {request.correlation_id} to {model} must specify the START flag on the "
+                "first request of the sequence"
+            )
+        if sequence.lost is not None:
+            raise sequence.lost
+        return sequence
+
+    def _begin(self, correlation_id: int | str, now_ns: int) -> LiveSequence:
+        sequence = LiveSequence(correlation_id, now_ns)
+        self._live[correlation_id] = sequence
+        self._backlog[sequence] = None
+        self._set_alarm(now_ns + self._idle_ns, sequence)
+        return sequence
+
+    def _iterative(self, request: InferenceRequest, now_ns: int) -> LiveSequence:
+        """Each request is a sequence of its own, whatever its id."""
+        if not request.correlation_id:
+            number = next(self._given_ids)
+            request.correlation_id = str(number) if self._controls.wants_text_ids else number
+        self._controls.check_id(request)
+        request.flags |= int(RequestFlags.SEQUENCE_START)
+        sequence = LiveSequence(request.correlation_id, now_ns)
+        self._backlog[sequence] = None
+        return sequence
+
+    def _on_response(self, item: SequenceRequest, response: InferenceResponse) -> None:
+        if self._states.states and response.error is None:
+            self._states.take(response, item.sequence.states, item.requested or self._output_names)
+        if response.final:
+            self._finish(item)
+        item.deliver(response)
+
+    def _finish(self, item: SequenceRequest) -> None:
+        """A request is answered."""
+        del self._items[item.pending]
+        sequence = item.sequence
+        sequence.active_ns = time.monotonic_ns()
+        if sequence.current is item:
+            sequence.current = None
+        else:
+            sequence.waiting.pop(item, None)
+        if item.pending.execution:
+            sequence.begun = True
+        else:
+            self._drop(item)
+        self._note(sequence)
+
+    def _drop(self, item: SequenceRequest) -> None:
+        """A request will not be executed."""
+        if item.pending.request.flags & RequestFlags.SEQUENCE_START and item.sequence.lost is None:
+            # The model would take what follows for the rest of something else.
+            self._lose(item.sequence, "its first request was not executed")
+
+    def requeue(self, waiting: Iterable[PendingRequest]) -> None:
+        """Put requests back to where they were."""
+        by_lane: dict[int, list[SequenceRequest]] = {}
+        for pending in waiting:
+            pending.execution = 0
+            if pending.is_filler:
+                pending.request.release()
+                continue
+            item = self._items[pending]
+            assert item.sequence.slot is not None
+            by_lane.setdefault(item.sequence.slot.instance, []).append(item)
+            self._note(item.sequence)
+        for number, items in by_lane.items():
+            self._lanes[number].requeue(items)
+
+    def reschedule(self, pending: PendingRequest) -> None:
+        """Take a request that was executed and is to be executed once more."""
+        item = self._items[pending]
+        sequence = item.sequence
+        assert sequence.slot is not None
+        sequence.begun = True
+        sequence.active_ns = time.monotonic_ns()
+        pending.request.flags = 0
+        self._lanes[sequence.slot.instance].reschedule(item)
+
+    def remove(self, pending: PendingRequest) -> None:
+        """Forget a request that waits; its answer follows."""
+        item = self._items[pending]
+        sequence = item.sequence
+        pending.execution = 0
+        if sequence.current is item:
+            assert sequence.slot is not None
+            self._lanes[sequence.slot.instance].withdraw(item)
+            sequence.current = None
+        else:
+            sequence.waiting.pop(item, None)
+        self._drop(item)
+        self._note(sequence)
+
+    def take_all(self) -> list[PendingRequest]:
+        """Take out all that waits, for whoever has to answer what cannot be served."""
+        taken = [pending for pending in self._items if pending.runner is None and not pending.answered]
+        for pending in taken:
+            self.remove(pending)
+        return taken
+
+    def close(self) -> None:
+        """Nothing will be enqueued any more."""
+        self._timer.close()
+        for lane in self._lanes:
+            lane.close()
+
+    # Slots
+
+    def dispatch(self) -> None:
+        """Give slots to sequences that wait, and send what is due to instances that are free."""
+        now_ns = time.monotonic_ns()
+        self._ring(now_ns)
+        changed, self._changed = self._changed, {}
+        for sequence in changed:
+            self._settle(sequence)
+        if self._backlog:
+            self._assign()
+        due_ns = [lane.dispatch(now_ns) for lane in self._lanes]
+        if self._alarms:
+            due_ns.append(self._alarms[0][0])
+        self._timer.set(min(filter(None, due_ns), default=0))
+
+    def _note(self, sequence: LiveSequence) -> None:
+        """See to a sequence before the loop's next turn."""
+        self._changed[sequence] = None
+        if not self._scheduled:
+            self._scheduled = True
+            self._turn.soon(self._dispatch_scheduled)
+
+    def _dispatch_scheduled(self) -> None:
+        self._scheduled = False
+        self.dispatch()
+
+    def _settle(self, sequence: LiveSequence) -> None:
+        if sequence.over:
+            return
+        if sequence.lost is not None:
+            self._refuse(sequence, sequence.lost)
+            if sequence.current is None:
+                self._leave(sequence)
+                sequence.over = self._live.get(sequence.id) is not sequence
+        elif sequence.is_idle and sequence.ended:
+            self._close(sequence)
+        elif sequence.slot is not None:
+            self._lanes[sequence.slot.instance].update(sequence)
+
+    def _assign(self) -> None:
+        self._pool.revive()
+        while self._backlog:
+            slot = self._pool.take()
+            if slot is None:
+                return
+            sequence, _ = self._backlog.popitem(last=False)
+            sequence.slot = slot
+            self._served[slot.instance][sequence] = None
+            self._lanes[slot.instance].update(sequence)
+
+    def _leave(self, sequence: LiveSequence) -> None:
+        """A sequence gives up its slot, or its place among those that wait for one."""
+        self._backlog.pop(sequence, None)
+        slot = sequence.slot
+        if slot is not None:
+            self._lanes[slot.instance].leave(sequence)
+            del self._served[slot.instance][sequence]
+            self._pool.give(slot)
+            sequence.slot = None
+
+    def _close(self, sequence: LiveSequence) -> None:
+        self._leave(sequence)
+        sequence.over = True
+        if self._live.get(sequence.id) is sequence:
+            del self._live[sequence.id]
+
+    # Sequences that cannot go on
+
+    def on_lost(self, instance: object, error: InferenceError) -> None:
+        """An instance's process is dead: what it had begun cannot go on, the rest begins elsewhere."""
+        number = self._numbers.get(instance)
+        if number is None:  # one that takes no requests
+            return
+        elsewhere = []
+        for sequence in list(self._served[number]):
+            current = sequence.current
+            if current is not None and not current.pending.answered:
+                self._lanes[number].withdraw(current)
+                sequence.put_back(current)
+            elif current is not None and current.pending.execution:
+                sequence.begun = True  # its failure is on its way
+            if sequence.begun:
+                self._lose(sequence, error.message)
+            else:
+                elsewhere.append(sequence)
+        for sequence in reversed(elsewhere):
+            self._leave(sequence)
+            self._backlog[sequence] = None
+            self._backlog.move_to_end(sequence, last=False)
+
+    def _lose(self, sequence: LiveSequence, cause: str) -> None:
+        """End a sequence; what waits is refused soon, and who sends more of it is told why until that is old."""
+        sequence.lost = InferenceError(
+            f"sequence {sequence.id} of model '{self._config.model_name}' is ended: {cause.removesuffix('.')}. "
+            "What the model kept of it is gone: begin it again, with the START flag",
+            ErrorCode.UNAVAILABLE,
+        )
+        self._note(sequence)
+
+    def _refuse(self, sequence: LiveSequence, error: InferenceError) -> None:
+        waiting = list(sequence.waiting)
+        sequence.waiting.clear()
+        for item in waiting:
+            self._owner.on_rejected(item.pending, error)
+
+    # Time
+
+    def _set_alarm(self, due_ns: int, of: LiveSequence | SequenceRequest) -> None:
+        heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), of))
+        if len(self._alarms) > 2 * (len(self._live) + len(self._items)) + 64:  # most are of what is over
+            self._alarms = [alarm for alarm in self._alarms if self._is_awaited(alarm[2])]
+            heapq.heapify(self._alarms)
+
+    def _is_awaited(self, of: LiveSequence | SequenceRequest) -> bool:
+        if isinstance(of, SequenceRequest):
+            return of.pending in self._items and of.sequence in self._backlog
+        return self._live.get(of.id) is of
+
+    def _ring(self, now_ns: int) -> None:
+        while self._alarms and self._alarms[0][0] <= now_ns:
+            of = heapq.heappop(self._alarms)[2]
+            if not self._is_awaited(of):
+                continue
+            if isinstance(of, SequenceRequest):
+                self._expire(of.sequence)
+            else:
+                self._check_idle(of, now_ns)
+
+    def _expire(self, sequence: LiveSequence) -> None:
+        """A sequence has not got a slot in time."""
+        self._close(sequence)
+        sequence.lost = InferenceError("timeout of the corresponding sequence has been expired", ErrorCode.UNAVAILABLE)
+        self._refuse(sequence, sequence.lost)
+
+    def _check_idle(self, sequence: LiveSequence, now_ns: int) -> None:
+        due_ns = (sequence.active_ns if sequence.is_idle else now_ns) + self._idle_ns
+        if due_ns > now_ns:
+            self._set_alarm(due_ns, sequence)
+            return
+        if sequence.lost is None:
+            log.info(
+                "sequence %s of model '%s' is ended: nothing was heard of it for %g s (max_sequence_idle_microseconds)",
+                sequence.id,
+                self._config.model_name,
+                self._idle_ns / 1e9,
+            )
+        self._close(sequence)
+
+
+def _invalid(message: str) -> InferenceError:
+    return InferenceError(message, ErrorCode.INVALID_ARG)

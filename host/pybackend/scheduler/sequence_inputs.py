@@ -1,0 +1,92 @@
+"""What a sequence batcher adds to requests before they are executed, and what it fills empty slots with."""
+
+from __future__ import annotations
+
+from math import prod
+
+from pybackend.errors import InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest, RequestFlags
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.scheduler.scheduler import SchedulerOwner
+from pybackend.scheduler.sequence_controls import ControlTensors
+from pybackend.scheduler.sequence_slots import SequenceRequest
+from pybackend.scheduler.sequence_state import ImplicitStates, StateValues
+from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.messages import INLINE_BYTES
+
+_EMPTY_STRING_BYTES = 4
+
+
+class SequenceInputs:
+    """Adds control tensors and states to requests.
+
+    Args:
+        controls: of the model.
+        states: of the model.
+        owner: the model, whose input memory large states need.
+    """
+
+    def __init__(self, controls: ControlTensors, states: ImplicitStates, owner: SchedulerOwner) -> None:
+        self._controls = controls
+        self._states = states
+        self._owner = owner
+
+    def add(self, item: SequenceRequest) -> None:
+        """Give a request, which is the next of its sequence, what its flags and the sequence's states are now.
+
+        Raises:
+            InferenceError: UNAVAILABLE, there is no memory for a state.
+        """
+        item.strip()
+        request, sequence = item.pending.request, item.sequence
+        request.inputs += self._controls.inputs(request)
+        if not self._states.states:
+            return
+        if request.flags & RequestFlags.SEQUENCE_START or not sequence.states:
+            sequence.states = self._states.initial()
+        try:
+            self._add_states(request, sequence.states)
+        except InferenceError:
+            item.strip()
+            raise
+        if item.requested:
+            request.requested_outputs = tuple(dict.fromkeys((*item.requested, *self._states.output_names)))
+
+    def filler(self, like: SequenceRequest) -> PendingRequest:
+        """A request that stands in for a slot in which nothing is ready; nobody waits for its responses.
+
+        Args:
+            like: another request of the batch; the filler's inputs are as large, and zero.
+
+        Raises:
+            InferenceError: UNAVAILABLE, there is no memory for it.
+        """
+        model = like.pending.request
+        request = InferenceRequest(model.model_name, model.model_version, requested_outputs=model.requested_outputs)
+        try:
+            for tensor in model.inputs[: like.input_count]:
+                size = prod(tensor.shape) * (ITEMSIZE[tensor.datatype] or _EMPTY_STRING_BYTES)
+                request.inputs.append(self._tensor(tensor.name, tensor.datatype, tuple(tensor.shape), bytes(size)))
+            request.inputs += self._controls.inputs(request, ready=False)
+            self._add_states(request, self._states.initial())
+        except InferenceError:
+            request.release()
+            raise
+        filler = PendingRequest(request, InferenceResponse.release, lambda _pending: None)
+        filler.is_filler = True
+        return filler
+
+    def _add_states(self, request: InferenceRequest, values: StateValues) -> None:
+        for state in self._states.states:
+            shape, data = values[state.input_name]
+            request.inputs.append(self._tensor(state.input_name, state.datatype, shape, data))
+
+    def _tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> InputTensor:
+        tensor = InputTensor(name, datatype, shape, data)
+        if len(data) > INLINE_BYTES:
+            tensor.lease = self._owner.lease(len(data), name)
+            tensor.data = tensor.lease.view
+            tensor.data[:] = data
+        return tensor

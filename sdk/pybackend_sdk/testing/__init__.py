@@ -1,0 +1,80 @@
+"""Tests of models without a server: :class:`ModelHarness` runs a ``model.py`` in this process.
+
+    with ModelHarness("models/add_sub") as harness:
+        result = harness.infer(INPUT0=np.ones(4, np.float32), INPUT1=np.ones(4, np.float32))
+        assert result["OUTPUT0"].tolist() == [2, 2, 2, 2]
+
+pytest finds the fixture ``model_harness`` by itself; ``python -m pybackend_sdk.testing MODEL_DIR`` runs a model once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from pybackend_sdk.testing.errors import (
+        ConfigError,
+        FinalizeError,
+        HarnessError,
+        InferenceFailed,
+        InputError,
+        LoadError,
+        ModelDirectoryError,
+        NoResponse,
+        OutputError,
+    )
+    from pybackend_sdk.testing.harness import ModelHarness, Readiness
+    from pybackend_sdk.testing.logs import LogLine
+    from pybackend_sdk.testing.metrics import MetricRegistry
+    from pybackend_sdk.testing.request import Request
+    from pybackend_sdk.testing.result import OutputWarning, Result, Stream
+
+_HOMES = {
+    "errors": (
+        "ConfigError",
+        "FinalizeError",
+        "HarnessError",
+        "InferenceFailed",
+        "InputError",
+        "LoadError",
+        "ModelDirectoryError",
+        "NoResponse",
+        "OutputError",
+    ),
+    "harness": ("ModelHarness", "Readiness"),
+    "logs": ("LogLine",),
+    "metrics": ("MetricRegistry",),
+    "request": ("Request",),
+    "result": ("OutputWarning", "Result", "Stream"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ConfigError",
+    "FinalizeError",
+    "HarnessError",
+    "InferenceFailed",
+    "InputError",
+    "LoadError",
+    "LogLine",
+    "MetricRegistry",
+    "ModelDirectoryError",
+    "ModelHarness",
+    "NoResponse",
+    "OutputError",
+    "OutputWarning",
+    "Readiness",
+    "Request",
+    "Result",
+    "Stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because pytest imports this package in every test run of whoever has it installed.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> List[str]:
+    return sorted(__all__)

@@ -1,0 +1,192 @@
+"""A model's configuration for the harness: as the server reads it where the server is installed, plainly where it is not.
+
+The only place where the SDK looks at the server: its parser reads config.pbtxt, fills defaults and checks. In a model's own
+environment, which need not have it, the configuration has to come from the test or from ``auto_complete_config``.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+
+from pybackend_sdk.testing.errors import ConfigError
+from pybackend_sdk.testing.plain_config import (
+    Document,
+    complete_document,
+    filled_document,
+    finish_document,
+    read_json,
+)
+
+ConfigSource = Union[None, str, "os.PathLike[str]", Mapping[str, Any]]
+"""None for config.pbtxt in the model's directory; a dict; JSON text; or the path of a .pbtxt or .json file."""
+
+CONFIG_FILENAME = "config.pbtxt"
+_NO_SERVER = "the package 'pybackend' is not installed here (Python {python}), and it is what reads config.pbtxt"
+
+
+class Configuration(NamedTuple):
+    """A configuration on its way to the model.
+
+    Attributes:
+        document: as models get it in ``args["model_config"]``, parsed.
+        source: where it came from, for messages.
+    """
+
+    document: Document
+    source: str
+
+
+def read_configuration(
+    model_directory: str, given: ConfigSource, overrides: Mapping[str, Any], parameters: Mapping[str, str]
+) -> Configuration:
+    """What is configured, before the model's code has completed it.
+
+    Args:
+        model_directory: its name is the model's name, unless the configuration names another.
+        given: what to take in place of config.pbtxt.
+        overrides: fields that replace the configured ones.
+        parameters: values of ``parameters``, added to the configured ones.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    document, source = _written(model_directory, given)
+    document = {**document, **overrides}
+    if parameters:
+        added = {name: {"string_value": _text(name, value)} for name, value in parameters.items()}
+        document["parameters"] = {**document.get("parameters", {}), **added}
+    document["name"] = document.get("name") or os.path.basename(model_directory)
+    document["backend"] = document.get("backend") or "python"
+    if document["backend"] == "python":
+        document["default_model_filename"] = document.get("default_model_filename") or "model.py"
+    server = _server()
+    if server is None:
+        return Configuration(filled_document(document, source), source)
+    return Configuration(server.read(document, source), source)
+
+
+def finish_configuration(
+    configuration: Configuration, completed: "Optional[Dict[str, Any]]", gpu_count: int, *, check: bool = True
+) -> Configuration:
+    """The configuration with what ``auto_complete_config`` returned, and all defaults.
+
+    Args:
+        configuration: from :func:`read_configuration`.
+        completed: None if the model does not complete it.
+        gpu_count: how many GPUs to believe in.
+        check: False to fill defaults only, before the model has completed it.
+
+    Raises:
+        ConfigError: the whole contradicts itself.
+    """
+    document, source = configuration
+    server = _server()
+    if server is None:
+        return Configuration(finish_document(complete_document(document, completed), source, check=check), source)
+    return Configuration(server.finish(document, completed, gpu_count, source, check=check), source)
+
+
+def _written(model_directory: str, given: ConfigSource) -> Tuple[Document, str]:
+    if given is None:
+        path = os.path.join(model_directory, CONFIG_FILENAME)
+        return (_read_file(path), path) if os.path.lexists(path) else ({}, f"no {CONFIG_FILENAME} in {model_directory}")
+    if isinstance(given, Mapping):
+        return dict(given), "config="
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        return read_json(given, "config="), "config="
+    try:
+        path = os.fspath(given)
+    except TypeError:
+        raise ConfigError(
+            f"config= must be a dict, JSON text, or the path of a .pbtxt or .json file, not {type(given).__name__}"
+        ) from None
+    return _read_file(path), path
+
+
+def _read_file(path: str) -> Document:
+    if path.endswith(".json"):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return read_json(file.read(), path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"failed to read {path}: {error}") from None
+    server = _server()
+    if server is None:
+        raise ConfigError(
+            f"failed to read {path}: {_NO_SERVER.format(python=sys.version.split()[0])}. Pass the configuration as "
+            "config={...} or as a .json file (`GET v2/models/<model>/config` of a server gives one), or let the model's "
+            "auto_complete_config make it and pass config={}"
+        )
+    return server.read_file(path)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"parameters= holds texts, as config.pbtxt does: {name!r} is {type(value).__name__}, write {str(value)!r}"
+        )
+    return value
+
+
+# --- The server's reader --------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """The server's package, as far as it is needed here."""
+
+    def read_file(self, path: str) -> Document:
+        from pathlib import Path
+
+        from pybackend.errors import ModelLoadError
+        from pybackend.modelconfig.parser import read_config_file
+
+        try:
+            return read_config_file(Path(path))
+        except ModelLoadError as error:
+            raise ConfigError(str(error)) from None
+
+    def read(self, document: Mapping[str, Any], source: str) -> Document:
+        from pybackend.errors import ModelLoadError
+        from pybackend.modelconfig.normalisation import with_policies
+        from pybackend.modelconfig.parser import parse_config_json
+
+        try:
+            return with_policies(parse_config_json(document, source))
+        except ModelLoadError as error:
+            raise ConfigError(str(error)) from None
+
+    def finish(
+        self,
+        document: Mapping[str, Any],
+        completed: "Optional[Mapping[str, Any]]",
+        gpu_count: int,
+        source: str,
+        *,
+        check: bool,
+    ) -> Document:
+        from pybackend.errors import ModelLoadError
+        from pybackend.modelconfig.auto_complete import merge_completed
+        from pybackend.modelconfig.normalisation import with_scheduling
+        from pybackend.modelconfig.schema import from_document
+        from pybackend.modelconfig.validation import validate, validate_model_file
+
+        try:
+            merged = document if completed is None else merge_completed(document, completed)
+            finished = with_scheduling(merged, gpu_count)
+            config = from_document(finished, source)
+            validate_model_file(config)
+            if check:
+                validate(config, gpu_count)
+        except ModelLoadError as error:
+            raise ConfigError(str(error)) from None
+        return finished
+
+
+def _server() -> Optional[_Server]:
+    """The server's configuration reader, None where it is not installed."""
+    try:
+        import_module("pybackend.modelconfig.parser")
+    except ImportError:
+        return None
+    return _Server()

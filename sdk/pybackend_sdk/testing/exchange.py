@@ -1,0 +1,142 @@
+"""One request on its way through a model, and the responses as they come: what a server's connection is to a client."""
+
+import queue
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+from pybackend_sdk.error import TritonError
+from pybackend_sdk.execution import prune
+from pybackend_sdk.parameters import Parameters
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.inputs import wire_bytes
+from pybackend_sdk.testing.signature import Signature
+
+
+class Arrival(NamedTuple):
+    """What came: a response, the final flag, or both.
+
+    Attributes:
+        response: with outputs in memory of their own, as they were when they were sent; None for the flag alone.
+        final: nothing comes after it.
+        dropped: names of outputs that nobody asked for.
+        exception: what the model raised in place of an answer.
+    """
+
+    response: Optional[InferenceResponse]
+    final: bool
+    dropped: Sequence[str] = ()
+    exception: Optional[BaseException] = None
+
+
+class RequestOptions(NamedTuple):
+    """What few requests set; see :class:`~pybackend_sdk.request.InferenceRequest`."""
+
+    request_id: str = ""
+    correlation_id: Any = 0
+    flags: int = 0
+    timeout_us: int = 0
+    priority: int = 0
+    parameters: Optional[Parameters] = None
+
+
+class Exchange:
+    """A request and its responses. The model knows it as the key of its request.
+
+    Args:
+        signature: of the model.
+        inputs: tensors that the model gets; they are the request's from then on.
+        requested: names of the outputs to send.
+        batch_size: of the request.
+        options: of the request.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        inputs: List[Tensor],
+        requested: Tuple[str, ...],
+        batch_size: int,
+        options: RequestOptions,
+    ) -> None:
+        self.requested = requested
+        self.batch_size = batch_size
+        self.options = options
+        self.cancelled = False
+        self.began = False
+        self.ended = False
+        """``execute`` was called, and it and its coroutine have come to their end."""
+        self.finished = False
+        """The final flag was sent."""
+        self.exception: Optional[BaseException] = None
+        """What ``execute`` raised, where the response stream tells the client about it."""
+        self._signature = signature
+        self._parents: Sequence[Exchange] = ()
+        self._children: List[Exchange] = []
+        self._inputs: Optional[List[Tensor]] = inputs
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # may be put into by the garbage collector
+
+    def take_inputs(self) -> List[Tensor]:
+        """The tensors, once: whether they stay in memory is the model's business."""
+        inputs, self._inputs = self._inputs, None
+        assert inputs is not None
+        return inputs
+
+    def transmit(self, response: Optional[InferenceResponse], final: bool) -> None:
+        """Send a response, the final flag, or both; what a model may send is the response stream's business."""
+        if response is None:
+            self._put(Arrival(None, final))
+        elif response.has_error():
+            self._put(Arrival(_error_copy(response), final, exception=self.exception))
+        else:
+            outputs = prune(response, self.requested)
+            kept = [tensor.name() for tensor in outputs]
+            dropped = [tensor.name() for tensor in response.output_tensors() if tensor.name() not in kept]
+            self._put(Arrival(self._copy(outputs, response), final, dropped))
+
+    def fail(self, error: TritonError, exception: Optional[BaseException] = None) -> None:
+        """Send an error as the only response."""
+        self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
+
+    def cancel(self) -> None:
+        """Nobody waits any more; neither for what was asked on behalf of this request and no other that is waited for."""
+        self.cancelled = True
+        for child in list(self._children):
+            if all(parent.cancelled for parent in child._parents):
+                child.cancel()
+
+    def serve(self, parents: "Sequence[Exchange]") -> None:
+        """This request is a model's own, and is to be cancelled when all of these are."""
+        self._parents = parents
+        for parent in parents:
+            parent._children.append(self)
+        if parents and all(parent.cancelled for parent in parents):
+            self.cancel()
+
+    def receive(self, wait_s: float) -> Optional[Arrival]:
+        """The next arrival; None if none comes in time."""
+        try:
+            return self._arrivals.get(timeout=max(0.0, wait_s))
+        except queue.Empty:
+            return None
+
+    def _put(self, arrival: Arrival) -> None:
+        self.finished = self.finished or arrival.final
+        self._arrivals.put(arrival)
+
+    def _copy(self, outputs: "Sequence[Tensor]", response: InferenceResponse) -> InferenceResponse:
+        copy = InferenceResponse([self._tensor_copy(tensor) for tensor in outputs])
+        copy._parameters = response._parameters
+        return copy
+
+    def _tensor_copy(self, tensor: Tensor) -> Tensor:
+        shape: Sequence[int] = tensor.shape()
+        spec = self._signature.outputs.get(tensor.name())
+        if spec is not None:
+            shape = spec.shape_for_client(shape)
+        return Tensor._from_wire(tensor.name(), tensor._datatype, shape, wire_bytes(tensor))
+
+
+def _error_copy(response: InferenceResponse) -> InferenceResponse:
+    error = response.error()
+    assert error is not None
+    return InferenceResponse(error=TritonError(error.message(), error.code()))

@@ -1,0 +1,364 @@
+"""Runs ``execute`` of a model under test, and waits for what comes of it.
+
+On a request's path this stands between the harness's checks and the model's code. The rules of what ``execute`` may return
+and of response senders are those of the stub: both use :mod:`pybackend_sdk.execution` and
+:mod:`pybackend_sdk.response_stream`.
+"""
+
+import contextvars
+import inspect
+import queue
+import sys
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.execution import check_decoupled, check_returned
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response_stream import ResponseStream
+from pybackend_sdk.testing.attribution import entered
+from pybackend_sdk.testing.coroutines import CoroutineRunner, Outcome
+from pybackend_sdk.testing.errors import HarnessError, NoResponse
+from pybackend_sdk.testing.exchange import Arrival, Exchange
+from pybackend_sdk.testing.failures import PendingFailures, contained, format_error
+from pybackend_sdk.testing.outputs import output_problems
+from pybackend_sdk.testing.runtime import HarnessRuntime
+from pybackend_sdk.testing.signature import Signature
+
+_executing: "contextvars.ContextVar[Tuple[ModelExecutor, ...]]" = contextvars.ContextVar(
+    "pybackend_sdk_testing_executing", default=()
+)
+"""The models that wait for the code that runs here, the outermost first."""
+
+_served: "contextvars.ContextVar[Sequence[Exchange]]" = contextvars.ContextVar(
+    "pybackend_sdk_testing_served", default=()
+)
+"""The requests with which what the code here asks for is to be cancelled."""
+
+
+class ExecutionOptions(NamedTuple):
+    """What a configuration says about executions.
+
+    Attributes:
+        decoupled: the model answers any number of times.
+        concurrency: how many executions of an ``async def execute`` may overlap where each answers once.
+        cancels_calls: a cancelled request cancels what the model runs on its behalf.
+    """
+
+    decoupled: bool
+    concurrency: int
+    cancels_calls: bool
+
+
+class ModelExecutor:
+    """Executes requests on one model object, one call after another.
+
+    Args:
+        runtime: what the model's calls of ``pb_utils`` reach.
+        model: the object.
+        model_file: path of its file, for messages.
+        signature: what it takes and gives.
+        options: how it answers.
+        wait_s: how long to wait for the model where a server would wait for ever.
+        failures: takes what the test has to see.
+    """
+
+    def __init__(
+        self,
+        runtime: HarnessRuntime,
+        model: Any,
+        model_file: str,
+        signature: Signature,
+        options: ExecutionOptions,
+        wait_s: float,
+        failures: PendingFailures,
+    ) -> None:
+        self.runtime = runtime
+        self.signature = signature
+        self.decoupled = options.decoupled
+        self.failures = failures
+        self._model = model
+        self._model_file = model_file
+        self._options = options
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._jobs: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
+        self._worker: Optional[threading.Thread] = None
+        self._runner: Optional[CoroutineRunner] = None
+
+    @property
+    def runner(self) -> CoroutineRunner:
+        """The event loop of the model's coroutines."""
+        with self._lock:
+            if self._runner is None:
+                self._runner = CoroutineRunner(f"{self.runtime.instance_name} coroutines")
+            return self._runner
+
+    def drain(self) -> Optional[str]:
+        """Wait for what waits for its turn or executes; says what is being executed if that does not end."""
+        if self._worker is not None:
+            self._jobs.put(None)
+            self._worker.join(self._wait_s)
+        if not self._turn.acquire(timeout=self._wait_s):
+            return f"execute does not return, so that finalize cannot be called: {self._whereabouts()}"
+        self._turn.release()
+        return None
+
+    def close(self) -> None:
+        """Cancel the model's coroutines and end their event loop."""
+        if self._runner is not None:
+            self._runner.close(self._wait_s)
+
+    # Calls of execute
+
+    @property
+    def waits_for_caller(self) -> bool:
+        """Whether the code that runs here is what this model waits for: it could take no further request."""
+        return self in _executing.get() and self._turn.locked()
+
+    @staticmethod
+    def served() -> "Sequence[Exchange]":
+        """The requests with which what the calling code asks for is to be cancelled."""
+        return _served.get()
+
+    def cycle(self) -> List[str]:
+        """The models that wait for each other, if this one is called once more."""
+        names = [executor.signature.model_name for executor in _executing.get()]
+        own = self.signature.model_name
+        return [*names[names.index(own) :], own]
+
+    def execute(self, exchanges: "Sequence[Exchange]") -> None:
+        """Call ``execute`` once, in this thread; responses arrive at the exchanges.
+
+        Raises:
+            HarnessError: the model is busy and does not come back.
+        """
+        if self.waits_for_caller:
+            raise HarnessError(
+                f"instance '{self.runtime.instance_name}' is busy with the request that this call is a part of"
+            )
+        if not self._turn.acquire(timeout=self._wait_s):
+            raise HarnessError(f"instance '{self.runtime.instance_name}' is busy: {self._whereabouts()}")
+        chain = _executing.set((*_executing.get(), self))
+        served = _served.set(exchanges if self._options.cancels_calls else ())
+        try:
+            with entered(self.runtime):
+                for exchange in exchanges:
+                    exchange.began = True
+                (self._run_decoupled if self.decoupled else self._run_once)(exchanges)
+        finally:
+            _executing.reset(chain)
+            _served.reset(served)
+            self._turn.release()
+
+    def start(self, exchange: Exchange) -> None:
+        """Call ``execute`` in the thread that the model has for requests which nobody waits for at once."""
+        with self._lock:
+            self._start_worker()
+        context = contextvars.copy_context()
+        self._jobs.put(lambda: context.run(self._execute_job, exchange))
+
+    def _start_worker(self) -> None:
+        if self._worker is None:
+            name = f"{self.runtime.instance_name} execute"
+            self._worker = threading.Thread(target=self._work, name=name, daemon=True)
+            self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            job()
+            del job  # with it the request, which the model may have let go of
+
+    def _execute_job(self, exchange: Exchange) -> None:
+        try:
+            self.execute([exchange])
+        except BaseException as error:  # noqa: BLE001  the test's thread raises it
+            self.failures.keep(error)
+            exchange.fail(TritonError(format_error(error)), error)
+
+    # Models that answer each request once
+
+    def _run_once(self, exchanges: "Sequence[Exchange]") -> None:
+        requests = [self._request(exchange) for exchange in exchanges]
+        try:
+            returned = self._call(requests)
+            if inspect.iscoroutine(returned):
+                if self._options.concurrency > 1:
+                    self.runner.start(returned, lambda outcome: self._finish(requests, exchanges, outcome))
+                    return
+                returned = self.runner.run(returned)
+        except BaseException as error:  # noqa: BLE001  see contained()
+            self._finish(requests, exchanges, (None, error))
+        else:
+            self._finish(requests, exchanges, (returned, None))
+
+    def _finish(
+        self, requests: "Sequence[InferenceRequest]", exchanges: "Sequence[Exchange]", outcome: Outcome
+    ) -> None:
+        returned, error = outcome
+        try:
+            if error is not None:
+                raise error
+            responses = check_returned(returned, requests)
+        except BaseException as failed:  # noqa: BLE001  see contained()
+            text = self.raised(failed)
+            for request, exchange in zip(requests, exchanges):
+                stream = None if request._sender is None else request._sender._stream
+                if stream is None or stream.settle():
+                    exchange.fail(TritonError(text), failed)
+            self._pass_on(failed)
+        else:
+            for response, exchange in zip(responses, exchanges):
+                if response is not None:
+                    self._transmit(exchange, response, True)
+        for exchange in exchanges:
+            exchange.ended = True
+
+    # Models that answer any number of times
+
+    def _run_decoupled(self, exchanges: "Sequence[Exchange]") -> None:
+        requests = [self._request(exchange) for exchange in exchanges]
+        # Made now, so that a request which the model drops without a trace is answered too.
+        streams = [request.get_response_sender()._stream for request in requests]
+        try:
+            returned = self._call(requests)
+            if inspect.iscoroutine(returned):
+                self._begin(returned, exchanges, streams)
+                return
+            check_decoupled(returned, self.runtime.instance_name)
+        except BaseException as error:  # noqa: BLE001  see contained()
+            self._fail(exchanges, streams, error)
+        for exchange in exchanges:
+            exchange.ended = True
+
+    def _begin(
+        self, coroutine: Any, exchanges: "Sequence[Exchange]", streams: "Sequence[Optional[ResponseStream]]"
+    ) -> None:
+        def on_done(outcome: Outcome) -> None:
+            returned, error = outcome
+            try:
+                if error is not None:
+                    raise error
+                check_decoupled(returned, self.runtime.instance_name)
+            except BaseException as failed:  # noqa: BLE001  see contained()
+                self.runtime.say(Logger.ERROR, self.raised(failed))
+                self._fail(exchanges, streams, failed)
+            for exchange in exchanges:
+                exchange.ended = True
+
+        self.runner.start(coroutine, on_done)
+
+    def _fail(
+        self,
+        exchanges: "Sequence[Exchange]",
+        streams: "Sequence[Optional[ResponseStream]]",
+        error: BaseException,
+    ) -> None:
+        text = self.raised(error)
+        for exchange, stream in zip(exchanges, streams):
+            exchange.exception = error
+            if stream is not None:
+                stream.fail(TritonError(text))
+        self._pass_on(error)
+
+    def _call(self, requests: "List[InferenceRequest]") -> Any:
+        execute = getattr(self._model, "execute", None)
+        if execute is None:
+            raise TritonModelException(f"Python model {self._model_file} does not implement `execute` method.")
+        return execute(requests)
+
+    # Requests and responses
+
+    def _request(self, exchange: Exchange) -> InferenceRequest:
+        options = exchange.options
+        return InferenceRequest._from_wire(
+            options.request_id,
+            options.correlation_id,
+            exchange.take_inputs(),
+            exchange.requested,
+            options.flags,
+            options.timeout_us,
+            options.parameters,
+            exchange,
+            options.priority,
+        )
+
+    def new_stream(self, exchange: Exchange) -> ResponseStream:
+        """The way out of a request that was passed to ``execute``."""
+
+        def transmit(response: Any, final: bool) -> None:
+            self._transmit(exchange, response, final)
+
+        return ResponseStream(transmit, lambda: exchange.cancelled, self.decoupled)
+
+    def _transmit(self, exchange: Exchange, response: Any, final: bool) -> None:
+        try:
+            exchange.transmit(response, final)
+        except Exception as error:  # noqa: BLE001  a tensor whose bytes cannot be had is this request's error alone
+            exchange.fail(TritonError(self.raised(error)), error)
+
+    def raised(self, error: BaseException) -> str:
+        """The text for requests whose ``execute`` raised, or broke the rules."""
+        return (
+            f"Failed to process the request(s) for model '{self.runtime.instance_name}', message: {format_error(error)}"
+        )
+
+    def output_problems(self, exchange: Exchange, arrival: Arrival, *, complete: bool) -> List[str]:
+        """What is not as configured in a response."""
+        assert arrival.response is not None
+        return output_problems(
+            self.signature,
+            arrival.response.output_tensors(),
+            arrival.dropped,
+            exchange.requested if complete else (),
+            exchange.batch_size,
+        )
+
+    def next_arrival(self, exchange: Exchange, wait_s: float, received: int) -> Arrival:
+        """Wait for a response.
+
+        Args:
+            exchange: the request.
+            wait_s: how long.
+            received: how many responses came before, for the message.
+
+        Raises:
+            NoResponse: nothing came; says what the model is doing, or what it forgot.
+        """
+        arrival = exchange.receive(wait_s)
+        self.failures.raise_first()
+        if arrival is not None:
+            return arrival
+        so_far = "no response" if not received else "1 response" if received == 1 else f"{received} responses"
+        head = f"waited {wait_s:g} s for a response of '{self.runtime.instance_name}'; {so_far} came before. "
+        if not exchange.began:
+            raise NoResponse(f"{head}'execute' was not called: {self._whereabouts()}")
+        if not exchange.ended and not self._turn.locked():
+            raise NoResponse(f"{head}'execute' has returned a coroutine, which has not ended.")
+        if not exchange.ended:
+            raise NoResponse(f"{head}'execute' has not returned: {self._whereabouts()}")
+        raise NoResponse(
+            f"{head}'execute' has returned, and the model still holds the request's response sender: the last call must be "
+            "send(..., flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL), also after an error or a cancellation. In a "
+            "server the client would wait for ever. (wait_s=... lets the harness wait longer.)"
+        )
+
+    def _whereabouts(self) -> str:
+        """Where the model's code is now, as far as it runs in the worker thread."""
+        ident = None if self._worker is None else self._worker.ident
+        frame = None if ident is None else sys._current_frames().get(ident)
+        while frame is not None:
+            if self.runtime.modules.has(frame.f_code.co_filename):
+                code = frame.f_code
+                return f"it is at {code.co_filename}({frame.f_lineno}): {code.co_name}"
+            frame = frame.f_back
+        return "another request is still being executed" if self._turn.locked() else "it is idle"
+
+    def _pass_on(self, error: BaseException) -> None:
+        if not contained(error):
+            self.failures.keep(error)

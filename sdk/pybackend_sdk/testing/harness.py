@@ -1,0 +1,402 @@
+"""``ModelHarness``: a model's whole life in this process, without a server."""
+
+import json
+import os
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
+
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.testing.configuration import (
+    ConfigSource,
+    Configuration,
+    read_configuration,
+)
+from pybackend_sdk.testing.errors import HarnessError
+from pybackend_sdk.testing.exchange import Exchange
+from pybackend_sdk.testing.instance import ModelInstance
+from pybackend_sdk.testing.loading import ModelPlan, load, new_instance, text_parameter
+from pybackend_sdk.testing.logs import LogLine, ModelLog
+from pybackend_sdk.testing.metrics import MetricRegistry
+from pybackend_sdk.testing.model_files import model_directory, model_file, version_directory
+from pybackend_sdk.testing.model_table import ModelTable, Target
+from pybackend_sdk.testing.replies import HarnessReplies, cycle_refusal, request_of
+from pybackend_sdk.testing.request import Request, exchange_of
+from pybackend_sdk.testing.result import Result, Stream, checked_result
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+WAIT_S = 30.0
+
+
+class Readiness:
+    """What a model's ``is_ready`` says: true or false, and :attr:`reason` why it is not."""
+
+    def __init__(self, ready: bool, reason: str) -> None:
+        self.ready = ready
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+    def __repr__(self) -> str:
+        return "Readiness(ready)" if self.ready else f"Readiness(not ready: {self.reason})"
+
+
+class ModelHarness:
+    """Runs a ``model.py`` through its whole life: import, ``auto_complete_config``, ``initialize``, ``execute``, ``finalize``.
+
+    Use it as a context manager, or call :meth:`open` and :meth:`close`. The same rules hold as in a server, and failures
+    have the same texts. ``execute`` runs in the calling thread, so that debuggers and time limits of tests work; only for
+    :meth:`stream` it runs in another one.
+
+    Args:
+        model_dir: the model's directory, which holds ``config.pbtxt`` and version directories.
+        version: None for the highest.
+        config: in place of config.pbtxt: a dict, JSON text, or the path of a .pbtxt or .json file.
+        overrides: fields of the configuration to replace, e.g. ``{"max_batch_size": 8}``.
+        parameters: values of the configuration's ``parameters`` to set, all of them texts.
+        auto_complete: whether the model may complete its configuration.
+        instance_kind: ``CPU``, ``GPU`` or ``MODEL``; None for the configured one.
+        device_id: what the model is told to run on; None for the configured one.
+        models: other models that this one may run, by name: a function, a model's directory, or another harness. See
+            :mod:`pybackend_sdk.testing.fakes` for what a function gets and returns.
+        strict: outputs that are not as configured, and a ``finalize`` that raises, are errors. If False, the first are
+            warnings and the second a line of the log, as in a server.
+        wait_s: how long to wait where a server would wait for ever.
+        backend_directory: where Python-based backends lie, for models with ``backend: "<name>"``.
+    """
+
+    def __init__(
+        self,
+        model_dir: PathLike,
+        *,
+        version: Optional[int] = None,
+        config: ConfigSource = None,
+        overrides: Optional[Mapping[str, Any]] = None,
+        parameters: Optional[Mapping[str, str]] = None,
+        auto_complete: bool = True,
+        instance_kind: Optional[str] = None,
+        device_id: Optional[int] = None,
+        models: Optional[Mapping[str, Target]] = None,
+        strict: bool = True,
+        wait_s: float = WAIT_S,
+        backend_directory: Optional[PathLike] = None,
+    ) -> None:
+        self.directory = model_directory(model_dir)
+        self.name = os.path.basename(self.directory)
+        self.strict = strict
+        self._wanted_version = version
+        self._config_source = config
+        self._overrides = dict(overrides or {})
+        self._parameters = dict(parameters or {})
+        self._auto_complete = auto_complete
+        self._instance_kind = instance_kind
+        self._device_id = device_id
+        self._models = models
+        self._wait_s = wait_s
+        self._backend_directory = backend_directory
+        self._table: Optional[ModelTable] = None
+        self._joined: Optional[ModelTable] = None
+        self._instance: Optional[ModelInstance] = None
+        self._configuration: Optional[Configuration] = None
+        self._version = 0
+        self._copy_inputs = False
+        self._log = ModelLog(self.name)
+
+    # Life
+
+    def open(self, config: ConfigSource = None) -> "ModelHarness":
+        """Load and initialise the model, and the other models before it.
+
+        Args:
+            config: in place of the one that the harness was made with.
+
+        Raises:
+            LoadError: the model cannot be loaded; the text is the reason that a server shows.
+            ConfigError: its configuration is missing or wrong.
+        """
+        if self._instance is not None:
+            raise HarnessError(f"the harness of model '{self.name}' is open already")
+        configuration = read_configuration(
+            self.directory, self._config_source if config is None else config, self._overrides, self._parameters
+        )
+        self.name = configuration.document["name"] if self._joined is None else self.name
+        configuration.document["name"] = self.name
+        self._log = ModelLog(self.name)
+        plan = self._plan(configuration)
+        self._table = table = self._joined or ModelTable()
+        try:
+            if self._joined is None:
+                table.open(self, self._models or {}, self._sibling)
+            self._instance = new_instance(plan, table, self._log)
+            self._configuration = load(plan, self._instance)
+        except BaseException:
+            self._abandon()
+            raise
+        self._copy_inputs = text_parameter(self._configuration.document, "INPUT_COPY") == "yes"
+        return self
+
+    def _plan(self, configuration: Configuration) -> ModelPlan:
+        self._version, directory = version_directory(self.directory, self._wanted_version)
+        path, of_backend = model_file(directory, configuration.document, self._backend_directory)
+        return ModelPlan(
+            self.name,
+            self.directory,
+            self._version,
+            directory,
+            path,
+            of_backend,
+            configuration,
+            self._auto_complete,
+            self._instance_kind,
+            self._device_id,
+            self._wait_s,
+        )
+
+    def close(self) -> None:
+        """Finalize the model and leave nothing of it behind; the other models after it. Nothing happens if it is closed.
+
+        Raises:
+            FinalizeError: ``finalize`` raised, or ``execute`` does not return (if the harness is strict).
+        """
+        instance, table = self._instance, self._table
+        if instance is None or table is None:
+            return
+        self._instance = self._table = None
+        try:
+            instance.finalize(strict=self.strict)
+        finally:
+            instance.release()
+            if self._joined is None:
+                table.close()
+        table.failures.raise_first()
+
+    def _abandon(self) -> None:
+        """After a failure to open."""
+        if self._instance is not None:
+            self._instance.release()
+        if self._table is not None and self._joined is None:
+            with suppress(HarnessError):  # why it cannot be opened is what the test should show
+                self._table.close()
+        self._instance = self._table = None
+
+    def __enter__(self) -> "ModelHarness":  # noqa: PYI034  3.8 has no Self
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        try:
+            self.close()
+        except HarnessError:
+            if error is None:  # else what went wrong first is what the test should show
+                raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is loaded."""
+        return self._instance is not None
+
+    # Inference
+
+    def infer(
+        self,
+        inputs: Optional[Mapping[str, Any]] = None,
+        /,
+        *,
+        outputs: Optional[Sequence[str]] = None,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        parameters: Optional[Mapping[str, Any]] = None,
+        timeout_us: int = 0,
+        priority: int = 0,
+        flags: int = 0,
+        wait_s: Optional[float] = None,
+        **named_inputs: Any,
+    ) -> Result:
+        """Send one request and wait for its response: ``harness.infer(INPUT0=array, INPUT1=array)["OUTPUT0"]``.
+
+        Args:
+            inputs: by name, for names that are no keywords; see :class:`Request` for what is taken.
+            outputs: as all up to ``flags``, see :class:`Request`.
+            request_id: the client's id.
+            correlation_id: of the sequence.
+            parameters: of the request.
+            timeout_us: as the model sees it.
+            priority: as the model sees it.
+            flags: sequence flags.
+            wait_s: how long to wait for a response sender to answer; then it is :class:`NoResponse`.
+            named_inputs: more inputs.
+
+        Raises:
+            HarnessError: an ``InputError`` or ``OutputError`` where request or response does not fit the model.
+        """
+        given = {**(inputs or {}), **named_inputs}
+        request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
+        return self.execute([request], wait_s=wait_s)[0]
+
+    def execute(
+        self, requests: "Sequence[Union[Request, Mapping[str, Any]]]", *, wait_s: Optional[float] = None
+    ) -> List[Result]:
+        """Call ``execute`` once with several requests, as a dynamic batcher does, and wait for their responses.
+
+        Args:
+            requests: each a :class:`Request`, or just its inputs.
+            wait_s: how long to wait for each response sender to answer.
+
+        Raises:
+            HarnessError: see :meth:`infer`.
+        """
+        executor = self._opened().executor
+        if executor.decoupled:
+            raise HarnessError(
+                f"model '{self.name}' is decoupled, it answers any number of times: use harness.stream(...), which gives the "
+                "responses one by one"
+            )
+        exchanges = [self._exchange(request) for request in requests]
+        if not exchanges:
+            raise HarnessError("execute is never called without requests: give at least one")
+        executor.execute(exchanges)
+        wait_s = self._wait_s if wait_s is None else wait_s
+        results = []
+        for exchange in exchanges:
+            arrival = executor.next_arrival(exchange, wait_s, 0)
+            results.append(checked_result(executor, exchange, arrival, strict=self.strict))
+        return results
+
+    def stream(
+        self,
+        inputs: Optional[Mapping[str, Any]] = None,
+        /,
+        *,
+        outputs: Optional[Sequence[str]] = None,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        parameters: Optional[Mapping[str, Any]] = None,
+        timeout_us: int = 0,
+        priority: int = 0,
+        flags: int = 0,
+        wait_s: Optional[float] = None,
+        **named_inputs: Any,
+    ) -> Stream:
+        """Send one request and get its responses as they come; ``execute`` runs in another thread, one call at a time.
+
+        Args:
+            inputs: as all others, see :meth:`infer`.
+            outputs: names of the outputs wanted.
+            request_id: the client's id.
+            correlation_id: of the sequence.
+            parameters: of the request.
+            timeout_us: as the model sees it.
+            priority: as the model sees it.
+            flags: sequence flags.
+            wait_s: how long to wait for each response.
+            named_inputs: more inputs.
+        """
+        given = {**(inputs or {}), **named_inputs}
+        request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
+        executor, exchange = self._opened().executor, self._exchange(request)
+        executor.start(exchange)
+        return Stream(executor, exchange, self._wait_s if wait_s is None else wait_s, strict=self.strict)
+
+    def is_ready(self) -> Readiness:
+        """What the model's ``is_ready`` says; ready if it has none."""
+        return Readiness(*self._opened().is_ready())
+
+    # What a test may look at
+
+    @property
+    def model(self) -> Any:
+        """The model object itself, an instance of the model's ``TritonPythonModel``."""
+        return self._opened().model
+
+    @property
+    def config(self) -> Dict[str, Any]:
+        """The effective configuration, as ``json.loads(args["model_config"])``."""
+        self._opened()
+        assert self._configuration is not None
+        document: Dict[str, Any] = json.loads(json.dumps(self._configuration.document))
+        return document
+
+    @property
+    def version(self) -> int:
+        """The version that is, or was last, open."""
+        return self._version
+
+    @property
+    def instance_name(self) -> str:
+        """The instance's name, e.g. ``add_sub_0``."""
+        return self._opened().runtime.instance_name
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the model answers any number of times."""
+        return self._opened().executor.decoupled
+
+    @property
+    def logs(self) -> List[LogLine]:
+        """The lines that the model has written through ``pb_utils.Logger`` since it was opened, also after its end."""
+        return self._log.lines
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        """The custom metrics of this model and of those that it runs."""
+        return self._opened_table().metrics
+
+    @property
+    def models(self) -> "Dict[str, ModelHarness]":
+        """The models that run in harnesses, this one among them: ``harness.models["other"].logs``."""
+        running = self._opened_table().running()
+        return {name: model for name, model in running.items() if isinstance(model, ModelHarness)}
+
+    # What other models ask
+
+    def call(self, request: InferenceRequest) -> HarnessReplies:
+        """Run a model's request."""
+        executor = self._opened().executor
+        exchange = self._exchange(request_of(request, self.name))
+        exchange.serve(executor.served())
+        if executor.waits_for_caller:
+            raise cycle_refusal(executor)
+        if executor.decoupled:
+            executor.start(exchange)
+        else:
+            executor.execute([exchange])
+        return HarnessReplies(executor, exchange, self._wait_s, strict=self.strict)
+
+    # Inside
+
+    def _opened(self) -> ModelInstance:
+        if self._instance is None:
+            raise HarnessError(
+                f"the harness of model '{self.name}' is not open: use it as `with ModelHarness(...) as harness:`"
+            )
+        return self._instance
+
+    def _opened_table(self) -> ModelTable:
+        self._opened()
+        assert self._table is not None
+        return self._table
+
+    def _exchange(self, request: Union[Request, Mapping[str, Any]]) -> Exchange:
+        if not isinstance(request, Request):
+            request = Request(request)
+        return exchange_of(request, self._opened().executor.signature, copy_inputs=self._copy_inputs)
+
+    def _sibling(self, target: Any, name: str) -> "Optional[ModelHarness]":
+        """A harness of a directory, or the one that is given; they know the models that this one knows."""
+        if isinstance(target, ModelHarness):
+            if not target.is_open and target._models is None:
+                target._joined, target.name = self._table, name
+            return target
+        if not isinstance(target, (str, os.PathLike)):
+            return None
+        harness = ModelHarness(
+            target, strict=self.strict, wait_s=self._wait_s, backend_directory=self._backend_directory
+        )
+        harness._joined, harness.name = self._table, name
+        return harness

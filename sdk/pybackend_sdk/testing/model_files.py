@@ -1,0 +1,79 @@
+"""Which files a model is made of: its directory, its version, the file with its class."""
+
+import os
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
+
+from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+def model_directory(path: PathLike) -> str:
+    """The absolute path of a model's directory.
+
+    Raises:
+        ModelDirectoryError: it is none; says what it is instead.
+    """
+    directory = os.path.abspath(os.fspath(path))
+    if os.path.isfile(directory):
+        raise ModelDirectoryError(
+            f"{directory} is a file: give the model's directory, two levels above, which holds version directories"
+        )
+    if not os.path.isdir(directory):
+        raise ModelDirectoryError(f"there is no directory {directory}")
+    return directory
+
+
+def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
+    """A version's number and directory; the highest if none is wanted.
+
+    Raises:
+        ModelDirectoryError: there is none; says what lies there instead.
+    """
+    versions = _versions(directory)
+    if wanted is not None:
+        if wanted not in versions:
+            raise ModelDirectoryError(f"model {directory} has no version {wanted}; it has {sorted(versions) or 'none'}")
+        return wanted, versions[wanted]
+    if versions:
+        return max(versions), versions[max(versions)]
+    if os.path.isfile(os.path.join(directory, "model.py")):
+        raise ModelDirectoryError(
+            f"{directory} is a version directory, as it holds a model.py: give the directory above it, "
+            f"{os.path.dirname(directory)}"
+        )
+    models = [name for name in sorted(os.listdir(directory)) if _versions(os.path.join(directory, name))]
+    if models:
+        raise ModelDirectoryError(f"{directory} is a repository of models: give one of them, {', '.join(models)}")
+    raise ModelDirectoryError(
+        f"{directory} has no version directory: the model's file is expected in {directory}/1/model.py"
+    )
+
+
+def model_file(directory: str, document: Mapping[str, Any], backend_directory: Optional[PathLike]) -> Tuple[str, bool]:
+    """The file with the model's class, and whether it is a Python-based backend's.
+
+    Raises:
+        LoadError: there is none.
+        ConfigError: the configuration names a backend, and nobody says where it lies.
+    """
+    backend = document["backend"]
+    if backend == "python":
+        path = os.path.join(directory, document["default_model_filename"])
+    elif backend_directory is None:
+        raise ConfigError(
+            f"model '{document['name']}' has backend '{backend}': backend_directory= must say where the directory "
+            f"'{backend}' with its model.py lies. A model with a model.py of its own has backend: \"python\"."
+        )
+    else:
+        path = os.path.join(os.path.abspath(os.fspath(backend_directory)), backend, document["runtime"] or "model.py")
+    if not os.path.isfile(path):
+        raise LoadError(f"Failed to preinitialize Python stub: Python model file not found in '{path}'")
+    return os.path.normpath(path), backend != "python"
+
+
+def _versions(directory: str) -> Dict[int, str]:
+    if not os.path.isdir(directory):
+        return {}
+    names = [name for name in os.listdir(directory) if name.isascii() and name.isdigit() and str(int(name)) == name]
+    return {int(name): os.path.join(directory, name) for name in names if os.path.isdir(os.path.join(directory, name))}

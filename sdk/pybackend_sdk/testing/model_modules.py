@@ -1,0 +1,255 @@
+"""The modules of models that run in one process, kept apart as if each had a process of its own.
+
+Every model file is ``1.model`` or the like, and many have a ``helper.py``. So the names that a model finds beside its file
+are its own: its import statements see its own modules under them, whatever a test or another model has there. Import
+statements elsewhere are left alone, but find the model's modules in ``sys.modules`` where nobody else has the name.
+"""
+
+import builtins
+import importlib
+import os
+import sys
+import sysconfig
+import threading
+from contextlib import contextmanager
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
+
+from pybackend_sdk.model_loader import import_model
+
+_lock = threading.RLock()
+"""Held while ``sys.modules`` shows what one model is to see, and not what all others see."""
+
+_OURS = ("triton_python_backend_utils", "c_python_backend_utils", "pybackend_sdk", "pybackend_wire")
+
+_open: "List[ModelModules]" = []
+_by_globals: "Dict[int, ModelModules]" = {}
+"""Whose code it is, by the identity of the namespace that it runs in."""
+
+
+class ModelModules:
+    """What one model has imported from its own directories.
+
+    Args:
+        model_file: absolute path.
+        of_backend: the file is a Python-based backend's, see :func:`~pybackend_sdk.model_loader.import_model`.
+    """
+
+    def __init__(self, model_file: str, of_backend: bool) -> None:
+        self._model_file = model_file
+        self._of_backend = of_backend
+        directory = os.path.dirname(model_file)
+        self.directories = [directory] if of_backend else [directory, os.path.dirname(directory)]
+        self._prefixes = tuple(directory + os.sep for directory in self.directories)
+        package = os.path.splitext(os.path.basename(model_file))[0] if of_backend else os.path.basename(directory)
+        self.names: FrozenSet[str] = frozenset({package, *_names_in(self.directories)})
+        """Top-level names that mean the model's own modules."""
+        self._modules: Dict[str, ModuleType] = {}
+        self._showing = False
+        self._modules_before: Set[str] = set()
+        self._path_before: List[str] = []
+        self._path_added: List[str] = []
+
+    def load(self) -> type:
+        """Import the model file and return its class.
+
+        Raises:
+            BaseException: see :func:`~pybackend_sdk.model_loader.import_model`.
+        """
+        importlib.invalidate_caches()
+        with _lock:
+            self._modules_before = set(sys.modules)
+            self._path_before = list(sys.path)
+            _open.append(self)
+            _hook_imports()
+            try:
+                with self.shown():
+                    return import_model(self._model_file, of_backend=self._of_backend)
+            finally:
+                known = {id(entry) for entry in self._path_before}
+                self._path_added = [entry for entry in sys.path if id(entry) not in known]
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let import statements in this thread see the model's modules; others wait."""
+        with _lock:
+            if self._showing:
+                yield
+                return
+            displaced = self._take(sys.modules)
+            sys.modules.update(self._modules)
+            finder: Any = _Finder(self)
+            writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a server
+            sys.meta_path.insert(0, finder)
+            self._showing = True
+            try:
+                yield
+            finally:
+                self._showing = False
+                sys.meta_path.remove(finder)
+                sys.dont_write_bytecode = writes_no_bytecode
+                self._modules = self._take(sys.modules)
+                _by_globals.update((id(vars(module)), self) for module in self._modules.values())
+                taken = {_top(name) for name in displaced}
+                sys.modules.update({name: it for name, it in self._modules.items() if _top(name) not in taken})
+                sys.modules.update(displaced)
+
+    def _take(self, modules: Dict[str, ModuleType]) -> Dict[str, ModuleType]:
+        """Remove and return whatever has one of the model's own names."""
+        return {
+            name: modules.pop(name)
+            for name, module in list(modules.items())
+            if _top(name) in self.names and isinstance(module, ModuleType)
+        }
+
+    def has(self, filename: str) -> bool:
+        """Whether a file lies where the model's own code does."""
+        return filename.startswith(self._prefixes)
+
+    def close(self) -> None:
+        """Forget the modules, and leave ``sys.path`` and ``sys.modules`` as if they had never been imported."""
+        with _lock:
+            if self not in _open:
+                return
+            _open.remove(self)
+            for name, module in list(sys.modules.items()):
+                if self._modules.get(name) is module or (name not in self._modules_before and self._is_stray(module)):
+                    del sys.modules[name]
+            for module in self._modules.values():
+                _by_globals.pop(id(vars(module)), None)
+            sys.path[:] = [entry for entry in sys.path if not self._has_added(entry)]
+            for directory in self.directories:
+                sys.path_importer_cache.pop(directory, None)
+            _unhook_imports()
+
+    def _has_added(self, entry: str) -> bool:
+        """Whether an entry of ``sys.path`` is there because of the model. A test may have the same directory there too."""
+        if any(entry is added for added in self._path_added):
+            return True
+        return entry not in self._path_before and self.has(os.path.join(entry, "module.py"))
+
+    def _is_stray(self, module: Any) -> bool:
+        """A module of the model that no import statement of its own has brought in."""
+        filename = getattr(module, "__file__", None)
+        return isinstance(filename, str) and _top(module.__name__) in self.names and self.has(filename)
+
+
+def caller_modules() -> Optional[ModelModules]:
+    """The model whose code calls, by the innermost frame that is a model's; None if there is none."""
+    innermost: Optional[FrameType] = sys._getframe(1)
+    frame = innermost
+    while frame is not None:
+        owner = _by_globals.get(id(frame.f_globals))
+        if owner is not None:
+            return owner
+        frame = frame.f_back
+    frame = innermost
+    while frame is not None:  # code that a test, or importlib, has loaded from the model's directory
+        for owner in reversed(_open):
+            if owner.has(frame.f_code.co_filename):
+                return owner
+        frame = frame.f_back
+    return None
+
+
+class _Finder:
+    """Finds a model's own modules before those that a test has under the same name."""
+
+    def __init__(self, owner: ModelModules) -> None:
+        self._owner = owner
+
+    def find_spec(
+        self, fullname: str, path: "Optional[Sequence[str]]" = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if path is None and fullname in self._owner.names:
+            return PathFinder.find_spec(fullname, self._owner.directories)
+        return None
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _names_in(directories: "Sequence[str]") -> Iterator[str]:
+    """Names of modules and packages in these directories, less those of installed ones, which win over them."""
+    for directory in directories:
+        for entry in os.listdir(directory):
+            name, dot, _ = entry.partition(".")
+            importable = name.isidentifier() and (dot or os.path.isdir(os.path.join(directory, entry)))
+            if (
+                importable
+                and not name.startswith("__")
+                and PathFinder.find_spec(name, [directory]) is not None
+                and not _is_installed(name)
+            ):
+                yield name
+
+
+def _is_installed(name: str) -> bool:
+    if name in _OURS:
+        return True  # authors keep copies of the first one in their projects
+    finders: Any = (BuiltinImporter, FrozenImporter)
+    if any(finder.find_spec(name) is not None for finder in finders):
+        return True
+    return PathFinder.find_spec(name, _installed_directories()) is not None
+
+
+def _installed_directories() -> List[str]:
+    """What a server's ``sys.path`` has before the model's directories: the standard library, packages, editable ones too."""
+    added = {id(entry) for modules in _open for entry in modules._path_added}
+    path = [entry for entry in sys.path if id(entry) not in added]
+    standard_library = sysconfig.get_path("stdlib")
+    begin = path.index(standard_library) if standard_library in path else 0
+    return path[begin:]  # before it lies what PYTHONPATH, pytest or the test itself has put there
+
+
+# --- Import statements of models ------------------------------------------------------------------------------------
+
+_plain_import: Any = builtins.__import__
+
+
+def _import(
+    name: str,
+    globals: "Optional[Dict[str, Any]]" = None,  # noqa: A002  the built-in function's own names
+    locals: "Optional[Dict[str, Any]]" = None,  # noqa: A002
+    fromlist: "Sequence[str]" = (),
+    level: int = 0,
+) -> Any:
+    if globals is _PROBE:
+        raise _HookReached
+    owner = _by_globals.get(id(globals))
+    if owner is None or (level == 0 and _top(name) not in owner.names):
+        return _plain_import(name, globals, locals, fromlist, level)
+    with owner.shown():
+        return _plain_import(name, globals, locals, fromlist, level)
+
+
+def _hook_imports() -> None:
+    global _plain_import
+    if not _is_hooked():
+        _plain_import = builtins.__import__
+        builtins.__import__ = _import  # type: ignore[assignment]
+
+
+def _unhook_imports() -> None:
+    if (
+        not _open and builtins.__import__ is _import
+    ):  # else a test has put its own before it, which still goes through it
+        builtins.__import__ = _plain_import
+
+
+def _is_hooked() -> bool:
+    """Whether import statements get here, directly or through what a test has put before."""
+    try:
+        builtins.__import__("sys", _PROBE)
+    except _HookReached:
+        return True
+    return False
+
+
+class _HookReached(Exception):
+    pass
+
+
+_PROBE: Dict[str, Any] = {}

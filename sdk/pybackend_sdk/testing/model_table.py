@@ -1,0 +1,301 @@
+"""The models that a model under test can run, load and unload: what a server's repository is."""
+
+import os
+import shutil
+import tempfile
+import threading
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Union
+
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.testing.coroutines import CoroutineRunner
+from pybackend_sdk.testing.errors import HarnessError, LoadError
+from pybackend_sdk.testing.failures import PendingFailures
+from pybackend_sdk.testing.fakes import FakeModel, Replies
+from pybackend_sdk.testing.metrics import MetricRegistry
+from pybackend_wire.errors import ErrorCode
+
+
+class RunningModel(Protocol):
+    """A model that runs in a harness, as far as other models are concerned.
+
+    Attributes:
+        name: by which models call it.
+    """
+
+    name: str
+
+    @property
+    def version(self) -> int:
+        """The version that runs."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is loaded."""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether it answers any number of times."""
+
+    def open(self, config: Optional[str] = None) -> Any:
+        """Load it, with another configuration if one is given."""
+
+    def close(self) -> None:
+        """Unload it."""
+
+    def is_ready(self) -> Any:
+        """True if it takes requests."""
+
+    def call(self, request: InferenceRequest) -> Replies:
+        """Run another model's request."""
+
+
+Target = Union[str, "os.PathLike[str]", RunningModel, "Callable[..., Any]"]
+"""A model's directory, a harness, or a function: see :mod:`pybackend_sdk.testing.fakes`."""
+
+MakeModel = Callable[[Any, str], Optional[RunningModel]]
+"""Makes a model, not loaded yet, of a directory and a name; None of what is no directory."""
+
+
+class CallRefused(Exception):
+    """A call that does not reach its model.
+
+    Attributes:
+        message: why.
+        code: what kind of failure.
+    """
+
+    def __init__(self, message: str, code: ErrorCode) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class _Entry:
+    """One model.
+
+    Attributes:
+        fake: a function, or None.
+        harness: a model, or None.
+        owned: the table opens and closes the harness.
+        ready: loaded.
+    """
+
+    def __init__(self, fake: Optional[FakeModel], harness: Optional[RunningModel], *, owned: bool) -> None:
+        self.fake = fake
+        self.harness = harness
+        self.owned = owned
+        self.ready = True
+
+    @property
+    def model(self) -> Union[FakeModel, RunningModel]:
+        """Whichever it is."""
+        model = self.harness if self.fake is None else self.fake
+        assert model is not None
+        return model
+
+
+class ModelTable:
+    """All models that know each other, and what they share: metrics, and what goes wrong in a test's own code."""
+
+    def __init__(self) -> None:
+        self.metrics = MetricRegistry()
+        self.failures = PendingFailures()
+        self._entries: Dict[str, _Entry] = {}
+        self._make_model: MakeModel = lambda _directory, _name: None
+        self._lock = threading.Lock()
+        self._runner: Optional[CoroutineRunner] = None
+        self._directories: List[str] = []
+
+    # Life
+
+    def open(self, main: RunningModel, models: Mapping[str, Target], make_model: MakeModel) -> None:
+        """Take in the model that is tested, under its own name, and the others, and load those.
+
+        Raises:
+            LoadError: a model cannot be loaded.
+            HarnessError: it is none.
+        """
+        self._make_model = make_model
+        self._entries[main.name] = _Entry(None, main, owned=False)
+        for name, target in models.items():
+            self._entries[name] = self._entry(name, target)
+        for name, entry in self._entries.items():
+            if entry.owned and entry.harness is not None:
+                try:
+                    entry.harness.open()
+                except HarnessError as error:
+                    raise LoadError(f"models={{'{name}': ...}}: {error}") from error
+
+    def _entry(self, name: str, target: Any) -> _Entry:
+        model = self._make_model(target, name)
+        if model is not None:
+            return _Entry(None, model, owned=not model.is_open)
+        if callable(target):
+            return _Entry(FakeModel(name, target, self._run_coroutine, self.failures), None, owned=False)
+        raise HarnessError(
+            f"models={{'{name}': ...}} must be a function, a model's directory or a ModelHarness, not "
+            f"{type(target).__name__}"
+        )
+
+    def close(self) -> None:
+        """Close what this table has opened, the last first; the first failure is raised when all is closed."""
+        failures: List[BaseException] = []
+        for entry in reversed(list(self._entries.values())):
+            if entry.owned and entry.harness is not None:
+                try:
+                    entry.harness.close()
+                except HarnessError as error:
+                    failures.append(error)
+        self._entries.clear()
+        if self._runner is not None:
+            self._runner.close(1.0)
+            self._runner = None
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._directories.clear()
+        if failures:
+            raise failures[0]
+
+    def running(self) -> Dict[str, RunningModel]:
+        """The models that run in harnesses, by the names by which they are called."""
+        return {name: entry.harness for name, entry in self._entries.items() if entry.harness is not None}
+
+    def _run_coroutine(self, coroutine: Any) -> Any:
+        with self._lock:
+            if self._runner is None:
+                self._runner = CoroutineRunner("pybackend fakes")
+        return self._runner.run(coroutine)
+
+    # Calls
+
+    def call(self, request: InferenceRequest, *, decoupled: bool) -> Replies:
+        """Run a model's request.
+
+        Raises:
+            CallRefused: it does not reach the model.
+        """
+        target = request._target
+        assert target is not None
+        name, version = target.model_name, target.model_version
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CallRefused(_unknown(name) + self._advice(), ErrorCode.INVALID_ARG)
+        if entry.harness is not None and version >= 0 and version != entry.harness.version:
+            raise _not_ready(name, f"Request for unknown model: '{name}' version {version} is not found")
+        if entry.ready and entry.model.decoupled and not decoupled:
+            raise CallRefused(
+                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
+                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
+                "decoupled models.'",
+                ErrorCode.INTERNAL,
+            )
+        if not entry.ready or (entry.harness is not None and not entry.harness.is_ready()):
+            raise _not_ready(name)
+        return entry.model.call(request)
+
+    def _advice(self) -> str:
+        return f". Known: {', '.join(sorted(self._entries))}; ModelHarness(models={{...}}) makes others known"
+
+    # Model control
+
+    def load(self, instance_name: str, name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
+        """Load a model, or load it anew with another configuration.
+
+        Raises:
+            TritonModelException: it cannot be loaded.
+        """
+        prefix, failed = "Failed to load model: ", f"failed to load '{name}', failed to poll from model repository: "
+        entry = self._entries.get(name)
+        if files:
+            if not config:
+                raise _refused(
+                    prefix, instance_name, f"{failed}files are given without a configuration: give 'config' too"
+                )
+            self._load_files(instance_name, name, config, files)
+            return
+        if entry is None:
+            raise _refused(prefix, instance_name, f"{failed}there is no such model{self._advice()}")
+        if entry.harness is not None and (config or not entry.harness.is_open):
+            if not entry.owned:
+                raise _refused(
+                    prefix, instance_name, f"the test itself has opened model '{name}': it cannot be changed here"
+                )
+            self._reopen(instance_name, entry.harness, config)
+        entry.ready = True
+
+    def _load_files(self, instance_name: str, name: str, config: str, files: Dict[str, bytes]) -> None:
+        root = tempfile.mkdtemp(prefix="pybackend-testing-")
+        self._directories.append(root)
+        directory = os.path.join(root, name)
+        for key, content in files.items():
+            path = os.path.normpath(os.path.join(directory, key[len("file:") :]))
+            if not key.startswith("file:") or not path.startswith(directory + os.sep):
+                raise _refused(
+                    "Failed to load model: ",
+                    instance_name,
+                    f"'{key}' is no path of a file: write 'file:<version>/<name>'",
+                )
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+        previous = self._entries.get(name)
+        harness = self._make_model(directory, name)
+        assert harness is not None
+        self._reopen(instance_name, harness, config)
+        if previous is not None and previous.owned and previous.harness is not None:
+            previous.harness.close()
+        self._entries[name] = _Entry(None, harness, owned=True)
+
+    def _reopen(self, instance_name: str, harness: RunningModel, config: str) -> None:
+        try:
+            harness.close()
+            harness.open(config or None)
+        except HarnessError as error:
+            reason = f"load failed for model '{harness.name}': {error}\n"
+            raise _refused("Failed to load model: ", instance_name, reason) from error
+
+    def unload(self, name: str) -> None:
+        """Unload a model; unknown ones are fine."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        entry.ready = False
+        if entry.owned and entry.harness is not None:
+            entry.harness.close()
+
+    def is_ready(self, instance_name: str, name: str, version: str) -> bool:
+        """Whether a model takes requests.
+
+        Raises:
+            TritonModelException: there is no such model, or that is no version.
+        """
+        prefix = "Failed to check model readiness: "
+        if version and not version.lstrip("-").isdigit():
+            raise _refused(
+                prefix,
+                instance_name,
+                f"failed to get model version from specified version string '{version}' (it is no number), version should "
+                "be an integral value > 0",
+            )
+        entry = self._entries.get(name)
+        if entry is None:
+            raise _refused(prefix, instance_name, _unknown(name) + self._advice())
+        if not entry.ready or entry.harness is None:
+            return entry.ready
+        if version and int(version) != entry.harness.version:
+            return False
+        return bool(entry.harness.is_ready())
+
+
+def _unknown(name: str) -> str:
+    return f"Request for unknown model: '{name}' is not found"
+
+
+def _not_ready(name: str, reason: str = "") -> CallRefused:
+    text = f"Failed for execute the inference request. Model '{name}' is not ready."
+    return CallRefused(f"{text} {reason}" if reason else text, ErrorCode.UNAVAILABLE)
+
+
+def _refused(prefix: str, instance_name: str, reason: str) -> TritonModelException:
+    return TritonModelException(f"{prefix}Failed to process the request for model '{instance_name}', message: {reason}")

@@ -1,0 +1,74 @@
+"""Outputs of a model under test, held against its configuration: a server sends them as they are, a test should not."""
+
+from typing import List, Sequence
+
+from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.inputs import shape_problem
+from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest
+from pybackend_wire.dtypes import DATATYPES
+
+
+def output_problems(
+    signature: Signature,
+    outputs: "Sequence[Tensor]",
+    dropped: "Sequence[str]",
+    requested: "Sequence[str]",
+    batch_size: int,
+) -> List[str]:
+    """What is wrong with a response, one sentence each.
+
+    Args:
+        signature: of the model.
+        outputs: those that were asked for, in the shapes that clients see.
+        dropped: names of those that nobody asked for.
+        requested: names that were asked for.
+        batch_size: of the request; every output of a batching model has as many items.
+    """
+    subject = f"model '{signature.model_name}' returned"
+    problems = []
+    names = [tensor.name() for tensor in outputs]
+    unknown = [name for name in [*names, *dropped] if name not in signature.outputs]
+    for name in unknown:
+        missing = [other for other in signature.outputs if other not in names]
+        problems.append(
+            f"{subject} output '{name}', which its configuration does not have, so that clients never get it."
+            f"{nearest(name, missing or signature.outputs)} Its outputs are {listed(signature.outputs.values())}."
+        )
+    problems += [
+        f"{subject} no output '{name}', although it was asked for; it returned {sorted([*names, *dropped])}."
+        for name in requested
+        if name not in names
+    ]
+    for tensor in outputs:
+        if tensor.name() in signature.outputs:
+            problems += _tensor_problems(signature, signature.outputs[tensor.name()], tensor, batch_size, subject)
+    return problems
+
+
+def _tensor_problems(
+    signature: Signature, spec: TensorSpec, tensor: Tensor, batch_size: int, subject: str
+) -> List[str]:
+    problems = []
+    if tensor._datatype != spec.datatype:
+        problems.append(
+            f"{subject} output '{spec.name}' as {tensor._datatype}, but its configuration says {spec.datatype}"
+            f"{_cast_advice(spec)}."
+        )
+    expected = spec
+    if signature.max_batch_size:
+        expected = spec._replace(dims=(batch_size, *spec.dims[1:]))
+    shape = tensor.shape()
+    scalar = (tuple(shape) or (1,)) == (expected.dims or (1,))
+    reason = None if scalar else shape_problem(expected, shape, signature.max_batch_size)
+    if reason is not None:
+        problems.append(
+            f"{subject} output '{spec.name}' with shape {shape}, but its configuration says {list(expected.dims)}. {reason}"
+        )
+    return problems
+
+
+def _cast_advice(spec: TensorSpec) -> str:
+    numpy_type = DATATYPES[spec.datatype].numpy
+    if spec.datatype == "BYTES":
+        return ": make it of an array of strings"
+    return "" if numpy_type is None else f": make it of array.astype(numpy.{numpy_type})"

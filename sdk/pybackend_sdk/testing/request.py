@@ -1,0 +1,60 @@
+"""What a test asks of a model."""
+
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+
+from pybackend_sdk.testing.errors import InputError
+from pybackend_sdk.testing.exchange import Exchange, RequestOptions
+from pybackend_sdk.testing.inputs import input_tensors, requested_outputs
+from pybackend_sdk.testing.signature import Signature
+
+
+class Request(NamedTuple):
+    """One request.
+
+    Attributes:
+        inputs: by name: arrays; whatever ``numpy.asarray`` takes, given the configured datatype; or tensors of
+            ``pb_utils``.
+        outputs: names of the outputs wanted; None for all.
+        request_id: the client's id.
+        correlation_id: of the sequence, 0 for none.
+        parameters: names to ``bool``, ``int``, ``float`` or ``str``.
+        timeout_us: in microseconds, as the model sees it; nothing else comes of it.
+        priority: 1 is the highest, 0 the model's default.
+        flags: ``TRITONSERVER_REQUEST_FLAG_*`` bits.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Optional[Sequence[str]] = None
+    request_id: str = ""
+    correlation_id: Union[int, str] = 0
+    parameters: Optional[Mapping[str, Any]] = None
+    timeout_us: int = 0
+    priority: int = 0
+    flags: int = 0
+
+
+def exchange_of(request: Request, signature: Signature, *, copy_inputs: bool) -> Exchange:
+    """A request on its way.
+
+    Raises:
+        InputError: it does not fit the model.
+    """
+    tensors, batch_size = input_tensors(signature, request.inputs, copy=copy_inputs)
+    options = RequestOptions(
+        request.request_id,
+        request.correlation_id,
+        request.flags,
+        request.timeout_us,
+        request.priority,
+        _parameters(request.parameters),
+    )
+    return Exchange(signature, tensors, requested_outputs(signature, request.outputs), batch_size, options)
+
+
+def _parameters(parameters: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:
+    for name, value in (parameters or {}).items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise InputError(
+                f"parameter {name!r} of a request is {type(value).__name__}: clients can send bool, int, float and str"
+            )
+    return dict(parameters) if parameters else None

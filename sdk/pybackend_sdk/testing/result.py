@@ -1,0 +1,177 @@
+"""What a test gets: named arrays, or an error; one result or a stream of them."""
+
+import json
+import warnings
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+
+import numpy as np
+
+from pybackend_sdk.error import TritonError
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.errors import InferenceFailed, OutputError
+from pybackend_sdk.testing.signature import nearest
+
+if TYPE_CHECKING:
+    from pybackend_sdk.testing.exchange import Arrival, Exchange
+    from pybackend_sdk.testing.executor import ModelExecutor
+
+
+class Result:
+    """One response, as a client sees it.
+
+    Attributes:
+        error: why the request failed, None if it did not.
+        exception: what the model raised, None if it raised nothing.
+        parameters: the response's parameters.
+        response: the response itself, with tensors of ``pb_utils``.
+    """
+
+    def __init__(self, response: InferenceResponse, exception: Optional[BaseException] = None) -> None:
+        self.response = response
+        self.error: Optional[TritonError] = response.error()
+        self.exception = exception
+        self.parameters: Dict[str, Any] = json.loads(response.parameters())
+        self._arrays: Dict[str, np.ndarray] = {}
+
+    def raise_for_error(self) -> "Result":
+        """This result, if it is none of a failed request.
+
+        Raises:
+            InferenceFailed: it is; the model's own exception, if it raised one, is the cause.
+        """
+        __tracebackhide__ = True  # pytest shows the test's line, and what the model raised
+        if self.error is not None:
+            raise InferenceFailed(self.error) from self.exception
+        return self
+
+    @property
+    def outputs(self) -> "Dict[str, np.ndarray]":
+        """Every output by its name, in the order in which the model returned them.
+
+        Raises:
+            InferenceFailed: the request failed.
+        """
+        __tracebackhide__ = True
+        self.raise_for_error()
+        return {tensor.name(): self[tensor.name()] for tensor in self.response.output_tensors()}
+
+    def __getitem__(self, name: str) -> "np.ndarray":
+        """An output: writable, in memory of its own; BYTES are ``bytes`` objects, BF16 is its bits as ``uint16``.
+
+        Raises:
+            InferenceFailed: the request failed.
+            KeyError: the response has no such output.
+        """
+        __tracebackhide__ = True
+        self.raise_for_error()
+        if name not in self._arrays:
+            tensors = {tensor.name(): tensor for tensor in self.response.output_tensors()}
+            if name not in tensors:
+                raise KeyError(
+                    f"the response has no output '{name}'.{nearest(name, tensors)} It has {sorted(tensors)}."
+                )
+            self._arrays[name] = _array(tensors[name])
+        return self._arrays[name]
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Result(error={self.error.code().name}: {self.error.message()!r})"
+        shown = [f"{t.name()}: {t._datatype} {t.shape()}" for t in self.response.output_tensors()]
+        parameters = f", parameters={self.parameters}" if self.parameters else ""
+        return f"Result({', '.join(shown)}{parameters})"
+
+
+class OutputWarning(UserWarning):
+    """A response whose outputs are not as the configuration says, in a harness that is not strict."""
+
+
+class Stream:
+    """The responses to one request, one by one as they come; iterate, or :meth:`collect` them.
+
+    Args:
+        executor: the model.
+        exchange: the request.
+        wait_s: how long to wait for each response.
+        strict: outputs that are not as configured are errors, not warnings.
+    """
+
+    def __init__(self, executor: "ModelExecutor", exchange: "Exchange", wait_s: float, *, strict: bool) -> None:
+        self._executor = executor
+        self._exchange = exchange
+        self._wait_s = wait_s
+        self._strict = strict
+        self._count = 0
+        self._finished = False
+
+    def __iter__(self) -> Iterator[Result]:
+        return self
+
+    def __next__(self) -> Result:
+        """The next response.
+
+        Raises:
+            StopIteration: the last one was marked as the last one.
+            NoResponse: none came in time; says what the model is doing, or has forgotten.
+            OutputError: outputs are not as configured.
+        """
+        while not self._finished:
+            arrival = self._executor.next_arrival(self._exchange, self._wait_s, self._count)
+            self._finished = arrival.final
+            if arrival.response is not None:
+                self._count += 1
+                return checked_result(self._executor, self._exchange, arrival, strict=self._strict, complete=False)
+        self._executor.failures.raise_first()
+        raise StopIteration
+
+    def collect(self) -> List[Result]:
+        """All responses from here on.
+
+        Raises:
+            HarnessError: see :meth:`__next__`.
+        """
+        return list(self)
+
+    def cancel(self) -> None:
+        """Say that nobody waits any more, as a client that goes away does; the model sees it by ``is_cancelled()``."""
+        self._exchange.cancel()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model has sent the final flag."""
+        return self._exchange.finished
+
+
+def checked_result(
+    executor: "ModelExecutor", exchange: "Exchange", arrival: "Arrival", *, strict: bool, complete: bool = True
+) -> Result:
+    """A result whose outputs are as configured.
+
+    Args:
+        executor: the model.
+        exchange: the request.
+        arrival: a response to it.
+        strict: what is not as configured is an error, not a warning.
+        complete: whether every requested output must be there.
+
+    Raises:
+        OutputError: something is not as configured.
+    """
+    assert arrival.response is not None
+    if arrival.response.has_error():
+        return Result(arrival.response, arrival.exception)
+    problems = executor.output_problems(exchange, arrival, complete=complete)
+    if problems and strict:
+        raise OutputError(
+            "\n".join(problems) + "\n(A server sends such a response unless VALIDATE_OUTPUTS is set; so does "
+            "ModelHarness(strict=False).)"
+        )
+    for problem in problems:
+        warnings.warn(problem, OutputWarning, stacklevel=4)
+    return Result(arrival.response)
+
+
+def _array(tensor: Tensor) -> "np.ndarray":
+    if tensor._datatype == "BF16":
+        tensor = Tensor._from_wire(tensor.name(), "UINT16", tensor.shape(), tensor._payload())
+    return tensor.as_numpy()

@@ -1,0 +1,107 @@
+"""What a model takes and gives, by its configuration; every request and response of a test is held against it."""
+
+import difflib
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from pybackend_wire.dtypes import BY_CONFIG_NAME
+
+
+class TensorSpec(NamedTuple):
+    """One input or output.
+
+    Attributes:
+        name: as configured.
+        datatype: wire name, e.g. ``FP32``.
+        dims: as clients see them, batch dimension included; -1 is any size.
+        optional: an input that may be left out.
+        model_dims: as the model sees them, where the configuration reshapes them; else None.
+    """
+
+    name: str
+    datatype: str
+    dims: Tuple[int, ...]
+    optional: bool
+    model_dims: Optional[Tuple[int, ...]]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.datatype} {list(self.dims)}{', optional' if self.optional else ''})"
+
+    def shape_for_model(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape in which the model gets an input that fits."""
+        return shape if self.model_dims is None else _reshaped(shape, self.dims, self.model_dims)
+
+    def shape_for_client(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape in which clients get an output; one that is not as configured stays as it is."""
+        return shape if self.model_dims is None else _reshaped(shape, self.model_dims, self.dims)
+
+
+class Signature(NamedTuple):
+    """The tensors of a model.
+
+    Attributes:
+        model_name: for messages.
+        max_batch_size: 0 if tensors carry no batch dimension.
+        inputs: by name, in configured order.
+        outputs: likewise.
+        controls: names of the control tensors that a sequence batcher would add.
+    """
+
+    model_name: str
+    max_batch_size: int
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    controls: Tuple[str, ...]
+
+
+def signature_of(document: Mapping[str, Any]) -> Signature:
+    """The signature of a finished configuration."""
+    batched = document["max_batch_size"] > 0
+    controls = document.get("sequence_batching", {}).get("control_input", ())
+    return Signature(
+        document["name"],
+        document["max_batch_size"],
+        _specs(document["input"], batched),
+        _specs(document["output"], batched),
+        tuple(control["name"] for control in controls),
+    )
+
+
+def nearest(name: str, known: "Iterable[str]") -> str:
+    """`` Did you mean 'x'?`` for a name that is nearly another one, else nothing."""
+    names = list(known)
+    by_lower = {other.lower(): other for other in names}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean '{by_lower[found[0]]}'?" if found else ""
+
+
+def listed(specs: "Iterable[TensorSpec]") -> str:
+    """Tensors as an enumeration for messages."""
+    return ", ".join(map(str, specs)) or "none"
+
+
+def shape_text(shape: "Sequence[int]") -> str:
+    """A shape as the server's messages write it: ``[2,3]``."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _specs(tensors: "Iterable[Mapping[str, Any]]", batched: bool) -> Dict[str, TensorSpec]:
+    specs = {}
+    batch: Tuple[int, ...] = (-1,) if batched else ()
+    for tensor in tensors:
+        reshape = tensor.get("reshape")
+        specs[tensor["name"]] = TensorSpec(
+            tensor["name"],
+            BY_CONFIG_NAME[tensor["data_type"]].name,
+            (*batch, *tensor["dims"]),
+            bool(tensor.get("optional", False)),
+            None if reshape is None else (*batch, *reshape.get("shape", ())),
+        )
+    return specs
+
+
+def _reshaped(shape: "Sequence[int]", pattern: "Sequence[int]", target: "Sequence[int]") -> "Sequence[int]":
+    """``shape``, which follows ``pattern``, in the form of ``target``; variable dimensions keep their order."""
+    if len(shape) != len(pattern) or any(dim not in (-1, size) for dim, size in zip(pattern, shape)):
+        return shape
+    variable = iter([size for dim, size in zip(pattern, shape) if dim == -1])
+    return [next(variable) if dim == -1 else dim for dim in target]

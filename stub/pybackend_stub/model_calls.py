@@ -1,0 +1,215 @@
+"""Business Logic Scripting: a model runs other models, and waits, awaits or iterates."""
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Any, Awaitable, Callable, Deque, List, Optional, Union
+
+from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_stub.host_calls import HostCalls, MessageTooLong
+from pybackend_stub.receiver import Receiver, Waiter
+from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, TensorReader
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.messages import StubMessage
+
+RECEIVED = (
+    "A request that was passed to 'execute' cannot be executed again: build an InferenceRequest with a model_name from its "
+    "inputs."
+)
+"""What the model is told that executes a request which is not its own."""
+
+_FAILED = "An error occurred while performing BLS request."
+
+
+class _Replies:
+    """The responses to one call, as they come."""
+
+    def __init__(self, receiver: Receiver, reader: TensorReader) -> None:
+        self._receiver = receiver
+        self._reader = reader
+        self._responses: Deque[InferenceResponse] = deque()
+        self._finished = False
+        self._waiters: List[Waiter] = []
+        """At most one that waits. A list, as threads may switch anywhere: what is put in and taken out is never lost."""
+        self._abandoned = False
+        self._iterator: Optional[weakref.ref[ResponseIterator]] = None
+        self.on_first: Optional[Callable[[], None]] = None
+
+    def on_reply(self, message: "List[Any]", tail: bytearray) -> bool:
+        """Take a REPLY, in whatever thread reads."""
+        _, _, final, result = message
+        if result is not None:
+            response = self._response(result, tail)
+            if not self._abandoned:
+                self._responses.append(response)
+        elif final and not self._abandoned:
+            self._responses.append(InferenceResponse())
+        self._finished = final
+        while self._waiters:
+            self._receiver.finish(self._waiters.pop())
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first()
+        return bool(final)
+
+    def fail(self, model_name: str, code: ErrorCode, reason: Exception) -> int:
+        """Reply in the host's stead, which never hears of the call; returns a number that no call has."""
+        message = f"Model {model_name} - Error when running inference: {reason}"
+        self.on_reply([0, 0, True, ((code, message), (), None)], bytearray())
+        return 0
+
+    def _response(self, result: Any, tail: bytearray) -> InferenceResponse:
+        failure, places, parameters = result
+        if failure is not None:
+            return InferenceResponse(error=TritonError(failure[1], ErrorCode(failure[0])))
+        response = InferenceResponse(self._reader.tensors(places, memoryview(tail)))
+        response._parameters = parameters
+        return response
+
+    def iterator(self, cancel: "Callable[[], None]") -> ResponseIterator:
+        """An iterator over the responses. Once the model lets go of it, what still comes is dropped."""
+        iterator = ResponseIterator._create(self.receive, cancel)
+        self._iterator = weakref.ref(iterator, self._abandon)
+        return iterator
+
+    def _abandon(self, _reference: Any) -> None:
+        self._abandoned = True
+        self._responses.clear()
+
+    def receive(self) -> Optional[InferenceResponse]:
+        """Wait for the next response; None after the last."""
+        while not self._responses:
+            if self._finished:
+                # Looked at once more: the last one may have come between the two looks.
+                return self._responses.popleft() if self._responses else None
+            waiter = Waiter()
+            self._waiters.append(waiter)
+            if not (self._responses or self._finished):  # else it came between the two looks
+                self._receiver.wait(waiter)
+        return self._responses.popleft()
+
+
+class ModelCalls:
+    """Runs a model's own requests.
+
+    Args:
+        calls: numbers and sends them.
+        receiver: brings the replies.
+        reader: makes tensors of them.
+        writer: places the tensors of requests.
+        execution: number of the execution that the calling thread works for, 0 if that is not known.
+        before_call: tells the host what it must know before it hears of a call.
+    """
+
+    def __init__(
+        self,
+        calls: HostCalls,
+        receiver: Receiver,
+        reader: TensorReader,
+        writer: OutputWriter,
+        execution: "Callable[[], int]",
+        before_call: "Callable[[], None]",
+    ) -> None:
+        self._calls = calls
+        self._receiver = receiver
+        self._reader = reader
+        self._writer = writer
+        self._execution = execution
+        self._before_call = before_call
+
+    def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
+        """Run a request; blocks only the calling thread."""
+        replies = _Replies(self._receiver, self._reader)
+        number = self._send(request, decoupled, replies)
+        if decoupled:
+            return self._iterator(number, replies)
+        return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
+
+    def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
+        """Run a request; gives a future of the running event loop.
+
+        Raises:
+            RuntimeError: no event loop runs in this thread.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        replies = _Replies(self._receiver, self._reader)
+        number = 0
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(self._iterator(number, replies) if decoupled else replies.receive())
+
+        def on_first() -> None:
+            self._receiver.expected_came()
+            with suppress(RuntimeError):  # the model has closed its loop
+                loop.call_soon_threadsafe(resolve)
+
+        replies.on_first = on_first
+        self._receiver.expect()
+        try:
+            number = self._send(request, decoupled, replies)
+        except BaseException:
+            self._receiver.expected_came()
+            raise
+        return future
+
+    def _send(self, request: InferenceRequest, decoupled: bool, replies: _Replies) -> int:
+        """Send a CALL, and give its number; a request that cannot be sent gets its error as the reply."""
+        target = request._target
+        if target is None:
+            raise TritonModelException(RECEIVED)
+        tail = OutputTail()
+        try:
+            places = self._writer.write(request._inputs, tail)
+        except OutputMemoryExhausted as exhausted:
+            return replies.fail(target.model_name, ErrorCode.UNAVAILABLE, exhausted)
+        number = self._calls.open(replies.on_reply)
+        fields = (
+            StubMessage.CALL,
+            number,
+            target.model_name,
+            target.model_version,
+            decoupled,
+            self._execution(),
+            places,
+            request._requested_output_names,
+            _options(request),
+        )
+        try:
+            self._before_call()
+            self._calls.send(fields, tail)
+        except BaseException as error:
+            self._calls.close(number)
+            self._writer.free(places)
+            if isinstance(error, MessageTooLong):
+                return replies.fail(target.model_name, ErrorCode.INVALID_ARG, error)
+            raise
+        return number
+
+    def _iterator(self, number: int, replies: _Replies) -> ResponseIterator:
+        def cancel() -> None:
+            self._calls.tell(StubMessage.CANCEL_CALL, number)
+
+        return replies.iterator(cancel)
+
+
+def _options(request: InferenceRequest) -> Any:
+    """:class:`pybackend_wire.messages.RequestOptions` of a request; None if it sets none."""
+    if not (
+        request._request_id or request._correlation_id or request._flags or request._timeout or request._parameters
+    ):
+        return None
+    return (
+        request._request_id,
+        request._correlation_id,
+        request._flags,
+        0,
+        request._timeout,
+        request._parameters,
+    )

@@ -1,0 +1,114 @@
+"""What a model says besides its answers: records of its log, between the lines that it prints.
+
+The host gives a stub one pipe as standard output and standard error. :mod:`pybackend_wire.log_record` says how records
+and printed lines share it.
+"""
+
+import ctypes
+import importlib.util
+import os
+import stat
+import sys
+import threading
+from typing import Any, Optional
+
+from pybackend_sdk.error import printable
+from pybackend_wire.log_record import encode_record
+
+_STDOUT, _STDERR = 1, 2
+_LINE_BUFFERED = 1
+"""C's ``_IOLBF``."""
+
+_records: "Optional[int]" = None
+"""The pipe, by a descriptor that is ours: a model may close or redirect the usual ones."""
+
+
+def open_output() -> None:
+    """Let every line appear when it is printed, and records go where printed lines go; called once, at the start."""
+    global _records  # standard output is one per process too
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # The host reads UTF-8, whatever the locale; and no model should fail because it printed something odd.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    _line_buffer_native_code()
+    if _is_one_pipe():
+        _records = os.dup(_STDOUT)
+        sys.meta_path.insert(0, _LoggingFinder())
+
+
+def write_record(level: int, file: str, line: int, message: str) -> bool:
+    """Write a line to the server's log, as said at ``line`` of ``file``; False if there is no way to it."""
+    if _records is None:
+        return False
+    name = printable(os.path.basename(file))
+    for piece in encode_record(os.getpid(), threading.get_ident(), level, name, line, printable(message)):
+        if not _write(_records, piece):
+            return False
+    return True
+
+
+def _write(descriptor: int, piece: bytes) -> bool:
+    while True:
+        try:
+            os.write(descriptor, piece)
+            return True
+        except BlockingIOError:  # the model, or a library, does not want to wait for the pipe; a record does
+            import select
+
+            room = select.poll()
+            room.register(descriptor, select.POLLOUT)
+            room.poll()
+        except OSError:  # nobody reads it any more: the host is about to end this process
+            return False
+
+
+def flush_output() -> None:
+    """Hand over what was printed without a line feed; whatever a model has made of the streams."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001, S110  closed, None, or the model's own: then there is nothing to hand over
+            pass
+
+
+def _line_buffer_native_code() -> None:
+    """C's ``printf`` gathers lines by the thousand when it writes into a pipe."""
+    libc = ctypes.CDLL(None)
+    try:
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+    except ValueError:  # a C library that calls it otherwise
+        return
+    libc.setvbuf(stdout, None, _LINE_BUFFERED, ctypes.c_size_t(0))
+
+
+def _is_one_pipe() -> bool:
+    """True if the process was started by the host; else records would show up raw."""
+    try:
+        out, err = os.fstat(_STDOUT), os.fstat(_STDERR)
+    except OSError:
+        return False
+    return stat.S_ISFIFO(out.st_mode) and (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
+
+
+class _LoggingFinder:
+    """Notices the first import of ``logging``, which costs models that do without it nothing."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the other finders find it, and run :mod:`pybackend_stub.python_logging` behind it."""
+        if name != "logging":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def run_and_take_over(module: Any) -> None:
+            run(module)
+            from pybackend_stub.python_logging import take_over
+
+            take_over(write_record)
+
+        loader.exec_module = run_and_take_over
+        return spec

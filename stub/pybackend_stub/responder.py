@@ -1,0 +1,81 @@
+"""Responses that leave by a sender: from any thread, while ``execute`` runs or after it has returned."""
+
+from typing import Any, Dict, Optional, Tuple
+
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_sender import InferenceResponseSender
+from pybackend_sdk.response_stream import ResponseStream
+from pybackend_stub.channel import HostChannel, HostGone
+from pybackend_stub.receiver import Receiver, Waiter
+from pybackend_stub.results import ResultWriter
+from pybackend_stub.tensor_io import OutputTail
+from pybackend_wire.messages import StubMessage
+
+Key = Tuple[int, int]
+"""A request, as host and stub know it: its execution's number and its place therein."""
+
+MOST_CANCELLED = 65_536
+"""Cancelled requests that are remembered. One that was answered while the host cancelled it is never asked about."""
+
+
+class Responder:
+    """Makes response senders, and knows which requests are cancelled or must wait."""
+
+    def __init__(self, channel: HostChannel, receiver: Receiver, results: ResultWriter, decoupled: bool) -> None:
+        self._channel = channel
+        self._receiver = receiver
+        self._results = results
+        self._decoupled = decoupled
+        self._cancelled: Dict[Key, None] = {}
+        self._paused: Dict[Key, Waiter] = {}
+
+    def sender(self, request: InferenceRequest) -> InferenceResponseSender:
+        """The sender of a request that the host passed to ``execute``."""
+        key: Key = request._key
+        names = request._requested_output_names
+
+        def transmit(response: "Optional[InferenceResponse]", final: bool) -> None:
+            self._transmit(key, names, response, final)
+
+        return InferenceResponseSender._create(
+            ResponseStream(transmit, lambda: self.is_cancelled(key), self._decoupled)
+        )
+
+    def _transmit(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
+        if not final:
+            # The final response waits for nobody: it is the last one, and the garbage collector may be who sends it,
+            # in a thread that holds any lock.
+            self._receiver.poll()
+            waiter = self._paused.get(key)
+            if waiter is not None:
+                self._receiver.wait(waiter)
+        tail = OutputTail()
+        result = None if response is None else self._results.response(response, names, tail)
+        try:
+            self._channel.send([(StubMessage.RESPOND, key[0], key[1], final, result)], tail.take())
+        except HostGone:
+            raise TritonModelException("An error occurred while sending a response. The server is gone.") from None
+
+    def is_cancelled(self, key: Key) -> bool:
+        """Whether nobody waits for a request's responses any more."""
+        if key not in self._cancelled:
+            self._receiver.poll()
+        return key in self._cancelled
+
+    def on_cancel(self, key: Key) -> None:
+        """The host says that nobody waits."""
+        if len(self._cancelled) >= MOST_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[key] = None
+        self.on_flow(key, paused=False)
+
+    def on_flow(self, key: Key, paused: bool) -> None:
+        """The host cannot take more responses of a request now, or can again."""
+        if paused:
+            self._paused.setdefault(key, Waiter())
+        else:
+            waiter = self._paused.pop(key, None)
+            if waiter is not None:
+                self._receiver.finish(waiter)

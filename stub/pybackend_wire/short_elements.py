@@ -1,0 +1,67 @@
+"""BYTES tensors of many short elements, the common case of text, with numpy in place of a loop over the elements.
+
+Everything here gives up, by returning None, where it cannot prove that it is right; then the loop does the work.
+"""
+
+from typing import Any, List, Optional, Union
+
+import numpy as np
+
+FEWEST_ELEMENTS = 16
+"""Below it the loop is as fast."""
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a tensor: the temporary arrays take about five times as much."""
+
+_SEPARATOR = b"\0\0\0\0"
+_SHORT = 256
+"""Lengths below it have three zero bytes, which is how their fields are found."""
+
+
+def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.ndarray[Any, Any]]":
+    """Offsets of the length fields of a serialised tensor whose elements are all shorter than 256 bytes."""
+    if not FEWEST_ELEMENTS * 4 <= len(data) <= MOST_BYTES:
+        return None
+    octets = np.frombuffer(data, np.uint8)
+    zero = octets == 0
+    starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
+    if not len(starts) or starts[0]:
+        return None
+    # Three zeros may also stand in an element: only if each field leads to the next one are these the fields.
+    ends = starts + octets[starts] + 4
+    if ends[-1] != len(octets) or not np.array_equal(ends[:-1], starts[1:]):
+        return None
+    return starts
+
+
+def split(data: "Union[bytes, bytearray, memoryview]") -> "Optional[List[bytes]]":
+    """The elements of a serialised tensor, if all of them are shorter than 256 bytes and hold no zero byte."""
+    starts = element_starts(data)
+    if starts is None:
+        return None
+    octets = np.frombuffer(data, np.uint8).copy()
+    octets[starts] = 0
+    if np.count_nonzero(octets) + 4 * len(starts) != len(octets):
+        return None
+    return octets.tobytes().split(_SEPARATOR)[1:]
+
+
+def join(elements: "List[Any]") -> Optional[bytes]:
+    """The serialised form of elements, if all of them are bytes that hold no zero byte."""
+    if len(elements) < FEWEST_ELEMENTS:
+        return None
+    try:
+        joined = bytearray(_SEPARATOR + _SEPARATOR.join(elements))
+    except TypeError:  # not all of them are bytes
+        return None
+    if len(joined) > MOST_BYTES:
+        return None
+    octets = np.frombuffer(joined, np.uint8)
+    zeros = np.flatnonzero(octets == 0)
+    if len(zeros) != 4 * len(elements):
+        return None
+    starts = zeros[::4]
+    lengths = np.diff(starts, append=len(octets)) - 4
+    for place in range(1 if lengths.max() < _SHORT else 4):
+        octets[starts + place] = lengths >> (8 * place) & 0xFF
+    return bytes(joined)

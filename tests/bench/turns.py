@@ -1,0 +1,65 @@
+"""Windows of load on several servers that all stay up and take turns.
+
+A ratio is always formed between windows that lay seconds apart, and every other round goes the other way round, so
+that none of the servers always runs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import bodies, progress, servers
+from tests.bench.loadgen import Load, LoadResult, drive
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """One window on one server."""
+
+    server: str
+    workload: str
+    connections: int
+    round: int
+    result: LoadResult
+
+
+@dataclass(frozen=True)
+class Step:
+    """One window that each server gets in each of so many rounds."""
+
+    workload: bodies.Workload
+    load: Load
+    rounds: int
+
+
+def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], scratch: Path) -> list[LoadSample]:
+    """Go through the steps, round by round; within a step the servers follow each other.
+
+    Args:
+        running: the servers.
+        steps: what to drive them with; one that has had its rounds is left out of the later ones.
+        scratch: a directory for the requests.
+    """
+    samples: list[LoadSample] = []
+    for round_ in range(max(step.rounds for step in steps)):
+        for step in steps:
+            if round_ >= step.rounds:
+                continue
+            request = scratch / "request"
+            request.write_bytes(step.workload.request)
+            for server in alternating(running, round_):
+                result = drive(server.port, server.tree(), request, step.load)
+                samples.append(LoadSample(server.name, step.workload.name, step.load.connections, round_, result))
+                progress.show(
+                    f"{step.workload.name}, connections: {step.load.connections}, round {round_ + 1}, {server.name}: "
+                    f"{result.infer_per_s:,.0f} infer/s, p50 {result.p50_us:,.0f} us, "
+                    f"CPU {result.host_cpu_us:,.1f} + {result.stub_cpu_us:,.1f} us"
+                )
+    return samples
+
+
+def alternating(running: Sequence[servers.RunningServer], round_: int) -> list[servers.RunningServer]:
+    """The order in which servers take their turn in a round."""
+    return list(running) if round_ % 2 == 0 else list(reversed(running))

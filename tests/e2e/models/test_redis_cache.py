@@ -1,0 +1,136 @@
+"""The response cache in a real Redis server: shared by servers, kept across restarts, and no danger when it fails."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from tests.e2e.models.test_response_cache import CACHED, CONFIG, COUNTER, array, count, metric
+from tests.support.inference import infer
+from tests.support.repositories import write_model
+from tests.support.server import serving
+
+pytest.importorskip("redis")
+
+REDIS = shutil.which("redis-server")
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"),
+]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Redis:
+    """A Redis server that keeps nothing on disk."""
+
+    def __init__(self, directory, password=""):
+        self.port = free_port()
+        flags = [f"--port {self.port}", "--bind 127.0.0.1", '--save ""', "--appendonly no", f"--dir {directory}"]
+        flags += [f"--requirepass {password}"] if password else []
+        self.process = subprocess.Popen(
+            [REDIS, *" ".join(flags).replace('""', "").split(" ")], stdout=subprocess.PIPE, text=True
+        )
+        for line in self.process.stdout:
+            if "eady to accept connections" in line:
+                break
+        else:
+            raise AssertionError("redis-server did not start")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = Redis(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    repository = tmp_path / "models"
+    write_model(repository, "cached", COUNTER, CONFIG + CACHED)
+    return repository
+
+
+def flags(redis, *more):
+    return (f"--cache-config=redis,host=127.0.0.1,port={redis.port}", *more)
+
+
+@pytest.mark.spec("srv-R22")
+def test_two_servers_share_it(redis, repository):
+    with serving(repository, flags=flags(redis)) as one:
+        first = infer(one, "cached", {"IN": array(1)}, id="a")
+        inserted_within(one)
+        with serving(repository, flags=flags(redis)) as two:
+            second = infer(two, "cached", {"IN": array(1)}, id="b")
+            assert second["COUNT"].tolist() == first["COUNT"].tolist()
+            assert second["OUT"].tolist() == array(1).tolist()
+            assert second.document["parameters"] == {"answered": True}
+            assert metric(two, "nv_inference_exec_count", "cached") == 0
+            assert metric(two, "nv_cache_num_hits_per_model", "cached") == 1
+            assert "nv_cache_util" not in two.metrics()  # that would be somebody else's figures
+    with serving(repository, flags=flags(redis)) as later:
+        assert count(later, "cached", array(1)) == 1
+        assert metric(later, "nv_inference_exec_count", "cached") == 0
+
+
+def inserted_within(server, deadline_s=5):
+    """Ask until the answer comes from the cache: inserting it is nobody's business to wait for."""
+    end = time.monotonic() + deadline_s
+    while not metric(server, "nv_cache_num_hits_per_model", "cached"):
+        assert time.monotonic() < end
+        infer(server, "cached", {"IN": array(1)})
+
+
+def test_other_code_has_other_answers(redis, repository):
+    with serving(repository, flags=flags(redis)) as server:
+        assert count(server, "cached", array(1)) == 1
+        inserted_within(server)
+    file = repository / "cached" / "1" / "model.py"
+    file.write_text(file.read_text().replace("self.executions = 0", "self.executions = 50"))
+    with serving(repository, flags=flags(redis)) as server:
+        assert count(server, "cached", array(1)) == 51
+
+
+def test_a_redis_server_that_goes_away_costs_no_answer(redis, repository):
+    with serving(repository, flags=flags(redis)) as server:
+        assert count(server, "cached", array(1)) == 1
+        redis.stop()
+        counts = [count(server, "cached", array(1)) for _ in range(3)]
+        assert counts[-1] > counts[0]
+        server.wait_for(f"the response cache at 127.0.0.1:{redis.port} failed, requests are executed: ")
+
+
+def test_without_a_redis_server_there_is_no_start(repository):
+    port = free_port()
+    with serving(repository, flags=(f"--cache-config=redis,host=127.0.0.1,port={port}",), ready=False) as server:
+        server.wait_for(f"error: the response cache at 127.0.0.1:{port} cannot be used: ")
+        assert server.wait() == 1
+
+
+def test_password_from_the_environment(tmp_path, repository, monkeypatch):
+    redis = Redis(tmp_path, password="secret")
+    try:
+        with serving(repository, flags=flags(redis), ready=False) as server:
+            server.wait_for("cannot be used: ")
+            assert server.wait() == 1
+        monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+        with serving(repository, flags=flags(redis)) as server:
+            assert np.isfinite(count(server, "cached", array(1)))
+    finally:
+        redis.stop()

@@ -1,0 +1,107 @@
+"""Which models a server loads at start, and what the loads of its life leave behind."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.support.gates import wait_until
+from tests.support.laboratory import laboratory, write_laboratory
+from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.server import serving
+
+pytestmark = pytest.mark.e2e
+
+EXPLICIT = "--model-control-mode=explicit"
+LOAD_NEW = """
+config = json.dumps({
+    "backend": "python",
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+})
+pb_utils.load_model("new", config, {"file:1/model.py": b"class TritonPythonModel: pass"})
+return out()
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("modes")
+    for name in ("a", "b", "c"):
+        write_model(repository, name, IDENTITY, identity_config())
+    return repository
+
+
+def ready(server):
+    return [name for name in "abc" if server.get(f"/v2/models/{name}/ready").status == 200]
+
+
+@pytest.mark.spec("srv-R06")
+def test_explicit_mode_loads_nothing_and_is_ready(repository):
+    with serving(repository, flags=(EXPLICIT,)) as server:
+        assert ready(server) == []
+        server.wait_for("no model is loaded at start")
+        assert server.stub_pids() == []
+        reply = server.get("/v2/models/a")
+        assert (reply.status, reply.error) == (400, "Request for unknown model: 'a' is not found")
+        assert server.stop() == 0
+
+
+@pytest.mark.spec("srv-R06")
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (("--load-model=b",), ["b"]),
+        (("--load-model=c", "--load-model", "a"), ["a", "c"]),
+        (("--load-model=*",), ["a", "b", "c"]),
+    ],
+)
+def test_explicit_mode_loads_what_is_named(repository, flags, names):
+    with serving(repository, flags=(EXPLICIT, *flags)) as server:
+        assert ready(server) == names
+
+
+@pytest.mark.spec("srv-R06")
+@pytest.mark.spec("srv-P04")
+def test_a_name_that_does_not_exist_is_an_error(repository):
+    flags = (EXPLICIT, "--load-model=a", "--load-model=gone")
+    with serving(repository, flags=flags, ready=False) as server:
+        assert server.wait() == 1
+    assert f"failed to load 'gone': Internal: there is no directory 'gone' in {repository}" in server.output
+    assert "error: creating server: Internal - failed to load all models: 'gone'" in server.output
+    with serving(repository, flags=(*flags, "--exit-on-error=false"), ready=False) as server:
+        server.wait_for(r"gone \| - +\| UNAVAILABLE: Internal: there is no directory")
+        assert ready(server) == ["a"]
+        assert server.get("/v2/health/ready").status == 400
+
+
+def test_mode_none_loads_everything_once(tmp_path):
+    write_model(tmp_path, "a", IDENTITY, identity_config())
+    with serving(tmp_path, flags=("--model-control-mode=none",)) as server:
+        write_model(tmp_path, "b", IDENTITY, identity_config())
+        assert ready(server) == ["a"]
+
+
+def test_files_given_with_a_load_do_not_stay(tmp_path, monkeypatch):
+    """Neither after an orderly end nor, once another server starts, after a sudden one."""
+    scratch, repository = tmp_path / "scratch", tmp_path / "models"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    write_laboratory(repository)
+    flags = (EXPLICIT, "--load-model=laboratory")
+    with serving(repository, flags=flags) as server:
+        assert laboratory(server)(LOAD_NEW).status == 200
+        assert len(list(scratch.glob("*/*/new/1/model.py"))) == 1
+        assert server.get("/v2/models/new/ready").status == 200
+        assert server.stop() == 0
+    assert list(scratch.iterdir()) == []
+    with serving(repository, flags=flags) as server, serving(repository, flags=flags) as other:
+        assert laboratory(server)(LOAD_NEW).status == laboratory(other)(LOAD_NEW).status == 200
+        server.stop(signal.SIGKILL)
+        assert len(list(scratch.iterdir())) == 2
+        with serving(repository):
+            wait_until(lambda: len(list(scratch.iterdir())) == 1, f"left: {list(scratch.iterdir())}")
+        assert other.get("/v2/models/new/ready").status == 200
+        assert len(list(scratch.glob("*/*/new/1/model.py"))) == 1
+    assert list(scratch.iterdir()) == []

@@ -1,0 +1,174 @@
+"""Processes of an ensemble's parts that die in the middle of a request: it is answered, others are not harmed, all heals."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.faults.leaks import serving_without_leaks
+from tests.faults.victims import Asker, ask, starts, write_victim
+from tests.support.ensembles import step, write_ensemble
+from tests.support.gates import Gate, wait_until
+from tests.support.repositories import tensors
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+TEXT = ("TYPE_STRING", [1])
+LARGE = "x" * 3_000_000
+"""Copied between the steps by another thread."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A server with two victims: ``chain`` runs what the first one answers in the second, ``pair`` both side by side."""
+    repository = tmp_path_factory.mktemp("victims")
+    one = "instance_group { count: 1 kind: KIND_CPU }"
+    directories = {name: write_victim(repository, name, one) for name in ("first", "second")}
+    inner = {"COMMAND": "COMMAND"}
+    write_ensemble(
+        repository,
+        "chain",
+        [step("first", inner, {"OUT": "x"}), step("second", {"COMMAND": "x"}, {"OUT": "OUT"})],
+        tensors(COMMAND=TEXT),
+        tensors(OUT=TEXT),
+    )
+    write_ensemble(
+        repository,
+        "pair",
+        [step("first", inner, {"OUT": "OUT"}), step("second", {"COMMAND": "OTHER"}, {"OUT": "OUT2"})],
+        tensors(COMMAND=TEXT, OTHER=TEXT),
+        tensors(OUT=TEXT, OUT2=TEXT),
+    )
+    with serving_without_leaks(repository) as server:
+        yield server, directories
+
+
+@pytest.fixture
+def server(stage):
+    yield stage[0]
+    for name in ("first", "second", "chain", "pair"):
+        stage[0].wait_until(f"/v2/models/{name}/ready", 200)
+
+
+@pytest.fixture
+def directories(stage):
+    return stage[1]
+
+
+def told(reply):
+    assert reply.status == 200, reply
+    return [output["data"][0] for output in reply.json["outputs"]]
+
+
+def kill(directory):
+    os.kill(starts(directory)[-1][0], signal.SIGKILL)
+
+
+@pytest.mark.spec("srv-R17")
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [("exit 3", "first"), ("segv ", "first"), ("echo exit 3", "second"), ("echo abort ", "second")],
+)
+def test_a_step_that_dies(server, text, model):
+    reply = ask(server, "chain", text)
+    assert reply.status == 500
+    assert reply.error.startswith(f"in ensemble 'chain', Stub process '{model}_0_0' is not healthy.")
+    assert told(ask(server, "chain", "echo echo hello")) == ["hello"]
+
+
+@pytest.mark.parametrize("model", ["first", "second"])
+def test_a_step_that_is_killed(server, directories, model):
+    gate = Gate(directories[model], f"killed-{model}")
+    text = f"gate killed-{model}" if model == "first" else f"echo gate killed-{model}"
+    with Asker(server) as asker:
+        asked = asker.ask("chain", text)
+        gate.wait_reached()
+        kill(directories[model])
+        reply = asked.result()
+    assert reply.status == 500
+    assert reply.error.startswith(f"in ensemble 'chain', Stub process '{model}_0_0' is not healthy.")
+
+
+def test_a_step_that_had_not_begun_waits_for_the_next_process(server, directories):
+    """Only the request that the process was at is lost."""
+    gate = Gate(directories["second"], "busy")
+    with Asker(server) as asker:
+        busy = asker.ask("second", "gate busy")
+        gate.wait_reached()
+        asked = asker.ask("chain", "echo echo hello")
+        wait_until(
+            lambda: server.metrics()['nv_inference_request_success{model="first",version="1"}'] > 0, "no first step"
+        )
+        kill(directories["second"])
+        assert busy.result().status == 500
+        assert told(asked.result()) == ["hello"]
+
+
+def test_the_other_step_goes_on_when_one_is_killed(server, directories):
+    """The request is answered at once; the process that is still at it serves the next one when it is through."""
+    slow, dies = Gate(directories["first"], "slow"), Gate(directories["second"], "dies")
+    both = {
+        "inputs": [
+            {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": ["gate slow"]},
+            {"name": "OTHER", "datatype": "BYTES", "shape": [1], "data": ["gate dies"]},
+        ]
+    }
+    pid = starts(directories["first"])[-1][0]
+    with Asker(server) as asker:
+        asked = asker._pool.submit(server.infer, "pair", both)
+        slow.wait_reached()
+        dies.wait_reached()
+        kill(directories["second"])
+        reply = asked.result()
+        assert reply.error.startswith("in ensemble 'pair', Stub process 'second_0_0' is not healthy.")
+        following = asker.ask("first", "pid")
+        slow.open()
+        assert told(following.result()) == [str(pid)]
+
+
+def test_both_steps_die_at_once(server, directories):
+    gates = [Gate(directories["first"], "one"), Gate(directories["second"], "two")]
+    both = {
+        "inputs": [
+            {"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": ["gate one"]},
+            {"name": "OTHER", "datatype": "BYTES", "shape": [1], "data": ["gate two"]},
+        ]
+    }
+    with Asker(server) as asker:
+        asked = asker._pool.submit(server.infer, "pair", both)
+        for gate in gates:
+            gate.wait_reached()
+        for directory in directories.values():
+            kill(directory)
+        assert asked.result().status == 500
+
+
+@pytest.mark.spec("srv-R19")
+def test_without_a_process_the_ensemble_is_not_ready(server, directories):
+    (directories["second"] / "broken").touch()
+    try:
+        assert ask(server, "second", "exit 1").status == 500
+        server.wait_until("/v2/models/chain/ready", 400)
+        server.wait_for("instance 'second_0_0' cannot be restarted")
+        reply = ask(server, "chain", "echo echo hello")
+        assert reply.status == 503
+        assert reply.error.startswith("in ensemble 'chain', model 'second' has no instance that can serve")
+    finally:
+        (directories["second"] / "broken").unlink()
+    server.wait_until("/v2/models/chain/ready", 200)
+    assert told(ask(server, "chain", "echo echo hello")) == ["hello"]
+
+
+def test_large_tensors_of_processes_that_die(server, directories):
+    """Their memory is read, and given back, although who has written it is gone."""
+    for round_number in range(3):
+        with Asker(server, 8) as asker:
+            asked = [asker.ask("chain", f"echo echo {LARGE}") for _ in range(8)]
+            wait_until(lambda asked=asked: any(one.done() for one in asked), "no answer")
+            kill(directories["second" if round_number % 2 else "first"])
+            replies = [one.result() for one in asked]
+        assert {reply.status for reply in replies} <= {200, 500}
+        assert all(told(reply) == [LARGE] for reply in replies if reply.status == 200)
+        server.wait_until("/v2/models/chain/ready", 200)

@@ -1,0 +1,335 @@
+"""Models that are loaded, replaced and unloaded while the engine serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.model.model import ModelState
+from tests.integration.models.conftest import running_engine
+from tests.support.gates import Gate
+from tests.support.model_control import ALL_VERSIONS, BROKEN, CONFIG, answer, answering, gone, refusal, until
+from tests.support.repositories import write_model
+
+
+def test_nothing_is_loaded_before_somebody_asks(repository, start, marks):
+    for name in ("a", "b"):
+        write_model(repository, name, answering(1), CONFIG)
+    engine, run = start()
+    assert run(engine.is_ready())
+    assert list(engine.repository.models()) == []
+    with pytest.raises(InferenceError, match="Request for unknown model: 'a' is not found"):
+        engine.model("a")
+    run(engine.load_model("a"))
+    assert run(answer(engine, "a")) == 1
+    assert [(model.name, model.version) for model in engine.repository.models()] == [("a", "1")]
+    assert marks("b") == []
+
+
+def test_models_named_at_start_are_loaded(repository, start, marks):
+    for name in ("a", "b", "c"):
+        write_model(repository, name, answering(1), CONFIG)
+    engine, _run = start("a", "c")
+    assert [model.name for model in engine.repository.models()] == ["a", "c"]
+    assert marks("b") == []
+
+
+def test_names_at_start_that_do_not_exist(repository, start):
+    write_model(repository, "a", answering(1), CONFIG)
+    engine, run = start("a", "b")
+    rows = {row.name: row.status for row in engine.repository.table()}
+    assert rows["a"] == "READY"
+    assert rows["b"] == f"UNAVAILABLE: Internal: there is no directory 'b' in {repository}"
+    assert not run(engine.is_ready())
+    # It is there later, or nobody wants it any more.
+    write_model(repository, "b", answering(2), CONFIG)
+    run(engine.load_model("b"))
+    assert run(engine.is_ready())
+
+
+def test_without_control_nothing_changes(repository, marks):
+    write_model(repository, "a", answering(1), CONFIG)
+    with running_engine(repository) as (engine, run):
+        write_model(repository, "b", answering(1), CONFIG)
+        for change in (engine.load_model("a"), engine.load_model("b"), engine.unload_model("a")):
+            error = refusal(run, change)
+            assert error.code is ErrorCode.UNAVAILABLE
+            assert error.message.startswith("explicit model load / unload is not allowed if polling is enabled")
+            assert "--model-control-mode=explicit" in error.message
+        assert run(engine.is_ready_by_name("a"))
+        assert run(answer(engine, "a")) == 1
+    assert marks("a") == ["begin 1 1", "end 1"]
+
+
+def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, marks):
+    directory = write_model(repository, "a", answering(1), CONFIG + "instance_group { count: 2 }")
+    engine, run = start("a")
+    old = engine.model("a")
+
+    gate = Gate(tmp_path / "marks", "slow")
+
+    async def reload_under_load():
+        slow = asyncio.create_task(answer(engine, "a", 1))
+        await until(lambda: gate.arrivals)
+        answers = []
+        loading = asyncio.create_task(engine.load_model("a"))
+        while not loading.done():
+            answers.append(await answer(engine, "a"))
+        await loading
+        assert old.state is ModelState.UNLOADING
+        assert not slow.done()
+        assert await answer(engine, "a") == 2
+        gate.open()
+        assert await slow == 1
+        return answers
+
+    write_model(repository, "a", answering(2), None)
+    answers = run(reload_under_load())
+    assert answers == [1] * len(answers)
+    run(gone(engine, old))
+    assert sorted(marks("a")) == ["begin 1 1", "begin 1 1", "begin 2 1", "begin 2 1", "end 1", "end 1"]
+    assert directory.exists()
+
+
+def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
+    write_model(repository, "a", answering(1), CONFIG)
+    engine, run = start("a")
+    model = engine.model("a")
+    write_model(repository, "a", BROKEN, None)
+    for _ in range(2):  # files that could not be loaded are not taken for loaded ones
+        error = refusal(run, engine.load_model("a"))
+        assert error.code is ErrorCode.INVALID_ARG
+        assert error.message.startswith(
+            "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: ValueError: the weights are missing"
+        )
+        assert error.message.endswith(";\n")
+        assert engine.model("a") is model
+        assert run(answer(engine, "a")) == 1
+        assert run(engine.is_ready())
+    (repository / "a/config.pbtxt").write_text("nonsense")
+    error = refusal(run, engine.load_model("a"))
+    assert error.code is ErrorCode.INTERNAL
+    assert error.message.startswith(
+        "failed to load 'a', failed to poll from model repository: failed to read text proto from"
+    )
+    assert run(answer(engine, "a")) == 1
+    write_model(repository, "a", answering(3), CONFIG)
+    run(engine.load_model("a"))
+    assert run(answer(engine, "a")) == 3
+
+
+def test_one_version_that_fails_keeps_all_new_ones_from_serving(repository, start, marks):
+    write_model(repository, "a", answering(1), ALL_VERSIONS)
+    engine, run = start("a")
+    write_model(repository, "a", answering(2), None, version=2)
+    write_model(repository, "a", BROKEN, None, version=3)
+    error = refusal(run, engine.load_model("a"))
+    assert "version 3 is at UNAVAILABLE state: " in error.message
+    assert "version 2" not in error.message
+    assert [model.version for model in engine.repository.ready_versions("a")] == ["1"]
+    run(engine.unload_model("a"))
+    assert "begin 2 2" in marks("a")
+
+
+def test_versions_that_have_not_changed_are_left_alone(repository, start, marks):
+    write_model(repository, "a", answering(1), ALL_VERSIONS)
+    engine, run = start("a")
+    first = engine.model("a")
+    run(engine.load_model("a"))
+    assert engine.model("a") is first
+    write_model(repository, "a", answering(2), None, version=2)
+    run(engine.load_model("a"))
+    assert engine.model("a", "1") is first
+    assert run(answer(engine, "a")) == 2
+    assert run(answer(engine, "a", version="1")) == 1
+    assert marks("a") == ["begin 1 1", "begin 2 2"]
+    # The policy leaves one of them.
+    second = engine.model("a", "2")
+    (repository / "a/config.pbtxt").write_text(CONFIG)
+    run(engine.load_model("a"))
+    run(gone(engine, first))
+    assert engine.model("a") is second
+    with pytest.raises(InferenceError, match="'a' version 1 is not at ready state"):
+        engine.model("a", "1")
+    assert [(model.version, model.state.value, model.reason) for model in engine.repository.models()] == [
+        ("1", "UNAVAILABLE", "unloaded"),
+        ("2", "READY", ""),
+    ]
+    assert run(engine.is_ready())
+    # And another configuration concerns all.
+    (repository / "a/config.pbtxt").write_text(CONFIG + 'parameters { key: "x" value { string_value: "y" } }')
+    run(engine.load_model("a"))
+    assert engine.model("a") is not second
+
+
+def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, marks):
+    write_model(
+        repository, "a", answering(1), CONFIG + 'parameters { key: "RESTART_LIMIT" value { string_value: "1" } }'
+    )
+    engine, run = start("a")
+    model = engine.model("a")
+
+    async def kill():
+        while model.instances[0].pid is not None and model.is_ready:
+            os.kill(model.instances[0].pid, 9)
+            await asyncio.sleep(0.01)
+        await engine.load_model("a")
+
+    run(kill())
+    assert engine.model("a") is not model
+    assert run(answer(engine, "a")) == 1
+    run(gone(engine, model))
+
+
+def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, start, marks):
+    write_model(repository, "a", answering(1), CONFIG)
+    engine, run = start("a")
+    model = engine.model("a")
+    gate = Gate(tmp_path / "marks", "slow")
+
+    async def unload():
+        slow = asyncio.create_task(answer(engine, "a", 1))
+        await until(lambda: gate.arrivals)
+        await engine.unload_model("a")
+        assert not slow.done()
+        assert model.state is ModelState.UNLOADING
+        assert not await engine.is_ready()
+        assert not await engine.is_ready_by_name("a")
+        with pytest.raises(InferenceError, match="'a' has no available versions") as refused:
+            engine.model("a")
+        assert refused.value.code is ErrorCode.NOT_FOUND
+        await engine.unload_model("a")  # is fine, and changes nothing
+        gate.open()
+        assert await slow == 1
+        await gone(engine, model)
+        assert await engine.is_ready()
+
+    run(unload())
+    assert marks("a") == ["begin 1 1", "end 1"]
+    run(engine.unload_model("no_such_model"))
+    run(engine.load_model("a"))
+    assert run(answer(engine, "a")) == 1
+
+
+def test_a_model_that_could_not_be_loaded_can_be_forgotten(repository, start):
+    write_model(repository, "a", BROKEN, CONFIG)
+    engine, run = start()
+    assert refusal(run, engine.load_model("a")).message.startswith("load failed for model 'a': version 1 is at")
+    assert not run(engine.is_ready())
+    assert not run(engine.is_ready_by_name("a"))
+    run(engine.unload_model("a"))
+    assert run(engine.is_ready())
+    assert list(engine.repository.models()) == []
+
+
+def test_loads_of_one_model_come_in_turn_and_those_of_several_together(repository, start, marks):
+    for name in ("a", "b"):
+        write_model(
+            repository,
+            name,
+            """
+            import os, time
+
+            class TritonPythonModel:
+                def initialize(self, args):
+                    name, marks = args["model_name"], os.environ["MARKS"]
+                    open(os.path.join(marks, name), "a").close()
+                    end = time.monotonic() + 20
+                    while len(os.listdir(marks)) < 2:  # the other one is being loaded, too
+                        assert time.monotonic() < end
+                        time.sleep(0.01)
+                    with open(os.path.join(marks, name), "a") as file:
+                        print("loaded", file=file)
+            """,
+            CONFIG,
+        )
+    engine, run = start()
+
+    async def load():
+        await asyncio.gather(engine.load_model("a"), engine.load_model("b"), engine.load_model("a"))
+
+    run(load())
+    assert marks("a") == marks("b") == ["loaded"]
+
+
+def test_a_load_goes_on_when_nobody_waits_for_it_any_more(repository, start, marks):
+    write_model(repository, "a", answering(1), CONFIG)
+    engine, run = start()
+
+    async def give_up():
+        load = asyncio.create_task(engine.load_model("a"))
+        await until(lambda: list(engine.repository.models()))
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        assert load.cancelled()
+        await until(lambda: engine.repository.all_ready)
+
+    run(give_up())
+    assert run(answer(engine, "a")) == 1
+
+
+def test_the_end_of_the_server_ends_loads(repository, start, marks):
+    write_model(
+        repository,
+        "slow",
+        "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(60)\n",
+        CONFIG,
+    )
+    engine, run = start()
+
+    async def stop():
+        load = asyncio.create_task(engine.load_model("slow"))
+        await until(lambda: list(engine.repository.models()))
+        await engine.repository.unload_all(asyncio.get_running_loop().time() + 0.1)
+        return await asyncio.gather(load, engine.load_model("slow"), return_exceptions=True)
+
+    for error in run(stop()):
+        assert isinstance(error, InferenceError)
+        assert (error.code, error.message.split(":")[0]) == (ErrorCode.UNAVAILABLE, "the server is stopping")
+
+
+def test_a_model_in_two_repositories_is_not_loaded(tmp_path, repository, start):
+    write_model(repository, "a", answering(1), CONFIG)
+    other = tmp_path / "other"
+    write_model(other, "b", answering(1), CONFIG)
+    engine, run = start("a")
+    engine.repository._scan = type(engine.repository._scan)((repository, other), {}, {}, ())
+    run(engine.load_model("b"))
+    write_model(other, "a", answering(2), CONFIG)
+    error = refusal(run, engine.load_model("a"))
+    assert error.message == (
+        "failed to load 'a', failed to poll from model repository: model appears in two or more repositories: "
+        f"{repository / 'a'}, {other / 'a'}"
+    )
+    assert run(answer(engine, "a")) == 1
+
+
+def test_repositories_that_are_gone(repository, start):
+    engine, run = start()
+    Path(repository).rmdir()
+    error = refusal(run, engine.load_model("a"))
+    assert error.message.startswith("failed to load 'a', failed to poll from model repository: repository path is not")
+
+
+def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
+    code = """
+    import threading
+
+    class TritonPythonModel:
+        def finalize(self):
+            threading.Event().wait()
+    """
+    write_model(repository, "a", code, CONFIG)
+    engine, run = start("a", finalize_timeout_s=0.2)
+    model = engine.model("a")
+
+    async def unload():
+        await engine.unload_model("a")
+        await gone(engine, model)
+
+    run(unload())
+    assert "instance 'a_0' did not end within 0.2 s and is killed" in caplog.text

@@ -1,0 +1,114 @@
+"""A real stub whose host is the test: it says what it likes, when it likes, and hears every word."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from pybackend.instance.bundle import stage_bundle
+from pybackend_wire.codec import JSON, decode_frame, encode_frame
+from pybackend_wire.framing import UNLIMITED, FrameDecoder
+from pybackend_wire.messages import PROTOCOL_VERSION, HostMessage, Initialize, Load, RequestOptions, StubMessage
+from tests.support.repositories import PREAMBLE
+
+DEADLINE_S = 20
+
+
+class PlayedHost:
+    """The host's end of a stub's socket.
+
+    Args:
+        directory: for the model's file.
+        code: of the model; pb_utils and np are imported for it.
+        decoupled: the model answers any number of times.
+        concurrency: executions that may overlap.
+    """
+
+    def __init__(self, directory: Path, code: str, *, decoupled: bool = False, concurrency: int = 1) -> None:
+        ours, theirs = socket.socketpair()
+        self.socket = ours
+        self.socket.settimeout(DEADLINE_S)
+        self._nudges = os.eventfd(0, os.EFD_CLOEXEC)
+        self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
+        self._heard: deque[list] = deque()
+        inherited = [theirs.fileno(), self._nudges]
+        arguments = [sys.executable, "-I", "-B", str(stage_bundle()), *map(str, inherited), str(os.getpid())]
+        self.process = subprocess.Popen(
+            arguments, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        theirs.close()
+        hello = self.wait_for(StubMessage.HELLO)
+        assert hello[1] == PROTOCOL_VERSION
+        path = directory / "model.py"
+        path.write_text(PREAMBLE + code)
+        names = {"model_file": str(path), "model_name": "model", "instance_name": "model_0"}
+        data = {"version_directory": str(directory), "auto_complete_config": None}
+        self.say(Load(HostMessage.LOAD, "json", **names, **data, of_backend=False, debugger=None))
+        self.wait_for(StubMessage.COMPLETED)
+        ways = {"decoupled": decoupled, "concurrency": concurrency, "reschedules": False}
+        self.say(Initialize(HostMessage.INITIALIZE, args={}, output_names=["OUT"], copy_inputs=False, **ways))
+        self.initialized = self.wait_for(StubMessage.INITIALIZED)
+
+    def say(self, *messages: object, tail: bytes = b"") -> None:
+        """Send one frame."""
+        self.socket.sendall(encode_frame(JSON, messages, [tail]))
+
+    def nudge(self) -> None:
+        """Ask to be heard at once."""
+        os.eventfd_write(self._nudges, 1)
+
+    def hear(self) -> list:
+        """The next message; waits for it."""
+        while not self._heard:
+            count = self.socket.recv_into(self._decoder.room())
+            assert count, f"the stub has gone: {self.process.stdout.read().decode()}"
+            for frame in self._decoder.received(count):
+                self._heard.extend(decode_frame(JSON, frame))
+        return self._heard.popleft()
+
+    def wait_for(self, *kinds: int) -> list:
+        """The next message of one of these kinds; what comes before it is lost."""
+        while True:
+            message = self.hear()
+            if message[0] in kinds:
+                return message
+
+    def close(self) -> None:
+        """Go away; the stub ends."""
+        self.socket.close()
+        try:
+            self.process.communicate(timeout=DEADLINE_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._nudges)
+
+
+def execute(number: int, *requests: tuple) -> tuple:
+    """EXECUTE with one request without tensors, or with these."""
+    return (HostMessage.EXECUTE, number, requests or [request()])
+
+
+def request(request_id: str = "") -> tuple:
+    """A request without tensors; its id can tell the model what to do."""
+    return ([], None, RequestOptions(id=request_id))
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A function that starts a stub with a model's code; it is ended with the test."""
+    hosts = []
+
+    def start(code: str, **options: object) -> PlayedHost:
+        hosts.append(PlayedHost(tmp_path, code, **options))
+        return hosts[-1]
+
+    yield start
+    for each in hosts:
+        each.close()

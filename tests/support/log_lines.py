@@ -1,0 +1,41 @@
+"""Lines of a server's log, taken apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from tests.support.server import ServerProcess
+
+_LINE = re.compile(r'^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} (\d+) (\S+:\d+)\] (".*")$', re.MULTILINE)
+
+
+class LogLine(NamedTuple):
+    """One line.
+
+    Attributes:
+        letter: its level.
+        pid: the process that said it.
+        place: file and line.
+        text: what it says.
+    """
+
+    letter: str
+    pid: int
+    place: str
+    text: str
+
+
+def log_lines(output: str) -> list[LogLine]:
+    """All lines of the log in a server's output."""
+    return [LogLine(letter, int(pid), place, json.loads(text)) for letter, pid, place, text in _LINE.findall(output)]
+
+
+def lines_with(server: ServerProcess, tag: str, last: str) -> list[LogLine]:
+    """The lines whose text begins with a tag, once the one that ends in ``last`` has been written.
+
+    Errors and warnings go to stderr, the rest to stdout; here both are one pipe, in the order in which they were said.
+    """
+    server.wait_for(f'"{re.escape(tag)}[^\n]*{re.escape(last)}"\n')
+    return [line for line in log_lines(server.output) if line.text.startswith(tag)]

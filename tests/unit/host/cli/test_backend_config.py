@@ -1,0 +1,77 @@
+"""What ``--backend-config`` accepts, and what it says to what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend.cli.options import UsageError, parse
+from pybackend.settings import Settings
+
+
+def parsed(*flags: str) -> Settings:
+    settings = parse(["serve", "models", *flags])
+    assert settings is not None
+    return settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python,shm-default-byte-size=1048576",
+        "python,shm-growth-byte-size=1",
+        "python,shm-region-prefix-name=prefix0",
+        "python,shm_message_queue_size=1000",
+        "python,thread-pool-size=1",
+        "python,stub-timeout-seconds=30",
+        "python,backend-directory=/opt/backends",
+        "default-max-batch-size=8",
+        "python,anything=else",
+        "tensorrt,version-compatible=true",
+        "vllm,thread-pool-size=-1",
+        "python,shm-region-prefix-name=a=b,c",
+    ],
+)
+def test_settings_are_accepted(text: str) -> None:
+    """Those of other backends unread: that is how the reference treats them, and one command line may serve both."""
+    assert parsed(f"--backend-config={text}", "--backend-config", text) == parsed()
+
+
+@pytest.mark.parametrize("backend", ["python,", ""])
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("shm-default-byte-size", "1048575", "shm-default-byte-size can't be smaller than 4 MiBs. Got 1048575"),
+        ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero. Got 0"),
+        ("shm-growth-byte-size", "-5", "shm-growth-byte-size can't be smaller than or equal to zero. Got -5"),
+        ("thread-pool-size", "0", "thread-pool-size can't be less than 1. Got 0"),
+        ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero. Got 0"),
+        ("shm-default-byte-size", "64MB", "shm-default-byte-size must be a whole number. Got 64MB"),
+        ("shm-growth-byte-size", "1.5", "shm-growth-byte-size must be a whole number. Got 1.5"),
+        ("shm_message_queue_size", "many", "shm_message_queue_size must be a whole number. Got many"),
+        ("thread-pool-size", "4x", "thread-pool-size must be a whole number. Got 4x"),
+        ("stub-timeout-seconds", "soon", "stub-timeout-seconds must be a whole number. Got soon"),
+    ],
+)
+def test_values_are_checked(backend: str, setting: str, value: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(f"--backend-config={backend}{setting}={value}")
+    assert str(caught.value).startswith(f'Bad option: "--backend-config". {expected}')
+
+
+@pytest.mark.parametrize("text", ["python", "python,x", "python,=1", "x=", "=3", "python,shm-region-prefix-name="])
+def test_the_form_is_checked(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(f"--backend-config={text}")
+    assert str(caught.value) == (
+        "Bad option: \"--backend-config\". --backend-config option format is '<backend name>,<setting>=<value>'. "
+        f"Got {text}"
+    )
+
+
+def test_an_empty_backend_is_none() -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed("--backend-config=,x=1")
+    assert str(caught.value) == (
+        'Bad option: "--backend-config". No backend specified. --backend-config option format is '
+        "<backend name>,<setting>=<value> or <setting>=<value>. Got ,x=1"
+    )

@@ -1,0 +1,75 @@
+"""The flags of the response cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend.cli.options import UsageError, parse
+from pybackend.errors import ServerError
+from pybackend.settings import CacheSettings
+
+
+def cache_of(*flags: str) -> CacheSettings | None:
+    settings = parse(["serve", "models", *flags])
+    assert settings is not None
+    return settings.cache
+
+
+def test_none() -> None:
+    assert cache_of() is None
+    assert cache_of("--response-cache-byte-size=0") is None
+
+
+@pytest.mark.parametrize("flag", ["--cache-config=local,size=1048576", "--response-cache-byte-size=1048576"])
+def test_local(flag: str) -> None:
+    assert cache_of(flag) == CacheSettings("local", {"size": "1048576"})
+
+
+def test_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONCACHE_REDIS_USERNAME", "me")
+    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+    together = cache_of("--cache-config=redis,host=h,port=6379,user=you")
+    apart = cache_of("--cache-config=redis,host=h", "--cache-config=redis,port=6379", "--cache-config=redis,user=you")
+    assert together == apart
+    assert together == CacheSettings("redis", {"host": "h", "port": "6379", "user": "you", "password": "secret"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            ["--cache-config=local,size=1", "--cache-config=redis,host=h,port=1"],
+            "found multiple cache configurations, but only a single cache is currently supported",
+        ),
+        (
+            ["--cache-config=local,size=1", "--response-cache-byte-size=1"],
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or "
+            "the other.",
+        ),
+        (["--cache-config=redis,host=h"], "--cache-config=redis needs the setting 'port'"),
+    ],
+)
+def test_contradictions(flags: list[str], text: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        cache_of(*flags)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("local", "--cache-config option format is '<cache name>,<setting>=<value>'. Got local"),
+        (",size=1", "--cache-config option format is '<cache name>,<setting>=<value>'. Got ,size=1"),
+        ("local,size", "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size"),
+        ("local,size=", "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size="),
+        ("local,size=0", "local,size must be a whole number from 1 to 9223372036854775807. Got 0"),
+        ("local,size=1MB", "local,size must be a whole number"),
+        ("local,bytes=1", "the cache 'local' has no setting 'bytes'. It has size"),
+        ("memcached,host=x", "there is no cache 'memcached'. Write local or redis"),
+        ("redis,host=h,port=70000", "redis,port must be a whole number from 1 to 65535"),
+    ],
+)
+def test_mistakes(value: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        cache_of(f"--cache-config={value}")
+    assert text in str(caught.value)

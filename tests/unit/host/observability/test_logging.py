@@ -1,0 +1,105 @@
+"""The format of the server's log, and what of it is wanted."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pybackend.observability.logging import LineFormatter, write_model_line
+
+TALK = """
+import logging, sys
+from pybackend.observability.logging import LogSettings, set_up_logging, wants_model_level, write_model_line
+set_up_logging(LogSettings({settings}))
+for number, level in enumerate((logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)):
+    logging.getLogger("pybackend.x").log(level, "host %d", number)
+    if wants_model_level(number):
+        write_model_line("m_0", 4711, number, "/x/model.py", 5, "model %d" % number)
+"""
+
+
+def talk(settings="", **popen):
+    done = subprocess.run(
+        [sys.executable, "-c", TALK.format(settings=settings)],
+        check=False,
+        capture_output=not popen,
+        text=True,
+        **popen,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def said(output):
+    return [(line[0], json.loads(line.partition("] ")[2])) for line in output.splitlines()]
+
+
+def test_format_of_a_line():
+    record = logging.LogRecord("pybackend", logging.INFO, "/a/b.py", 5, 'a "%s"\n', ("quote",), None)
+    record.created = 1732097763.123456
+    assert LineFormatter().format(record) == f'I1120 10:16:03.123456 {record.process} b.py:5] "a \\"quote\\"\\n"'
+
+
+def test_lines_of_models_name_the_instance_and_its_process(caplog):
+    with caplog.at_level(logging.DEBUG, "pybackend"):
+        write_model_line("m_0", 4711, 1, "/x/model.py", 5, "text with % signs")
+        write_model_line("m_0", 4711, 77, "output", 6, "text")
+    lines = [LineFormatter().format(record) for record in caplog.records]
+    assert re.fullmatch(r'W\d{4} [0-9:.]{15} 4711 m_0/model\.py:5\] "text with % signs"', lines[0])
+    assert re.fullmatch(r'I\d{4} [0-9:.]{15} 4711 m_0/output:6\] "text"', lines[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ("", "012"),
+        ("verbose_level=1", "0123"),
+        ("info=False", "12"),
+        ("warning=False", "02"),
+        ("error=False", "01"),
+        ("info=False, verbose_level=2", "123"),
+    ],
+)
+def test_levels_and_where_they_go(settings, wanted):
+    done = talk(settings)
+    letters = {"0": "I", "1": "W", "2": "E", "3": "I"}
+    for output, mine in ((done.stdout, "03"), (done.stderr, "12")):
+        assert said(output) == [
+            (letters[number], f"{who} {number}") for number in mine if number in wanted for who in ("host", "model")
+        ]
+
+
+def test_one_file_for_both_keeps_the_order(tmp_path):
+    with (tmp_path / "log").open("w") as file:
+        talk(stdout=file, stderr=subprocess.STDOUT)
+    assert [text for _, text in said((tmp_path / "log").read_text())] == [
+        f"{who} {number}" for number in range(3) for who in ("host", "model")
+    ]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "> /dev/full"])
+def test_outputs_that_are_not_there(closed):
+    """A server that nobody listens to serves all the same."""
+    command = f"exec {sys.executable} -c '{TALK.format(settings='')}' {closed}"
+    assert subprocess.run(["sh", "-c", command], check=False, capture_output=True).returncode == 0
+
+
+def test_outputs_that_are_no_files(monkeypatch):
+    root = logging.getLogger("pybackend")
+    state = root.propagate, root.level, root.handlers[:]
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    try:
+        from pybackend.observability.logging import LogSettings, set_up_logging
+
+        set_up_logging(LogSettings())
+        write_model_line("m_0", 1, 0, "model.py", 5, "text")
+    finally:
+        root.propagate, root.level, root.handlers[:] = state
+    assert said(out.getvalue()) == [("I", "text")]

@@ -1,0 +1,148 @@
+"""Files that come with a load: where they may go, and that they do not stay."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.repository.file_override import OverrideDirectories, check_keys, override_paths, remove_abandoned
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """Where this process puts temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def directories(scratch):
+    directories = OverrideDirectories()
+    yield directories
+    directories.close()
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["1/model.py", "", "config", "FILE:1/model.py", " file:1/model.py"])
+def test_keys_that_name_no_file(key):
+    with pytest.raises(InferenceError) as refused:
+        check_keys({"file:1/model.py": b"", key: b""})
+    assert refused.value.message.startswith(f"unrecognized load parameter '{key}'.")
+    assert refused.value.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "..", "/", "/etc/passwd", "//x", "../x", "1/../../x", "../m/1/model.py", "1/", "a\0b", "./.."]
+)
+def test_paths_that_leave_the_folder(path):
+    with pytest.raises(ModelLoadError) as refused:
+        override_paths({f"file:{path}": b""})
+    assert "is no path inside the model's folder" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("paths", "reason"),
+    [
+        (("1/model.py", "1//model.py"), "several of the files given have the same path"),
+        (("1/model.py", "2/../1/model.py"), "several of the files given have the same path"),
+        (("1", "1/model.py"), "'file:1/model.py' lies below a path that is a file itself"),
+    ],
+)
+def test_paths_that_exclude_each_other(paths, reason):
+    with pytest.raises(ModelLoadError) as refused:
+        override_paths({f"file:{path}": b"" for path in paths})
+    assert refused.value.message == reason
+
+
+def test_files_are_written_as_they_are_and_removed_with_their_last_user(directories, scratch):
+    contents = {
+        "file:1/model.py": b"code",
+        "file:./1/weights/a.bin": memoryview(b"\0\xff"),
+        "file:labels.txt": bytearray(),
+        "file:é …/x": b"1",
+    }
+    directory = directories.make("m", contents)
+    assert directory.name == "m"
+    written = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert written == {"1/model.py": b"code", "1/weights/a.bin": b"\0\xff", "labels.txt": b"", "é …/x": b"1"}
+    (root,) = scratch.iterdir()
+    assert root.stat().st_mode & 0o777 == 0o700
+    directories.hold(directory)
+    directories.hold(directory)
+    other = directories.make("m", contents)
+    assert other != directory
+    asyncio.run(directories.let_go(directory))
+    assert directory.exists()
+    asyncio.run(directories.let_go(directory))
+    assert not directory.exists()
+    assert other.exists()
+
+
+def test_directories_of_others_are_not_touched(directories, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    directories.make("m", {"file:1/model.py": b""})
+    directories.hold(mine)
+    asyncio.run(directories.let_go(mine))
+    asyncio.run(directories.let_go(mine))
+    assert mine.exists()
+    mine.rmdir()
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "\udcff\ud800"])
+def test_files_that_cannot_be_written_leave_nothing(directories, scratch, path):
+    with pytest.raises(ModelLoadError, match="the files given cannot be written: "):
+        directories.make("m", {"file:1/model.py": b"", f"file:1/{path}": b""})
+    (root,) = scratch.iterdir()
+    assert list(root.iterdir()) == []
+
+
+def test_nothing_is_written_after_the_end(directories):
+    directories.close()
+    with pytest.raises(ModelLoadError, match="stopping"):
+        directories.make("m", {"file:1/model.py": b""})
+
+
+DYING = """
+import os, signal, tempfile
+from pybackend.repository.file_override import OverrideDirectories
+
+print(OverrideDirectories().make("m", {"file:1/model.py": b"code"}), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next_one(directories, scratch):
+    alive = directories.make("m", {"file:1/model.py": b"code"})
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    killed = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, env=environment, check=False)
+    left = killed.stdout.strip()
+    assert os.path.exists(f"{left}/1/model.py"), killed
+    (scratch / "pybackend-models-file").write_text("")
+    (scratch / "pybackend-models-link").symlink_to(scratch)
+    remove_abandoned()
+    assert not os.path.exists(os.path.dirname(os.path.dirname(left)))
+    assert alive.exists()  # its server lives
+    (scratch / "pybackend-models-file").unlink()
+    (scratch / "pybackend-models-link").unlink()
+
+
+def test_a_lock_is_not_taken_from_its_owner(scratch):
+    theirs = scratch / "pybackend-models-theirs"
+    theirs.mkdir()
+    lock = os.open(theirs, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_abandoned()
+        assert theirs.exists()
+    finally:
+        os.close(lock)
+    remove_abandoned()
+    assert not theirs.exists()

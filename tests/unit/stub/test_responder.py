@@ -1,0 +1,96 @@
+"""Response senders at the edges that no model can bring about at will: what the garbage collector finds them in."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_stub.channel import HostChannel
+from pybackend_stub.memory import StubMemory
+from pybackend_stub.receiver import Receiver
+from pybackend_stub.responder import Responder
+from pybackend_stub.results import ResultWriter
+from pybackend_stub.tensor_io import OutputWriter
+from pybackend_wire.codec import JSON, encode_frame
+from pybackend_wire.framing import FrameDecoder
+from pybackend_wire.messages import HostMessage, StubMessage
+
+KEY = (7, 0)
+
+
+@pytest.fixture
+def stub():
+    """The parts of a stub that senders need, and the host's end of its socket."""
+    host, end = socket.socketpair()
+    host.settimeout(5)
+    channel = HostChannel(end.detach())
+
+    def handle(message, _tail):
+        _, execution, index, paused = message
+        responder.on_flow((execution, index), paused)
+
+    receiver = Receiver(channel, handle, lambda _executions: None)
+    writer = OutputWriter(channel, receiver, StubMemory(lambda: None), "instance")
+    responder = Responder(channel, receiver, ResultWriter(writer, "instance", str), decoupled=True)
+    request = InferenceRequest._from_wire("", 0, [], (), 0, 0, None, KEY)
+    decoder = FrameDecoder()
+
+    def said():
+        """The messages of the next frame."""
+        frames = []
+        while not frames:
+            frames = decoder.received(host.recv_into(decoder.room()))
+        return json.loads(frames[0].metadata)
+
+    def flow(*, paused):
+        host.sendall(encode_frame(JSON, [(HostMessage.FLOW, *KEY, paused)]))
+
+    with host:
+        yield SimpleNamespace(receiver=receiver, sender=lambda: responder.sender(request), said=said, flow=flow)
+    channel.close()
+
+
+def ends_in_time(function):
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def test_dropped_while_the_process_decides_who_reads(stub):
+    """The collector may run in the thread that does so, and holds the lock for it."""
+    kept = [stub.sender()]
+    with stub.receiver._guard:
+        assert ends_in_time(kept.clear)
+    ((kind, execution, index, final, (error, _, _)),) = stub.said()
+    assert (kind, execution, index, final) == (StubMessage.RESPOND, *KEY, True)
+    assert "dropped this request's response sender" in error[1]
+
+
+def test_dropped_while_the_client_takes_nothing(stub):
+    kept = [stub.sender()]
+    stub.flow(paused=True)
+    stub.receiver.poll()
+    assert ends_in_time(kept.clear)
+    assert stub.said()[0][3] is True
+
+
+def test_only_responses_that_others_follow_wait_for_the_client(stub):
+    sender = stub.sender()
+    stub.flow(paused=True)
+    sending = threading.Thread(target=sender.send, args=[InferenceResponse()], daemon=True)
+    sending.start()
+    sending.join(0.2)
+    assert sending.is_alive()
+    stub.flow(paused=False)
+    assert stub.said()[0][3] is False
+    sending.join(5)
+    stub.flow(paused=True)
+    assert ends_in_time(lambda: sender.send(flags=1))
+    assert stub.said()[0][3] is True
