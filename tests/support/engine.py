@@ -12,6 +12,7 @@ import numpy as np
 
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.engine import EngineState, InferenceEngine
+from pybackend.environment.environment import Environment
 from pybackend.frontend.bls.services import ModelServices
 from pybackend.frontend.inner_door import InnerDoor
 from pybackend.inference.pending import PendingRequest
@@ -58,7 +59,7 @@ async def engine_on(
         finalize_timeout_s: how long ``finalize`` may take when a version is unloaded.
         cache: for responses, None for none.
     """
-    launcher = StubLauncher(bundle or stage_bundle(), python)
+    launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
     options = LoadOptions(
         auto_complete=auto_complete,
         model_load_count=model_load_count,

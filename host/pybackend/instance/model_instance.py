@@ -94,7 +94,7 @@ class ModelInstance:
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
-        process = self._launcher.start(settings.cores)
+        process = self._launcher.start(settings.environment, settings.cores)
         process.send_output_to(self.output)
         try:
             self._session = StubSession(process, settings, self, self._services)

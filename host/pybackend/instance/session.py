@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
+from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.output_memory import OutputMemory
@@ -57,6 +58,7 @@ class StubSettings:
         of_backend: the file is that of a Python-based backend.
         debugger: where a debugger may attach; None where nobody debugs.
         cores: where its process may run; everywhere if there are none.
+        environment: the Python to run it with; the host's own if None.
     """
 
     instance_name: str
@@ -67,6 +69,7 @@ class StubSettings:
     of_backend: bool = False
     debugger: DebuggerPoint | None = None
     cores: frozenset[int] = frozenset()
+    environment: Environment | None = None
 
 
 class SessionOwner(Protocol):

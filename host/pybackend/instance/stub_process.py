@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.affinity import pin
 from pybackend.observability.model_output import ModelOutput
@@ -148,26 +149,28 @@ class StubLauncher:
     reads configurations and imports its own packages, they already import numpy.
     """
 
-    def __init__(self, bundle: Path, python: str = sys.executable) -> None:
+    def __init__(self, bundle: Path, own: Environment = HOST_ENVIRONMENT) -> None:
         self._bundle = bundle
-        self._python = python
+        self._own = own
         self._spare: list[StubProcess] = []
 
     def start_ahead(self, count: int) -> None:
         """Start stubs that the next calls of :meth:`start` will hand out."""
         for _ in range(count):
-            self._spare.append(self._spawn())
+            self._spare.append(self._spawn(self._own))
 
-    def start(self, cores: Collection[int] = ()) -> StubProcess:
+    def start(self, environment: Environment | None = None, cores: Collection[int] = ()) -> StubProcess:
         """A stub that has said nothing yet.
 
         Args:
+            environment: the Python to run it with; the host's own if None.
             cores: where it may run; everywhere if there are none.
 
         Raises:
             ModelLoadError: the process cannot be started.
         """
-        stub = self._take_spare() or self._spawn()
+        spare = self._take_spare() if environment is None else None
+        stub = spare or self._spawn(environment or self._own)
         if cores:
             pin(stub.pid, cores)
         return stub
@@ -186,7 +189,7 @@ class StubLauncher:
             stub.discard()
         self._spare.clear()
 
-    def _spawn(self) -> StubProcess:
+    def _spawn(self, environment: Environment) -> StubProcess:
         with ExitStack() as theirs, ExitStack() as ours:
             try:
                 our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -200,22 +203,22 @@ class StubLauncher:
                 for end in (our_end, their_end):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
                 our_end.setblocking(False)
-                process = self._execute([their_end.fileno(), nudges], their_output)
+                process = self._execute(environment, [their_end.fileno(), nudges], their_output)
             except OSError as error:
                 raise ModelLoadError(
-                    f"cannot start a model process with {self._python}: {error.strerror}", ErrorCode.UNAVAILABLE
+                    f"cannot start a model process with {environment.python}: {error.strerror}", ErrorCode.UNAVAILABLE
                 ) from error
             ours.pop_all()
         return StubProcess(process, our_end, nudges, our_output)
 
-    def _execute(self, inherited: list[int], output: int) -> subprocess.Popen[bytes]:
+    def _execute(self, environment: Environment, inherited: list[int], output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [self._python, "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
+            [str(environment.python), "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=inherited,
-            env=stub_environment(os.environ),
+            env={**stub_environment(os.environ), **environment.variables},
             start_new_session=True,
         )
 
@@ -227,6 +230,6 @@ def _output_pipe() -> tuple[int, int]:
     return ours, theirs
 
 
-def stub_environment(host: os._Environ[str]) -> dict[str, str]:
+def stub_environment(host: Mapping[str, str]) -> dict[str, str]:
     """The host's environment less what would change which code the stub's Python runs."""
     return {name: value for name, value in host.items() if not name.startswith("PYTHON") and name not in _LEFT_OUT}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.environment.environment import Environment
 from pybackend.instance.bundle import stage_bundle
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.observability.model_output import ModelOutput
@@ -25,7 +26,7 @@ def script(tmp_path):
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\necho some library says hello\nprintf 'and fails' >&2\nexit 1\n")
     path.chmod(0o755)
-    return str(path)
+    return Environment(path, "script")
 
 
 def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
