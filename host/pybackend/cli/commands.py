@@ -40,6 +40,8 @@ def serve(settings: Settings) -> int:
     from pybackend.observability.logging import set_up_logging, take_closed_descriptors
     from pybackend.repository.layout import scan_repositories
 
+    # Until the server has its own handlers: a KeyboardInterrupt in the middle of an import may be caught by what is imported.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
     set_up_logging(settings.log)
     scan = scan_repositories(settings.repositories)
