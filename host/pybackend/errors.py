@@ -3,7 +3,8 @@
 PybackendError
 ├── InferenceError          a request, a model or an instance failed; has a code
 ├── ModelLoadError          a model version cannot be loaded; has a code
-│   └── ModelConfigError    its configuration is wrong; names file, line and field
+│   ├── ModelConfigError    its configuration is wrong; names file, line and field
+│   └── ModelEnvironmentError  the Python that it names cannot be had or used; names archive or directory
 └── ServerError             the server cannot start or go on (settings, repository, ports)
 """
 
@@ -11,7 +12,15 @@ from __future__ import annotations
 
 from pybackend_wire.errors import ErrorCode
 
-__all__ = ["ErrorCode", "InferenceError", "ModelConfigError", "ModelLoadError", "PybackendError", "ServerError"]
+__all__ = [
+    "ErrorCode",
+    "InferenceError",
+    "ModelConfigError",
+    "ModelEnvironmentError",
+    "ModelLoadError",
+    "PybackendError",
+    "ServerError",
+]
 
 CODE_TEXT: dict[ErrorCode, str] = {
     ErrorCode.UNKNOWN: "Unknown",
@@ -62,6 +71,10 @@ class ModelConfigError(ModelLoadError):
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_ARG) -> None:
         super().__init__(message, code)
+
+
+class ModelEnvironmentError(ModelLoadError):
+    """An environment that cannot be had, or that this host cannot start a Python from."""
 
 
 class ServerError(PybackendError):

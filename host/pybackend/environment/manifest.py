@@ -1,0 +1,156 @@
+"""What an environment says about itself: a file in its root, written by ``pybackend pack`` and read before it is used.
+
+An environment without one can be used as well: then its files are looked at instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ModelEnvironmentError
+
+MANIFEST_FILENAME = "pybackend-environment.json"
+
+FORMAT_VERSION = 1
+"""Raised when an older host could not use what a newer one has packed."""
+
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class PackedPackage:
+    """One package of an environment.
+
+    Attributes:
+        name: as its index calls it.
+        version: of the package.
+        source: where it came from: the URL or channel, ``pypi``, or empty.
+    """
+
+    name: str
+    version: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class EnvironmentManifest:
+    """What is in an environment, and where it can be used.
+
+    Attributes:
+        platform: system and processor, such as ``linux-x86_64``: see :func:`host_platform`.
+        python: version of its CPython, such as ``3.12.1``.
+        libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if that is not known.
+        free_threaded: its CPython has no global lock.
+        packages: what is installed, sorted by name.
+        variables: environment variables that its models get.
+        content_hash: of the files, by whoever packed them; two environments with the same one are the same.
+        lock: the text that makes the same environment again, empty if there is none.
+        created_by: the program and its version.
+    """
+
+    platform: str
+    python: str
+    libc: str = ""
+    free_threaded: bool = False
+    packages: tuple[PackedPackage, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    content_hash: str = ""
+    lock: str = ""
+    created_by: str = ""
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
+
+    def write(self, prefix: Path) -> None:
+        """Put it into an environment's root.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        (prefix / MANIFEST_FILENAME).write_text(self.to_json())
+
+
+def read_manifest(prefix: Path) -> EnvironmentManifest | None:
+    """The manifest of an environment, None if it has none.
+
+    Raises:
+        ModelEnvironmentError: it has one that cannot be used.
+    """
+    path = prefix / MANIFEST_FILENAME
+    try:
+        with path.open("rb") as file:
+            return parse_manifest(file.read(_MOST_BYTES), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelEnvironmentError(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
+    """Read the text of the file.
+
+    Args:
+        text: the whole file.
+        source: names it in messages.
+
+    Raises:
+        ModelEnvironmentError: it is of a newer format, or none at all.
+    """
+    try:
+        document = json.loads(text)
+        version = document["format_version"]
+        if version != FORMAT_VERSION:
+            raise ModelEnvironmentError(
+                f"{source} has format {version!r}, this host reads format {FORMAT_VERSION}: pack the environment again "
+                "with the pybackend that serves it, or serve it with the one that packed it"
+            )
+        return _from_document(document)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelEnvironmentError(
+            f"{source} is not a manifest of an environment ({error!r}): pack the environment again"
+        ) from None
+
+
+def _from_document(document: Mapping[str, Any]) -> EnvironmentManifest:
+    return EnvironmentManifest(
+        platform=_text(document, "platform"),
+        python=_text(document, "python"),
+        libc=_text(document, "libc"),
+        free_threaded=document.get("free_threaded") is True,
+        packages=tuple(
+            PackedPackage(_text(package, "name"), _text(package, "version"), _text(package, "source"))
+            for package in document.get("packages", ())
+        ),
+        variables={str(name): str(value) for name, value in document.get("variables", {}).items()},
+        content_hash=_text(document, "content_hash"),
+        lock=_text(document, "lock"),
+        created_by=_text(document, "created_by"),
+    )
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def host_platform() -> str:
+    """This machine's system and processor, as manifests name them."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def host_libc() -> str:
+    """This machine's C library, such as ``glibc 2.36``; empty where it does not tell."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""
