@@ -20,6 +20,7 @@ from tests.bench import (
     loadgen,
     one_client,
     progress,
+    queue_cost,
     report,
     servers,
     startup,
@@ -48,6 +49,10 @@ def _ladder(results: Results, launchers: Sequence[servers.Launcher], scratch: Pa
     results.ladder = ladder.measure(launchers, results.plan, scratch)
 
 
+def _batched(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.batched = ladder.measure_batched(launchers, results.plan, scratch)
+
+
 def _large(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.large = large_tensors.measure_speed(launchers, results.plan, scratch)
 
@@ -60,12 +65,24 @@ def _calls(results: Results, launchers: Sequence[servers.Launcher], scratch: Pat
     results.calls = one_client.measure_calls(launchers, results.plan, scratch)
 
 
+def _ensemble(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.ensemble = one_client.measure_ensemble(launchers, results.plan, scratch)
+
+
+def _chain(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.chain = one_client.measure_chain(launchers, results.plan, scratch)
+
+
 def _stream(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.stream = one_client.measure_stream(launchers, results.plan, scratch)
 
 
 def _strings(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.strings = one_client.measure_strings(launchers, results.plan, scratch)
+
+
+def _queues(results: Results, _launchers: Sequence[servers.Launcher], _scratch: Path) -> None:
+    results.queues = queue_cost.measure(results.plan)
 
 
 def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
@@ -76,11 +93,15 @@ _SECTIONS: dict[str, Section] = {
     "startup": _startup,
     "footprint": _footprint,
     "ladder": _ladder,
+    "batched": _batched,
     "large": _large,
     "growth": _growth,
     "calls": _calls,
+    "ensemble": _ensemble,
+    "chain": _chain,
     "stream": _stream,
     "strings": _strings,
+    "queues": _queues,
     "call-memory": _call_memory,
 }
 

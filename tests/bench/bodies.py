@@ -10,7 +10,7 @@ import http.client
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ STRING_COUNT = 10_000
 DIRECT = "add_sub, no call"
 ONE_CALL = "add_sub by a BLS call"
 GATHERED_CALLS = f"add_sub by {repositories.GATHERED_CALLS} BLS calls at once"
+BATCHED = f"add_sub, batched, delay {repositories.QUEUE_DELAY_US} us"
+ONE_STEP = "add_sub alone"
+TWO_STEPS = "ensemble: add_sub, multiply"
 STREAM = f"{STREAMED_RESPONSES:,} responses of {repositories.STREAMED_ELEMENTS * 4 >> 10} KB"
 STRINGS = f"{STRING_COUNT:,} strings"
 
@@ -106,6 +109,35 @@ def bls_gather() -> Workload:
     return _binary(GATHERED_CALLS, repositories.BLS_GATHER, _add_sub_inputs(), _sum_and_difference())
 
 
+def add_sub_batched() -> Workload:
+    """The same, as a batch of one to a model that executes batches."""
+    inputs = {name: data[np.newaxis] for name, data in _add_sub_inputs().items()}
+    expected = {name: data[np.newaxis] for name, data in _sum_and_difference().items()}
+    return _binary(BATCHED, repositories.BATCHED, inputs, expected)
+
+
+def one_step() -> Workload:
+    """What ``add_sub_binary`` sends: the yardstick of the ensemble that begins with it."""
+    return replace(add_sub_binary(), name=ONE_STEP)
+
+
+def two_steps() -> Workload:
+    """The same to an ensemble that multiplies sum and difference in a second step."""
+    expected = {"OUTPUT0": (_LEFT + _RIGHT) * (_LEFT - _RIGHT)}
+    return _binary(TWO_STEPS, repositories.ADD_SUB_MULTIPLY, _add_sub_inputs(), expected)
+
+
+def identity_step(size_bytes: int) -> Workload:
+    """What ``identity_binary`` sends: the yardstick of a chain of such steps."""
+    return replace(identity_binary(size_bytes), name=f"{size_name(size_bytes)}, identity alone")
+
+
+def identity_chain(size_bytes: int) -> Workload:
+    """One FP32 tensor of so many bytes through an ensemble of identity steps."""
+    data = np.arange(size_bytes // 4, dtype=np.float32)
+    return _binary(chain_name(size_bytes), repositories.IDENTITY_CHAIN, {"INPUT0": data}, {"OUTPUT0": data})
+
+
 def stream() -> Workload:
     """Ask for a stream of responses of 1 KB, which are counted and added up on the server."""
     count = np.array([STREAMED_RESPONSES], np.float32)
@@ -124,6 +156,11 @@ def large_calls(calls: int, call_bytes: int) -> Workload:
     name = f"{calls} BLS calls of {size_name(call_bytes)}"
     asked = np.array([calls, call_bytes // 4], np.float32)
     return _binary(name, repositories.LARGE_CALLS, {"INPUT0": asked}, {"OUTPUT0": np.array([calls], np.float32)})
+
+
+def chain_name(size_bytes: int) -> str:
+    """How tables call :func:`identity_chain`."""
+    return f"{size_name(size_bytes)}, ensemble: {repositories.CHAINED_STEPS} x identity"
 
 
 def size_name(size_bytes: int) -> str:

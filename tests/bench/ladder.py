@@ -1,4 +1,4 @@
-"""Small tensors under load: add_sub as JSON and as binary, from one connection to many."""
+"""Small tensors under load: add_sub as JSON and as binary, from one connection to many, and in batches."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
             with servers.echo(reply_bytes[0] if reply_bytes else len(workload.body)) as echo:
                 samples += take_turns([*running, echo], steps, scratch)
     return samples
+
+
+def measure_batched(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) -> list[LoadSample]:
+    """Put the load of many connections on a model behind a dynamic batcher that may wait for company."""
+    repository = scratch / "models"
+    repositories.write_batched(repository)
+    workload = bodies.add_sub_batched()
+    with ExitStack() as stack:
+        running = [stack.enter_context(launcher.start(repository)) for launcher in launchers]
+        for server in running:
+            bodies.check(server.port, workload)
+        step = Step(workload, Load(plan.batched_connections, plan.duration_s, plan.warm_up_s), plan.single_rounds)
+        return take_turns(running, [step], scratch)

@@ -1,4 +1,4 @@
-"""What a single client waits for when a request is more than one execution: calls between models, streams, strings."""
+"""What a single client waits for when a request is more than one execution: calls, ensembles, streams; and strings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ def measure_calls(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Pa
     """add_sub asked directly, and through models that call it: the difference is what the calls cost."""
     workloads = [bodies.add_sub_direct(), bodies.bls_add_sub(), bodies.bls_gather()]
     return _measure(launchers, repositories.write_calls, workloads, plan, scratch)
+
+
+def measure_ensemble(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) -> list[LoadSample]:
+    """add_sub asked directly, and as the first of two steps: the difference is what the second one costs."""
+    return _measure(launchers, repositories.write_ensemble, [bodies.one_step(), bodies.two_steps()], plan, scratch)
+
+
+def measure_chain(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) -> list[LoadSample]:
+    """A large tensor through identity, and through several such steps of an ensemble."""
+    workloads = [bodies.identity_step(plan.chain_bytes), bodies.identity_chain(plan.chain_bytes)]
+    return _measure(launchers, repositories.write_chain, workloads, plan, scratch)
 
 
 def measure_stream(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) -> list[LoadSample]:

@@ -13,12 +13,17 @@ class Plan:
 
     Attributes:
         connections: steps of the ladder; the first is the single connection.
-        single_rounds: rounds with a single connection and small tensors, whose latency drifts with the machine.
+        batched_connections: of the load on a model that executes batches.
+        single_rounds: rounds with a single connection and small tensors, whose latency drifts with the machine; and of
+            that load.
         rounds: rounds of everything else that is put under load.
         warm_up_s: before each measured window.
         duration_s: each measured window.
         tensor_bytes: sizes of the large tensors.
         large_requests: the least number of requests in a window where each of them takes long.
+        chain_bytes: size of the tensor that passes through the steps of an ensemble.
+        queue_lengths: so many requests wait at the same time; the first is the yardstick.
+        queue_rounds: how often each of these queues is filled and emptied.
         call_bytes: size of the tensor in a series of large calls from model to model.
         call_series: these series follow each other on one server: so many requests with so many calls each; the first
             has the fewest calls, and what the others take is compared with it.
@@ -28,12 +33,16 @@ class Plan:
     """
 
     connections: tuple[int, ...]
+    batched_connections: int
     single_rounds: int
     rounds: int
     warm_up_s: float
     duration_s: float
     tensor_bytes: tuple[int, ...]
     large_requests: int
+    chain_bytes: int
+    queue_lengths: tuple[int, ...]
+    queue_rounds: int
     call_bytes: int
     call_series: tuple[tuple[int, int], ...]
     start_rounds: int
@@ -43,12 +52,16 @@ class Plan:
 
 FULL = Plan(
     connections=(1, 8, 32, 128),
+    batched_connections=64,
     single_rounds=5,
     rounds=3,
     warm_up_s=0.5,
     duration_s=2.0,
     tensor_bytes=(1 * MB, 16 * MB, 64 * MB),
     large_requests=9,
+    chain_bytes=16 * MB,
+    queue_lengths=(100, 10_000, 100_000),
+    queue_rounds=5,
     call_bytes=40 * MB,
     call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
@@ -58,12 +71,16 @@ FULL = Plan(
 
 QUICK = Plan(
     connections=(1, 32),
+    batched_connections=64,
     single_rounds=2,
     rounds=1,
     warm_up_s=0.1,
     duration_s=0.4,
     tensor_bytes=(1 * MB, 16 * MB),
     large_requests=3,
+    chain_bytes=4 * MB,
+    queue_lengths=(100, 10_000),
+    queue_rounds=2,
     call_bytes=4 * MB,
     call_series=((1, 5), (1, 20)),
     start_rounds=2,

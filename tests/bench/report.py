@@ -17,10 +17,13 @@ def render(results: Results) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     sections = (
         _ladder,
+        _batched,
         _calls,
+        _ensembles,
         _streams_and_strings,
         _large,
         _growth,
+        _queues,
         _call_memory,
         _starts,
         _footprints,
@@ -31,8 +34,16 @@ def render(results: Results) -> str:
 
 
 def _ladder(results: Results) -> str:
+    return _under_load("Small tensors (CPU per request)", results.ladder)
+
+
+def _batched(results: Results) -> str:
+    return _under_load("Batches (CPU per request)", results.batched)
+
+
+def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
     rows = []
-    for (workload, connections, server), windows in _grouped(results.ladder).items():
+    for (workload, connections, server), windows in _grouped(samples).items():
         rows.append(
             [
                 workload,
@@ -52,14 +63,30 @@ def _ladder(results: Results) -> str:
         )
     header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
     header += ["both", "client CPU us", "foreign cores", "errors", "rounds"]
-    return _section("Small tensors (CPU per request)", header, rows)
+    return _section(title, header, rows)
 
 
 def _calls(results: Results) -> str:
-    rows = []
-    for (workload, _, server), windows in _grouped(results.calls).items():
-        added_p50_us = results.added(server, workload, lambda r: r.p50_us)
-        added_cpu_us = results.added(server, workload, lambda r: r.host_cpu_us + r.stub_cpu_us)
+    rows = _rows_over_the_first(results, results.calls)
+    return _section("Calls from model to model, 1 connection (CPU per request)", _HEADER_OVER, rows)
+
+
+def _ensembles(results: Results) -> str:
+    rows = [*_rows_over_the_first(results, results.ensemble), *_rows_over_the_first(results, results.chain)]
+    return _section("Ensembles, 1 connection (CPU per request)", _HEADER_OVER, rows)
+
+
+_HEADER_OVER = ["request", "server", "p50 us", "p99 us", "host CPU us", "stubs CPU us", "both"]
+_HEADER_OVER += ["added p50 us", "added CPU us", "foreign cores", "errors", "rounds"]
+
+
+def _rows_over_the_first(results: Results, samples: Sequence[LoadSample]) -> list[list[object]]:
+    """What requests take, and how much of that is beyond what the first one, the simplest, takes."""
+    rows: list[list[object]] = []
+    for (workload, _, server), windows in _grouped(samples).items():
+        simplest = samples[0].workload
+        added_p50_us = results.added(server, workload, lambda r: r.p50_us, over=simplest)
+        added_cpu_us = results.added(server, workload, lambda r: r.host_cpu_us + r.stub_cpu_us, over=simplest)
         rows.append(
             [
                 workload,
@@ -69,16 +96,14 @@ def _calls(results: Results) -> str:
                 f"{load_median(windows, lambda r: r.host_cpu_us):.1f}",
                 f"{load_median(windows, lambda r: r.stub_cpu_us):.1f}",
                 f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
-                "" if workload == bodies.DIRECT else f"{statistics.median(added_p50_us.values()):,.0f}",
-                "" if workload == bodies.DIRECT else f"{statistics.median(added_cpu_us.values()):,.1f}",
+                "" if workload == simplest else f"{statistics.median(added_p50_us.values()):,.0f}",
+                "" if workload == simplest else f"{statistics.median(added_cpu_us.values()):,.1f}",
                 _foreign(r.foreign_cores for r in windows),
                 sum(r.errors for r in windows),
                 len(windows),
             ]
         )
-    header = ["request", "server", "p50 us", "p99 us", "host CPU us", "stubs CPU us", "both"]
-    header += ["added p50 us", "added CPU us", "foreign cores", "errors", "rounds"]
-    return _section("Calls from model to model, 1 connection (CPU per request)", header, rows)
+    return rows
 
 
 def _streams_and_strings(results: Results) -> str:
@@ -144,6 +169,23 @@ def _growth(results: Results) -> str:
     header = ["request", "server", "bytes in flight", "RSS / PSS before", "peak RSS", "peak PSS"]
     header += ["RSS after", "PSS after", "foreign cores"]
     return _section("The host's memory during large tensors (MB)", header, rows)
+
+
+def _queues(results: Results) -> str:
+    rows = []
+    for waiting in results.plan.queue_lengths:
+        cpu_us = [sample.cpu_us for sample in results.queues if sample.waiting == waiting]
+        if cpu_us:
+            rows.append(
+                [
+                    f"{waiting:,}",
+                    f"{statistics.median(cpu_us):.2f}",
+                    f"{min(cpu_us):.2f} to {max(cpu_us):.2f}",
+                    len(cpu_us),
+                ]
+            )
+    header = ["requests waiting", "CPU us per request", "range", "rounds"]
+    return _section("Queue with deadlines and priorities, no server", header, rows)
 
 
 def _call_memory(results: Results) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ADD_SUB = "add_sub"
@@ -12,10 +12,17 @@ BLS_GATHER = "bls_gather"
 STREAM = "stream"
 STREAM_COUNT = "stream_count"
 STRINGS = "reversed_strings"
+BATCHED = "add_sub_batched"
+MULTIPLY = "multiply"
+ADD_SUB_MULTIPLY = "add_sub_multiply"
+IDENTITY_CHAIN = "identity_chain"
 LARGE_CALLS = "large_calls"
 
 GATHERED_CALLS = 4
 STREAMED_ELEMENTS = 256
+CHAINED_STEPS = 3
+MAX_BATCH_SIZE = 64
+QUEUE_DELAY_US = 500
 
 _ADD_SUB_CODE = """\
 import numpy as np
@@ -92,6 +99,22 @@ class TritonPythonModel:
                 if answer.has_error():
                     raise pb_utils.TritonModelException(answer.error().message())
             responses.append(pb_utils.InferenceResponse(output_tensors=answers[0].output_tensors()))
+        return responses
+"""
+
+_MULTIPLY_CODE = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            left = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            right = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            outputs = [pb_utils.Tensor("OUTPUT0", np.multiply(left, right))]
+            responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
         return responses
 """
 
@@ -188,6 +211,9 @@ class TritonPythonModel:
 
 _FP32 = "TYPE_FP32"
 
+_Step = tuple[str, Mapping[str, str], Mapping[str, str]]
+"""Of an ensemble: a model, and the tensors of the ensemble by the names of its inputs and of its outputs."""
+
 
 def write_pair(repository: Path) -> None:
     """One add_sub and one identity: what the load is put on."""
@@ -229,6 +255,45 @@ def write_large_calls(repository: Path) -> None:
     _write(repository, LARGE_CALLS, _LARGE_CALLS_CODE, {"INPUT0": 2}, {"OUTPUT0": 1})
 
 
+def write_batched(repository: Path) -> None:
+    """add_sub behind a dynamic batcher that may keep a request waiting for company."""
+    inputs, outputs = {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4}
+    _write(
+        repository,
+        BATCHED,
+        _ADD_SUB_CODE,
+        inputs,
+        outputs,
+        max_batch_size=MAX_BATCH_SIZE,
+        settings=[f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}"],
+    )
+
+
+def write_ensemble(repository: Path) -> None:
+    """add_sub, a model that multiplies, and the ensemble in which the second gets what comes out of the first."""
+    write_add_sub(repository, [ADD_SUB])
+    _write(repository, MULTIPLY, _MULTIPLY_CODE, {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4})
+    pair = {"INPUT0": "INPUT0", "INPUT1": "INPUT1"}
+    steps = [
+        (ADD_SUB, pair, {"OUTPUT0": "sum", "OUTPUT1": "difference"}),
+        (MULTIPLY, {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT0": "OUTPUT0"}),
+    ]
+    _write_ensemble(repository, ADD_SUB_MULTIPLY, dict.fromkeys(pair, 4), {"OUTPUT0": 4}, steps)
+
+
+def write_chain(repository: Path) -> None:
+    """identity, and the ensemble that sends one tensor through as many models of that kind, each in its own process."""
+    _write_identity(repository)
+    steps = []
+    for number in range(CHAINED_STEPS):
+        name = f"{IDENTITY}_{number}"
+        _write(repository, name, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1})
+        before = f"after_{number - 1}" if number else "INPUT0"
+        after = f"after_{number}" if number < CHAINED_STEPS - 1 else "OUTPUT0"
+        steps.append((name, {"INPUT0": before}, {"OUTPUT0": after}))
+    _write_ensemble(repository, IDENTITY_CHAIN, {"INPUT0": -1}, {"OUTPUT0": -1}, steps)
+
+
 def _write_identity(repository: Path) -> None:
     _write(repository, IDENTITY, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1})
 
@@ -247,17 +312,40 @@ def _write(
     *,
     datatype: str = _FP32,
     decoupled: bool = False,
+    max_batch_size: int = 0,
+    settings: Sequence[str] = (),
 ) -> None:
-    """Write one model of one-dimensional tensors, given by name and size; -1 is any size."""
+    """Write one model of one-dimensional tensors, given by name and size; -1 is any size. It may be there already."""
     version = repository / name / "1"
-    version.mkdir(parents=True)
+    version.mkdir(parents=True, exist_ok=True)
     (version / "model.py").write_text(code, encoding="utf-8")
-    lines = ['backend: "python"', "max_batch_size: 0"]
-    for kind, tensors in (("input", inputs), ("output", outputs)):
-        lines += [
-            f'{kind} {{ name: "{tensor}" data_type: {datatype} dims: [ {dims} ] }}' for tensor, dims in tensors.items()
-        ]
+    lines = ['backend: "python"', f"max_batch_size: {max_batch_size}", *_signature(inputs, outputs, datatype)]
     if decoupled:
         lines.append("model_transaction_policy { decoupled: true }")
     lines.append("instance_group { count: 1 kind: KIND_CPU }")
-    (repository / name / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _write_config(repository / name, [*lines, *settings])
+
+
+def _write_ensemble(
+    repository: Path, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], steps: Sequence[_Step]
+) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    lines = ['platform: "ensemble"', "max_batch_size: 0", *_signature(inputs, outputs, _FP32)]
+    lines.append("ensemble_scheduling {")
+    for model, input_map, output_map in steps:
+        maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in input_map.items()]
+        maps += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in output_map.items()]
+        lines.append(f'step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}')
+    _write_config(repository / name, [*lines, "}"])
+
+
+def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int], datatype: str) -> list[str]:
+    return [
+        f'{kind} {{ name: "{tensor}" data_type: {datatype} dims: [ {dims} ] }}'
+        for kind, tensors in (("input", inputs), ("output", outputs))
+        for tensor, dims in tensors.items()
+    ]
+
+
+def _write_config(model: Path, lines: Sequence[str]) -> None:
+    (model / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from tests.bench.footprint import FootprintSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import Plan
+from tests.bench.queue_cost import QueueSample
 from tests.bench.startup import StartSample
 from tests.bench.turns import LoadSample
 
@@ -30,11 +31,15 @@ class Results:
     plan: Plan
     machine: dict[str, str]
     ladder: list[LoadSample] = field(default_factory=list)
+    batched: list[LoadSample] = field(default_factory=list)
     large: list[LoadSample] = field(default_factory=list)
     growth: list[GrowthSample] = field(default_factory=list)
     calls: list[LoadSample] = field(default_factory=list)
+    ensemble: list[LoadSample] = field(default_factory=list)
+    chain: list[LoadSample] = field(default_factory=list)
     stream: list[LoadSample] = field(default_factory=list)
     strings: list[LoadSample] = field(default_factory=list)
+    queues: list[QueueSample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
@@ -46,17 +51,20 @@ class Results:
 
     def loads(self, server: str, workload: str, connections: int) -> dict[int, LoadResult]:
         """The windows of one server under one load, by round."""
+        samples = (*self.ladder, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
         return {
             sample.round: sample.result
-            for sample in (*self.ladder, *self.large, *self.calls, *self.stream, *self.strings)
+            for sample in (*samples, *self.stream, *self.strings)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
 
-    def added(self, server: str, workload: str, value: Callable[[LoadResult], float]) -> dict[int, float]:
-        """What a server's model that calls add_sub takes over add_sub itself, by round."""
-        direct = self.loads(server, bodies.DIRECT, 1)
-        calling = self.loads(server, workload, 1)
-        return {round_: value(calling[round_]) - value(direct[round_]) for round_ in calling if round_ in direct}
+    def added(
+        self, server: str, workload: str, value: Callable[[LoadResult], float], *, over: str = bodies.DIRECT
+    ) -> dict[int, float]:
+        """What a server takes for a request beyond what it takes for a simpler one, by round."""
+        simple = self.loads(server, over, 1)
+        whole = self.loads(server, workload, 1)
+        return {round_: value(whole[round_]) - value(simple[round_]) for round_ in whole if round_ in simple}
 
     def start_seconds(self, server: str, models: int) -> dict[int, float]:
         """How long the starts of one server with so many models took, by round."""

@@ -24,10 +24,15 @@ CPU_VERSUS_REFERENCE = 0.4
 HOST_CPU_VERSUS_ECHO = 1.2
 THROUGHPUT_VERSUS_REFERENCE = 2.0
 LATENCY_VERSUS_REFERENCE = 1.0
+BATCHED_THROUGHPUT_VERSUS_REFERENCE = 1.3
+BATCHED_CPU_VERSUS_REFERENCE = 0.6
 CALL_VERSUS_REFERENCE = 0.5
+STEP_VERSUS_REFERENCE = 0.6
+CHAIN_VERSUS_REFERENCE = 1.0
 STREAM_VERSUS_REFERENCE = 1.0
 STRINGS_VERSUS_REFERENCE = 0.2
 BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
+LONG_QUEUE_VERSUS_SHORT = 2.0
 START_OVER_IMPORT_S = 0.3
 ONE_MORE_MODEL_S = 0.2
 ONE_MORE_STUB_BYTES = 20 * MB
@@ -51,9 +56,12 @@ def judge(results: Results) -> list[Verdict]:
     """Judge every target for which this run has the samples."""
     return [
         *_load_verdicts(results),
+        *_batched_verdicts(results),
         *_call_verdicts(results),
+        *_ensemble_verdicts(results),
         *_stream_and_string_verdicts(results),
         *_large_verdicts(results),
+        *_queue_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
         *_footprint_verdicts(results),
@@ -86,15 +94,43 @@ def _load_verdicts(results: Results) -> Iterator[Verdict]:
         )
 
 
+def _batched_verdicts(results: Results) -> Iterator[Verdict]:
+    connections = results.plan.batched_connections
+    name = f"{bodies.BATCHED}, {connections} connections"
+    yield from _at_least(
+        f"{name}: infer/s against the reference's",
+        _ratios(results, bodies.BATCHED, connections, servers.REFERENCE, lambda r: r.infer_per_s),
+        BATCHED_THROUGHPUT_VERSUS_REFERENCE,
+    )
+    yield from _at_most(
+        f"{name}: CPU of host + stub against the reference's",
+        _ratios(results, bodies.BATCHED, connections, servers.REFERENCE, _cpu_us),
+        BATCHED_CPU_VERSUS_REFERENCE,
+    )
+
+
 def _call_verdicts(results: Results) -> Iterator[Verdict]:
     for figure, value in (("p50", _p50_us), ("CPU of host + stubs", _cpu_us)):
-        own = results.added(servers.PYBACKEND, bodies.ONE_CALL, value)
-        others = results.added(servers.REFERENCE, bodies.ONE_CALL, value)
         yield from _at_most(
             f"{bodies.ONE_CALL}, 1 connection: {figure} that the call adds against the reference's",
-            # In a window as short as the quick benchmark's noise may eat up all that a call adds: that is no ratio.
-            [own[round_] / others[round_] for round_ in own if others.get(round_, 0) > 0],
+            _ratios_of_added(results, bodies.ONE_CALL, bodies.DIRECT, value),
             CALL_VERSUS_REFERENCE,
+        )
+
+
+def _ensemble_verdicts(results: Results) -> Iterator[Verdict]:
+    for figure, value in (("p50", _p50_us), ("CPU of host + stubs", _cpu_us)):
+        yield from _at_most(
+            f"{bodies.TWO_STEPS}, 1 connection: {figure} over {bodies.ONE_STEP} against the reference's",
+            _ratios_of_added(results, bodies.TWO_STEPS, bodies.ONE_STEP, value),
+            STEP_VERSUS_REFERENCE,
+        )
+    chain = bodies.chain_name(results.plan.chain_bytes)
+    for figure, value in (("p50", _p50_us), ("CPU of host + stubs", _cpu_us)):
+        yield from _at_most(
+            f"{chain}: {figure} against the reference's",
+            _ratios(results, chain, 1, servers.REFERENCE, value),
+            CHAIN_VERSUS_REFERENCE,
         )
 
 
@@ -129,6 +165,16 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
                 f"{grown / MB:.1f} MB",
                 grown <= sample.in_flight_bytes + GROWTH_SLACK_BYTES,
             )
+
+
+def _queue_verdicts(results: Results) -> Iterator[Verdict]:
+    cpu_us = {(sample.waiting, sample.round): sample.cpu_us for sample in results.queues}
+    short, long = min(results.plan.queue_lengths), max(results.plan.queue_lengths)
+    yield from _at_most(
+        f"a queue of {long:,} requests with deadlines and priorities: CPU per request against one of {short:,}",
+        [cpu_us[long, round_] / own for (waiting, round_), own in cpu_us.items() if waiting == short],
+        LONG_QUEUE_VERSUS_SHORT,
+    )
 
 
 def _call_memory_verdicts(results: Results) -> Iterator[Verdict]:
@@ -195,6 +241,13 @@ def _ratios(
     own = results.loads(servers.PYBACKEND, workload, connections)
     others = results.loads(other, workload, connections)
     return [value(own[round_]) / value(others[round_]) for round_ in own if round_ in others]
+
+
+def _ratios_of_added(results: Results, workload: str, over: str, value: Callable[[LoadResult], float]) -> list[float]:
+    own = results.added(servers.PYBACKEND, workload, value, over=over)
+    others = results.added(servers.REFERENCE, workload, value, over=over)
+    # In a window as short as the quick benchmark's noise may eat up all that is added: that is no ratio.
+    return [own[round_] / others[round_] for round_ in own if others.get(round_, 0) > 0]
 
 
 def _differences(left: dict[int, float], right: dict[int, float]) -> list[float]:

@@ -13,6 +13,9 @@ from tests.bench.bodies import Workload
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     repository = tmp_path_factory.mktemp("models")
     writers: list[Callable[[Path], None]] = [
+        repositories.write_ensemble,
+        repositories.write_batched,
+        repositories.write_chain,
         repositories.write_calls,
         repositories.write_stream,
         repositories.write_strings,
@@ -33,6 +36,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         bodies.identity_binary(1 << 20),
         bodies.bls_add_sub(),
         bodies.bls_gather(),
+        bodies.add_sub_batched(),
+        bodies.one_step(),
+        bodies.two_steps(),
+        bodies.identity_step(1 << 20),
+        bodies.identity_chain(1 << 20),
         bodies.stream(),
         bodies.strings(),
         bodies.large_calls(3, 1 << 20),

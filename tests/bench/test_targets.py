@@ -10,6 +10,7 @@ from tests.bench.footprint import FootprintSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import FULL, MB
 from tests.bench.procstat import Memory, PeakMemory
+from tests.bench.queue_cost import QueueSample
 from tests.bench.results import Results
 from tests.bench.startup import StartSample
 from tests.bench.turns import LoadSample
@@ -111,6 +112,56 @@ def test_strings_are_judged_by_the_client_s_time(own_us: float, verdict: bool) -
         one_client(servers.REFERENCE, bodies.STRINGS, 0, p50_us=1000.0),
     ]
     assert [each.met for each in targets.judge(results(strings=strings))] == [verdict]
+
+
+def test_a_step_is_judged_without_the_one_before_it() -> None:
+    ensemble = [
+        one_client(servers.PYBACKEND, bodies.ONE_STEP, 0, p50_us=200.0, host_cpu_us=90.0),
+        one_client(servers.PYBACKEND, bodies.TWO_STEPS, 0, p50_us=300.0, host_cpu_us=190.0),
+        one_client(servers.REFERENCE, bodies.ONE_STEP, 0, p50_us=250.0, host_cpu_us=100.0),
+        one_client(servers.REFERENCE, bodies.TWO_STEPS, 0, p50_us=450.0, host_cpu_us=200.0),
+    ]
+    # add_sub of the calls' section is another moment's: it must not be taken off.
+    calls = [one_client(servers.PYBACKEND, bodies.DIRECT, 0, p50_us=290.0)]
+    measured = results(ensemble=ensemble, calls=calls)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("0.50x", True), ("1.00x", False)]
+    assert "| ensemble: add_sub, multiply | pybackend | 300 | 200 | 190.0 | 10.0 | 200.0 | 100 | 100.0 |" in (
+        report.render(measured)
+    )
+
+
+def test_a_chain_of_steps_is_judged_as_a_whole() -> None:
+    name = bodies.chain_name(FULL.chain_bytes)
+    chain = [
+        one_client(servers.PYBACKEND, name, 0, p50_us=900.0, host_cpu_us=70.0),
+        one_client(servers.REFERENCE, name, 0, p50_us=1000.0, host_cpu_us=30.0),
+    ]
+    assert [verdict.met for verdict in targets.judge(results(chain=chain))] == [True, False]
+
+
+def test_batches_are_judged_by_throughput_and_cpu() -> None:
+    batched = [
+        LoadSample(server, bodies.BATCHED, 64, 0, dataclasses.replace(WINDOW, connections=64, infer_per_s=per_s))
+        for server, per_s in ((servers.PYBACKEND, 650.0), (servers.REFERENCE, 500.0))
+    ]
+    measured = results(batched=batched)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("1.30x", True), ("1.00x", False)]
+    assert "### Batches" in report.render(measured)
+
+
+def test_a_long_queue_is_judged_by_the_shortest_of_the_same_round() -> None:
+    queues = [
+        QueueSample(100, 0, 100_000, 2.0),
+        QueueSample(10_000, 0, 100_000, 9.0),
+        QueueSample(100_000, 0, 100_000, 3.0),
+        QueueSample(100_000, 1, 100_000, 12.0),
+        QueueSample(100, 1, 100_000, 4.0),
+    ]
+    measured = results(queues=queues)
+    assert [verdict.measured for verdict in targets.judge(measured)] == ["2.25x (1.50 to 3.00)"]
+    assert "| 10,000 | 9.00 | 9.00 to 9.00 | 1 |" in report.render(measured)
 
 
 def test_a_stream_may_cost_no_more_than_the_reference_s() -> None:

@@ -11,6 +11,9 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 
+_FEW = 64
+"""Deadlines of requests that have left, which are not worth the work."""
+
 
 class _Level:
     """The requests of one priority.
@@ -86,6 +89,8 @@ class RequestQueue:
     @property
     def next_deadline_ns(self) -> int:
         """When the next request will have waited for too long; 0 if none ever will."""
+        if len(self._deadlines) > 2 * self._count + _FEW:  # most are those of requests that have left
+            self._forget_the_gone()
         while self._deadlines and not self._is_current(self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else 0
@@ -122,10 +127,17 @@ class RequestQueue:
             return 0
         deadline_ns = pending.request.queued_ns + timeout_us * 1000
         heapq.heappush(self._deadlines, (deadline_ns, next(self._numbers), pending))
-        if len(self._deadlines) > 2 * self._count + 64:  # most are those of requests that have left
-            self._deadlines = [entry for entry in self._deadlines if self._is_current(entry)]
-            heapq.heapify(self._deadlines)
         return deadline_ns
+
+    def _forget_the_gone(self) -> None:
+        """Keep the deadlines of those who wait. To take the others off the heap one by one costs several times as much."""
+        self._deadlines = [
+            (deadline_ns, next(self._numbers), pending)
+            for level in self._levels
+            for pending, deadline_ns in level.fresh.items()
+            if deadline_ns
+        ]
+        heapq.heapify(self._deadlines)
 
     def _is_current(self, entry: tuple[int, int, PendingRequest]) -> bool:
         return self._level(entry[2]).fresh.get(entry[2]) == entry[0]
