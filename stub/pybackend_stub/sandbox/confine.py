@@ -1,0 +1,184 @@
+"""Takes away from this process what its model is not to have, layer by layer, in the one order that works.
+
+Everything here binds the calling thread and what it starts later, so it has to run while there is one thread: before numpy,
+whose libraries start some, and before any code of a model. What needs privileges comes first, then they go; the filter of
+system calls comes last, because it refuses what the steps before it need.
+"""
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import struct
+from typing import Callable, Dict, Iterable
+
+from pybackend_stub.sandbox import landlock, seccomp
+from pybackend_stub.sandbox.kernel import MACHINE, parent_signal, prctl, syscall
+from pybackend_stub.sandbox.seccomp_numbers import MACHINES
+from pybackend_wire.confinement import STRICT, Confinement
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION = 0x20080522
+_MOST_CAPABILITIES = 64
+
+
+class ConfinementError(Exception):
+    """This process must not go on: a layer without which it is not to run is not in force."""
+
+
+def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
+    """Confine this process for the rest of its life.
+
+    Args:
+        confinement: what it may do.
+        keep: descriptors that stay open, beside the standard ones.
+
+    Returns:
+        Every layer, with why it is not in force, or an empty text.
+
+    Raises:
+        ConfinementError: there is more than one thread, or a layer that is required cannot be had.
+    """
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise ConfinementError("a process can only be confined while it has one thread")
+    report = _Report(confinement.left_out)
+    report.layer("descriptors", lambda: _close_others({0, 1, 2, *keep}))
+    if confinement.umask >= 0:
+        os.umask(confinement.umask)
+    report.layer("limits", lambda: _limit(confinement.limits))
+    report.layer("memory_pressure", lambda: _offer_to_the_kernel(confinement.oom_score_adj))
+    asked, parent = parent_signal(), os.getppid()
+    report.layer("capabilities", _leave_bounding_set)
+    if confinement.uid >= 0:
+        report.layer("uid", lambda: _become(confinement.uid, confinement.gid))
+    elif "uid" not in report:
+        report["uid"] = "it shares the user of the host"
+    report.layer("capabilities", _drop_capabilities)
+    report.layer("parent", lambda: _stay_with_parent(asked, parent))
+    report.layer("no_new_privileges", lambda: prctl(_PR_SET_NO_NEW_PRIVS, 1))
+    _set_environment(confinement)
+    known = landlock.version()
+    report.layer("files", lambda: _restrict_files(known, confinement))
+    report.layer("signals", lambda: _check_scopes(known, report))
+    report.layer("memory", lambda: _hide_memory(confinement, report))
+    report.layer("system_calls", lambda: seccomp.install(confinement, known >= landlock.SCOPES))
+    missing = [name for name in confinement.required if report.get(name)]
+    if missing:
+        raise ConfinementError("; ".join(f"{name}: {report[name]}" for name in missing))
+    return report
+
+
+class _Report(Dict[str, str]):
+    def layer(self, name: str, apply: "Callable[[], object]") -> None:
+        """Apply a layer and note how that went; one that is known to be missing stays so."""
+        if self.get(name):
+            return
+        try:
+            apply()
+            self[name] = ""
+        except (OSError, ValueError) as error:
+            self[name] = getattr(error, "strerror", None) or str(error)
+
+
+def _close_others(kept: "set[int]") -> None:
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in kept:
+            try:
+                os.close(number)
+            except OSError as error:
+                if error.errno != errno.EBADF:  # the listing's own
+                    raise
+
+
+def _limit(limits: "Dict[str, int]") -> None:
+    for name, value in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def _offer_to_the_kernel(least: int) -> None:
+    if least:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as score:
+            present = int(score.read())
+            if present < least:
+                score.seek(0)
+                score.write(str(least))
+
+
+def _leave_bounding_set() -> None:
+    """What no program that is started later can have either; only the privileged have to, and are able to."""
+    if os.geteuid() == 0:
+        for capability in range(_MOST_CAPABILITIES):
+            try:
+                prctl(_PR_CAPBSET_DROP, capability)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # there are no more
+                    return
+                raise
+
+
+def _become(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def _drop_capabilities() -> None:
+    machine = MACHINES.get(MACHINE)
+    if machine is None:
+        raise OSError(errno.ENOSYS, f"not known how on machines of type {MACHINE}")
+    try:
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    except OSError:
+        pass  # a kernel that knows no ambient capabilities
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    none = ctypes.create_string_buffer(24)
+    syscall(machine.capset, ctypes.create_string_buffer(header, len(header)), none)
+
+
+def _stay_with_parent(asked: int, parent: int) -> None:
+    """Ask for the signal again that a change of user has cancelled; the parent may have died meanwhile."""
+    if not asked:
+        raise OSError(errno.ENOTSUP, "it was not asked for before")
+    prctl(_PR_SET_PDEATHSIG, asked)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _set_environment(confinement: Confinement) -> None:
+    changed = confinement.environment(os.environ)
+    for name in set(os.environ) - set(changed):
+        del os.environ[name]
+    os.environ.update(changed)
+
+
+def _restrict_files(known: int, confinement: Confinement) -> None:
+    if not known:
+        raise OSError(
+            errno.ENOSYS, "the kernel has no Landlock (Linux 5.13), or something around the server forbids it"
+        )
+    landlock.restrict(known, confinement.paths, confinement.network)
+    if confinement.canary:
+        try:
+            os.close(os.open(confinement.canary, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                return
+            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {confinement.canary}") from error
+        raise OSError(errno.EPERM, f"{confinement.canary} can be opened although it must not be")
+
+
+def _check_scopes(known: int, report: "Dict[str, str]") -> None:
+    if report["files"] or known < landlock.SCOPES:
+        raise OSError(errno.ENOSYS, f"the kernel's Landlock is version {known}, this takes version 6 (Linux 6.12)")
+
+
+def _hide_memory(confinement: Confinement, report: "Dict[str, str]") -> None:
+    """From processes of the same user. Tools of the operator's stay welcome where something else keeps models out."""
+    protected = not report["uid"] or not report["files"]
+    visible = confinement.level != STRICT and protected
+    prctl(_PR_SET_DUMPABLE, int(visible))

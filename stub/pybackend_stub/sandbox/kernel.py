@@ -1,0 +1,51 @@
+"""System calls that Python has no function for, by number, through libc."""
+
+import ctypes
+import os
+from typing import Any
+
+MACHINE = os.uname().machine
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def syscall(number: int, *arguments: "Any") -> int:
+    """Call the kernel; whole numbers go as they are wide in a register, anything else as ctypes passes it.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *passed))
+    if result < 0:
+        raise _error()
+    return result
+
+
+def prctl(option: int, value: int = 0, second: int = 0) -> int:
+    """Read or change an attribute of this process.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    words = [ctypes.c_ulong(word) for word in (value, second, 0, 0)]
+    result = int(_libc.prctl(option, *words))
+    if result < 0:
+        raise _error()
+    return result
+
+
+def parent_signal() -> int:
+    """The signal that this process gets when its parent dies, 0 for none."""
+    number = ctypes.c_int(0)
+    _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+_PR_GET_PDEATHSIG = 2
