@@ -137,7 +137,7 @@ def held(model: Model) -> dict[str, int]:
     """What a model holds for requests: input and output memory, requests, and the ensembles that are not through with it."""
     found = {"requests": model._open_requests, "holds": model._holds}
     if isinstance(model, EnsembleModel):
-        found |= {"input bytes": model._arena.used_bytes, "runs": len(model._runs)}
+        found |= {"input bytes": model._arena.used_bytes, "runs": len(model._runs), "lookups": len(model._looked_up)}
     elif isinstance(model, PythonModel):
         sessions = [instance.session for instance in model.instances if instance.session is not None]
         blocks = [len(segment.held) for session in sessions for segment in session.outputs._segments.values()]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
@@ -23,6 +23,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
+from pybackend.modelconfig.schema import ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class CachedModel(Protocol):
     """The model, as far as its cache cares."""
 
     version: str
+    config: ModelConfig
+    digest: bytes
     statistics: ModelStatistics
 
     def enqueue(self, pending: PendingRequest) -> None:
@@ -58,7 +61,7 @@ class CachedAnswers:
 
     Args:
         cache: shared with other models.
-        identity: see :func:`identity_of`.
+        identity: tells its answers from those of all other versions, and from its own before it was changed.
         model: executes what is not in the cache.
     """
 
@@ -151,15 +154,38 @@ class CachedAnswers:
             statistics.cache_hit_ns += took_ns
 
 
-def identity_of(cache: ResponseCache, source: ModelSource, config_json: str) -> bytes:
-    """What tells a version's responses from those of all others, and from its own before it was changed.
+def cached_answers(cache: ResponseCache | None, model: CachedModel) -> CachedAnswers | None:
+    """The cached answers of a version, from now on; None if its requests are all to be executed.
 
-    Each load has another one; where servers share a cache, the same code with the same configuration has the same.
+    Those that it gave before are forgotten, unless servers share the cache and its digest is what it was.
+
+    Args:
+        cache: the server's, if it has one.
+        model: its configuration is finished.
     """
-    if not cache.stable_keys:
-        return os.urandom(16)
+    if cache is None or not model.config.response_cache_enabled:
+        return None
+    return CachedAnswers(cache, model.digest if cache.stable_keys else os.urandom(16), model)
+
+
+def warn_without_cache(cache: ResponseCache | None, config: ModelConfig) -> None:
+    """Say that a model wants a cache and the server has none."""
+    if cache is None and config.response_cache_enabled:
+        text = "the server has no cache, every request is executed: --cache-config=local,size=BYTES gives it one"
+        log.warning("model '%s' enables response_cache, but %s (%s)", config.name, text, config.source)
+
+
+def version_digest(source: ModelSource, config: ModelConfig, parts: Iterable[bytes] = ()) -> bytes:
+    """What tells a version from all others, and from itself before it was changed, on every server. Blocking.
+
+    Args:
+        source: where it lies.
+        config: finished.
+        parts: the digests of the models that it consists of, if it has no code.
+    """
+    code = parts if config.is_ensemble else [source.model_file.read_bytes()]
     digest = blake2b(digest_size=16)
-    for part in (source.name.encode(), b"%d" % source.version, config_json.encode(), source.model_file.read_bytes()):
+    for part in (source.name.encode(), b"%d" % source.version, config.to_json().encode(), *code):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

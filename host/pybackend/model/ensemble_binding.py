@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pybackend.model.cached_answers import CachedAnswers
 from pybackend.model.ensemble_plan import ONCE, EnsemblePlan
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.ensemble import EnsembleStep
@@ -22,15 +23,23 @@ class EnsembleBinding:
         steps: of the ensemble.
         models: for each step, the version that runs it.
         signature: of the ensemble.
+        answers: those that these versions gave before; None if requests are always executed.
     """
 
-    def __init__(self, steps: Sequence[EnsembleStep], models: Sequence[Model], signature: ModelSignature) -> None:
+    def __init__(
+        self,
+        steps: Sequence[EnsembleStep],
+        models: Sequence[Model],
+        signature: ModelSignature,
+        answers: CachedAnswers | None = None,
+    ) -> None:
         self._steps = steps
         self._models = models
         self._outputs = tuple(signature.outputs)
         self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
         self._users = 0
         self._let_go: list[Callable[[], None]] = []
+        self.answers = answers
         self.models: Sequence[Model] = tuple(dict.fromkeys(models))
 
     @property

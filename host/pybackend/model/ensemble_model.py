@@ -13,6 +13,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.ipc.arena import ArenaLease, TensorArena
+from pybackend.model.cached_answers import cached_answers, version_digest, warn_without_cache
 from pybackend.model.door import ModelDoor
 from pybackend.model.ensemble_binding import EnsembleBinding
 from pybackend.model.ensemble_run import EnsembleRun
@@ -20,7 +21,7 @@ from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.modelconfig.ensemble import EnsembleStep, most_inflight, steps_of, with_decoupled
-from pybackend.modelconfig.ensemble_connections import validate_connections
+from pybackend.modelconfig.ensemble_connections import validate_cache, validate_connections
 from pybackend.modelconfig.labels import Labels, read_labels
 from pybackend.modelconfig.signature import signature_of
 
@@ -38,7 +39,7 @@ class EnsembleModel(Model):
     def __init__(self, source: ModelSource, door: ModelDoor) -> None:
         super().__init__(source.name, source.version, source.config)
         self._configured = source.config
-        self._directory = source.directory
+        self._source = source
         self._labels: Labels | None = None
         self._door = door
         self._steps = steps_of(source.config)
@@ -47,6 +48,7 @@ class EnsembleModel(Model):
         self._fault: ModelLoadError | None = None
         self._lacks_unloaded = False
         self._runs: dict[EnsembleRun, EnsembleBinding] = {}
+        self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
         self._arena = TensorArena(source.memory_limit_bytes, source.name)
 
     # Life
@@ -60,6 +62,7 @@ class EnsembleModel(Model):
         started_ns = time.monotonic_ns()
         for warning in self._configured.warnings:
             log.warning("%s", warning)
+        warn_without_cache(self._source.cache, self._configured)
         self.revise()
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         if self._fault is not None:
@@ -68,11 +71,11 @@ class EnsembleModel(Model):
     def revise(self) -> bool:
         """See which versions run the steps now: some model was loaded or unloaded. True if that changes how this one serves.
 
-        Requests that have begun go on with the versions that they began with.
+        What was kept of its responses is not used any more. Requests that have begun go on with the versions that they began with.
         """
         if self.is_unloaded:
             return False
-        before = (self.state, self.config.decoupled)
+        before = (self.state, self._binding)
         try:
             self._bind()
         except ModelLoadError as error:
@@ -81,12 +84,12 @@ class EnsembleModel(Model):
         else:
             self._fault = None
             self.state, self.reason = ModelState.READY, ""
-        return before != (self.state, self.config.decoupled)
+        return before != (self.state, self._binding)
 
     def _bind(self) -> None:
         """Raises ModelLoadError: a part is not available, or does not fit."""
         if self._labels is None:
-            self._labels = read_labels(self._configured, self._directory)
+            self._labels = read_labels(self._configured, self._source.directory)
             self.signature = signature_of(self._configured, self._labels)
         models: list[Model] = []
         self._lacks_unloaded = False
@@ -98,7 +101,11 @@ class EnsembleModel(Model):
         validate_connections(self._configured, [model.config for model in models])
         streams = any(model.config.decoupled for model in models)
         self.config = with_decoupled(self._configured) if streams else self._configured
-        self._binding = EnsembleBinding(self._steps, models, self.signature)
+        validate_cache(self.config, [each.config for model in models for each in model.runs_in])
+        cache = self._source.cache
+        if cache is not None and cache.stable_keys:
+            self.digest = version_digest(self._source, self._configured, [model.digest for model in models])
+        self._binding = EnsembleBinding(self._steps, models, self.signature, cached_answers(cache, self))
 
     def _absence(self, step: EnsembleStep) -> ModelLoadError:
         """Why a step cannot be run, or that several others are unknown, too."""
@@ -152,6 +159,9 @@ class EnsembleModel(Model):
         """Wait for what was taken; True if it was answered in time."""
         self.state = ModelState.UNLOADING
         drained = await self._drained_within(drain_timeout_s)
+        for answers in {binding.answers for binding in self._looked_up.values()}:
+            if answers is not None:
+                await answers.finish()
         for run in list(self._runs):
             what = f"the request to model '{self.name}' was still running when it was unloaded"
             run.abort(InferenceError(what, ErrorCode.UNAVAILABLE))
@@ -251,12 +261,34 @@ class EnsembleModel(Model):
             raise not_ready(self.name, self.version, self.reason)
         pending = PendingRequest(request, on_response, _never)
         request.queued_ns = time.monotonic_ns()
-        run = EnsembleRun(self, self._door, binding.plan(request.requested_outputs), self._most_inflight, pending)
         binding.enter()
-        self._runs[run] = binding
         self._take(pending)
-        run.start()
+        if binding.answers is None:
+            self._run(pending, binding)
+        else:
+            self._looked_up[pending] = binding
+            binding.answers.submit(pending)
         return pending
+
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Have a request executed that the cache does not answer."""
+        self._run(pending, self._looked_up.pop(pending))
+
+    def _run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
+        plan = binding.plan(pending.request.requested_outputs)
+        run = EnsembleRun(self, self._door, plan, self._most_inflight, pending)
+        self._runs[run] = binding
+        run.start()
+
+    def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """A request is answered from the cache."""
+        self._looked_up.pop(pending).leave()
+        super().on_hit(pending, response)
+
+    def on_dropped(self, pending: PendingRequest) -> None:
+        """A request was cancelled before it was looked up."""
+        self._looked_up.pop(pending).leave()
+        super().on_dropped(pending)
 
     def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
         """A request has got a response."""
@@ -284,4 +316,4 @@ class EnsembleModel(Model):
 
 
 def _never(_pending: PendingRequest) -> None:
-    """A request to an ensemble never waits: it is told to its run that nobody waits for it."""
+    """A request to an ensemble never waits: its run is told that nobody waits for it, and whoever looks it up sees it."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import CANCELLED, PendingRequest, failure
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.model.statistics import ModelStatistics
+from pybackend.model.statistics import FailureReason, ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.modelconfig.signature import ModelSignature, signature_of
 
@@ -46,6 +47,7 @@ class Model(ABC):
         reason: why it is not available, ``""`` if it is.
         failure: what requests are told if it did serve once and cannot any more.
         statistics: what it has done so far.
+        digest: tells its code and configuration from all others, on every server; empty where no cache asks for that.
     """
 
     may_recover: ClassVar[bool] = False
@@ -60,6 +62,7 @@ class Model(ABC):
         self.reason = ""
         self.failure: InferenceError | None = None
         self.statistics = ModelStatistics()
+        self.digest = b""
         self._open_requests = 0
         self._client_requests = 0
         self._holds = 0
@@ -227,6 +230,36 @@ class Model(ABC):
         pending.answered = True
         self._deliver(pending, response)
         self._wake()
+
+    def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """A request is answered from the cache."""
+        pending.request.release()
+        self.statistics.success_count += 1
+        self.statistics.success_ns += time.monotonic_ns() - pending.request.queued_ns
+        self._answer(pending, response)
+
+    def on_dropped(self, pending: PendingRequest) -> None:
+        """A request was cancelled before it was looked up."""
+        self._drop_cancelled(pending)
+
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """Requests that were taken are not executed after all: they are answered."""
+        self._fail(batch, error, FailureReason.REJECTED)
+
+    def _fail(self, batch: Sequence[PendingRequest], error: InferenceError, reason: FailureReason) -> None:
+        for pending in batch:
+            pending.request.release()
+            if pending.is_filler:
+                continue
+            self.statistics.failures[reason] += 1
+            self._answer(pending, failure(pending.request, self.version, error))
+
+    def _drop_cancelled(self, pending: PendingRequest) -> None:
+        pending.answered, pending.succeeded = True, False
+        self.statistics.failures[FailureReason.CANCELED] += 1
+        pending.request.release()
+        response = failure(pending.request, self.version, CANCELLED)
+        asyncio.get_running_loop().call_soon(self._answer, pending, response)
 
     def _wake(self) -> None:
         """Whoever waits for the model's end sees whether that has come."""

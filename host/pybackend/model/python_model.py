@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import CANCELLED, PendingRequest, failure
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
@@ -22,7 +22,7 @@ from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSettings, unhealthy
 from pybackend.instance.stub_process import StubLauncher
 from pybackend.ipc.arena import ArenaLease, TensorArena
-from pybackend.model.cached_answers import CachedAnswers, identity_of
+from pybackend.model.cached_answers import CachedAnswers, cached_answers, version_digest, warn_without_cache
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_error
 from pybackend.model.source import ModelSource
@@ -105,8 +105,11 @@ class PythonModel(Model):
         self._hidden_outputs = hidden_outputs(self.config)
         for warning in self.config.warnings:
             log.warning("%s", warning)
-        if self.config.response_cache_enabled:
-            self._answers = self._open_cache()
+        cache = self._source.cache
+        if cache is not None and cache.stable_keys:
+            self.digest = await asyncio.to_thread(version_digest, source, self.config)
+        warn_without_cache(cache, self.config)
+        self._answers = cached_answers(cache, self)
         self._warmup = await asyncio.to_thread(warmup_samples, self.config, self.signature, source.directory)
         specs = instances(self.config)
         for spec in specs[1:]:
@@ -128,14 +131,6 @@ class PythonModel(Model):
             limit = rate_limit_of(self.config, spec.group, spec.device_id)
             if isinstance(instance, LimitedInstance) and self._source.resources is not None and limit is not None:
                 instance.limit_by(self._source.resources, limit)
-
-    def _open_cache(self) -> CachedAnswers | None:
-        cache = self._source.cache
-        if cache is None:
-            text = "the server has no cache, every request is executed: --cache-config=local,size=BYTES gives it one"
-            log.warning("model '%s' enables response_cache, but %s (%s)", self.name, text, self.config.source)
-            return None
-        return CachedAnswers(cache, identity_of(cache, self._source, self.config.to_json()), self)
 
     def _instance(self, name: str) -> ModelInstance:
         make = ModelInstance if self._source.resources is None else LimitedInstance
@@ -304,17 +299,6 @@ class PythonModel(Model):
         assert self._scheduler is not None
         self._scheduler.enqueue(pending)
 
-    def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A request is answered from the cache."""
-        pending.request.release()
-        self.statistics.success_count += 1
-        self.statistics.success_ns += time.monotonic_ns() - pending.request.queued_ns
-        self._answer(pending, response)
-
-    def on_dropped(self, pending: PendingRequest) -> None:
-        """A request was cancelled before it was looked up."""
-        self._drop_cancelled(pending)
-
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """An instance has returned from ``execute``."""
         statistics = self.statistics
@@ -397,18 +381,6 @@ class PythonModel(Model):
         """The scheduler has put a batch together."""
         self.statistics.batches[reason] += 1
 
-    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        """An execution could not be sent: its requests are answered."""
-        self._fail(batch, error, FailureReason.REJECTED)
-
-    def _fail(self, batch: Sequence[PendingRequest], error: InferenceError, reason: FailureReason) -> None:
-        for pending in batch:
-            pending.request.release()
-            if pending.is_filler:
-                continue
-            self.statistics.failures[reason] += 1
-            self._answer(pending, failure(pending.request, self.version, error))
-
     def on_available(self) -> None:
         """An instance came back, or could not be brought back."""
         if self._scheduler is None:
@@ -451,13 +423,6 @@ class PythonModel(Model):
             return  # whoever looks it up sees that it is cancelled
         self._scheduler.remove(pending)
         self._drop_cancelled(pending)
-
-    def _drop_cancelled(self, pending: PendingRequest) -> None:
-        pending.answered, pending.succeeded = True, False
-        self.statistics.failures[FailureReason.CANCELED] += 1
-        pending.request.release()
-        response = failure(pending.request, self.version, CANCELLED)
-        asyncio.get_running_loop().call_soon(self._answer, pending, response)
 
     def _no_instance(self) -> InferenceError:
         cause = self._active[0].trouble

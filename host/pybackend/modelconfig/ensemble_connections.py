@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.ensemble import EnsembleStep, UnrelatedStreams, steps_of, stream_chains
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import ModelConfig, Scheduling
 
 
 def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> None:
@@ -23,6 +23,28 @@ def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> N
     """
     for text in _faults(config, steps_of(config), parts):
         raise ModelConfigError(f"{text} ({config.source})")
+
+
+def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
+    """See that an ensemble whose responses are to be kept has no part whose responses cannot be.
+
+    Args:
+        config: of the ensemble.
+        runs_in: the configurations of the models that its steps run in, in the end.
+
+    Raises:
+        ModelConfigError: INVALID_ARG, it has one.
+    """
+    for part in runs_in:
+        for reason, holds in (
+            ("sequence batching scheduler", part.scheduling is Scheduling.SEQUENCE_BATCHING),
+            ("'decoupled' transaction policy", part.decoupled),
+        ):
+            if holds and config.response_cache_enabled:
+                raise ModelConfigError(
+                    f"Response Cache does not currently support model {config.name} with {reason}. Please disable the "
+                    f"response cache. Its part '{part.name}' is such a model ({config.source})"
+                )
 
 
 def _faults(config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]) -> Iterator[str]:

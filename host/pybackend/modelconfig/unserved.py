@@ -47,8 +47,6 @@ def _refused(config: ModelConfig) -> list[tuple[str, str]]:
 
 def _ignored(config: ModelConfig) -> list[str]:
     ignored = []
-    if config.response_cache_enabled and config.is_ensemble:
-        ignored.append("the response_cache of an ensemble is not supported, its parts may have it")
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
         ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
     return ignored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,12 +71,12 @@ class Ensembles:
     def on_change(self, name: str) -> None:
         """Versions of a model have come or gone: the ensembles that need it serve with others, or not at all, or again."""
         self._unreadable.pop(name, None)
-        changed = [name]
+        changed = deque([name])
         while changed:
-            part = changed.pop()
+            part = changed.popleft()
             for other in self._entries:
                 affected = [model for model in self._versions(other) if part in model.part_names]
-                if [model for model in affected if model.revise()]:
+                if [model for model in affected if model.revise()] and other not in changed:
                     changed.append(other)
 
     # Circles

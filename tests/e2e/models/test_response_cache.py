@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.support.ensembles import step, write_ensemble
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
@@ -50,6 +51,15 @@ CACHED = "response_cache { enable: true }"
 SIZE_BYTES = 20_000_000
 
 
+def write_chain(repository, name, *parts):
+    """An ensemble that runs one model, or two, one after the other; it has a cache."""
+    first, last = parts[0], parts[-1]
+    steps = [step(first, {"IN": "IN"}, {"OUT": "x"}), step(last, {"IN": "x"}, {"COUNT": "COUNT", "OUT": "OUT"})]
+    matrix = ("TYPE_FP32", [-1, -1])
+    outputs = tensors(COUNT=("TYPE_STRING", [1]), OUT=matrix)
+    write_ensemble(repository, name, steps, tensors(IN=matrix), outputs, extra=f"max_batch_size: 4 {CACHED}")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("cached")
@@ -57,6 +67,7 @@ def server(tmp_path_factory):
     write_model(repository, "other", COUNTER, CONFIG + CACHED)
     write_model(repository, "batching", COUNTER, CONFIG + CACHED + " dynamic_batching { }")
     write_model(repository, "uncached", COUNTER, CONFIG)
+    write_chain(repository, "chain", "uncached")
     with serving(repository, flags=(f"--cache-config=local,size={SIZE_BYTES}",)) as server:
         yield server
 
@@ -116,6 +127,20 @@ def test_models_do_not_share(server):
     count(server, "other", array(4))
     assert metric(server, "nv_inference_exec_count", "other") == metric_before + 1
     assert count(server, "cached", array(4)) == ours
+
+
+@pytest.mark.spec("srv-R21", "srv-M04")
+def test_an_ensemble_is_answered_without_its_parts(server):
+    executed = metric(server, "nv_inference_exec_count", "uncached")
+    first = infer(server, "chain", {"IN": array(9)}, id="a")
+    second = infer(server, "chain", {"IN": array(9)}, id="b")
+    assert second["COUNT"].tolist() == first["COUNT"].tolist()
+    assert (first.document["id"], second.document["id"]) == ("a", "b")
+    assert metric(server, "nv_inference_exec_count", "uncached") == executed + 2
+    assert metric(server, "nv_inference_exec_count", "chain") == 1
+    assert metric(server, "nv_inference_request_success", "chain") == 2
+    assert metric(server, "nv_cache_num_hits_per_model", "chain") == 1
+    assert metric(server, "nv_cache_num_misses_per_model", "chain") == 1
 
 
 def test_without_response_cache_every_request_is_executed(server):
@@ -195,10 +220,38 @@ def test_combinations_that_are_refused(tmp_path):
         )
 
 
+@pytest.mark.spec("srv-R21")
+def test_ensembles_with_parts_that_cannot_be_cached(tmp_path):
+    write_model(tmp_path, "streaming", COUNTER, CONFIG + "model_transaction_policy { decoupled: true }")
+    write_model(tmp_path, "sequences", COUNTER, CONFIG + "sequence_batching { }")
+    write_model(tmp_path, "uncached", COUNTER, CONFIG)
+    write_chain(tmp_path, "streams", "uncached", "streaming")
+    write_chain(tmp_path, "remembers", "sequences")
+    write_ensemble(
+        tmp_path,
+        "around",
+        [step("within", {"IN": "IN"}, {"OUT": "OUT"})],
+        tensors(IN=("TYPE_FP32", [-1, -1])),
+        tensors(OUT=("TYPE_FP32", [-1, -1])),
+        extra=CACHED,
+    )
+    write_chain(tmp_path, "within", "sequences")
+    config = tmp_path / "within" / "config.pbtxt"
+    config.write_text(config.read_text().replace(CACHED, ""))
+    with serving(tmp_path, flags=("--exit-on-error=false", "--strict-readiness=false")) as server:
+        text = r"{0} *\| 1 *\| UNAVAILABLE: Invalid argument: Response Cache does not currently support model {0} with {1}. Please disable the response cache. Its part '{2}' is such a model"  # fmt: skip
+        server.wait_for(text.format("streams", "'decoupled' transaction policy", "streaming"))
+        server.wait_for(text.format("remembers", "sequence batching scheduler", "sequences"))
+        server.wait_for(text.format("around", "sequence batching scheduler", "sequences"))
+        assert server.get("/v2/models/within/ready").status == 200
+
+
 def test_a_server_without_a_cache_says_so(tmp_path):
     write_model(tmp_path, "cached", COUNTER, CONFIG + CACHED)
+    write_chain(tmp_path, "chain", "cached")
     with serving(tmp_path) as server:
         server.wait_for("model 'cached' enables response_cache, but the server has no cache, every request is executed")
+        server.wait_for("model 'chain' enables response_cache, but the server has no cache, every request is executed")
         assert count(server, "cached", array(1)) != count(server, "cached", array(1))
         assert "nv_cache_util" not in server.metrics()
 
