@@ -22,8 +22,8 @@ from pybackend.frontend.metrics import MetricsApp
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
+from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.resources import ResourceTable
-from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.model import ModelState
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.candidate import LoadOptions

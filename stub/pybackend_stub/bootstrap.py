@@ -1,14 +1,15 @@
 """From process start to the first word to the host: what has to hold before any code of a model runs.
 
-Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid>``, the first two being inherited descriptors. Needs only
-the standard library; numpy is imported where an import error can still be told to the host.
+Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid> <confinement>``; all but the pid are inherited descriptors,
+the last one -1 where nothing confines the process. Needs only the standard library; numpy is imported where an import error
+can still be told to the host.
 """
 
 import os
 import signal
 import sys
 import threading
-from typing import Any, List
+from typing import Any, Dict, List
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,16 +19,41 @@ _held = threading.local()
 
 def main(arguments: "List[str]") -> int:
     """Run the stub on the inherited socket; returns the exit status."""
-    descriptor, nudges, host_pid = map(int, arguments)
+    descriptor, nudges, host_pid, confinement = map(int, arguments)
     die_with_host(host_pid)
     os.set_inheritable(nudges, False)
+    text = b""
+    if confinement >= 0:
+        with open(confinement, "rb") as file:
+            text = file.read()
+    return be_stub(descriptor, nudges, text)
+
+
+def be_stub(descriptor: int, nudges: int, confinement: bytes) -> int:
+    """Run the stub in this process, which dies with the host already; returns the exit status.
+
+    Args:
+        descriptor: its socket.
+        nudges: the counter by which the host asks to be heard at once.
+        confinement: as JSON; empty if nothing confines it.
+    """
     ignore_terminal_signals()
     sys.argv = [""]  # a program without a name, as models have always seen
     from pybackend_stub.channel import HostChannel
     from pybackend_stub.model_output import open_output
 
-    open_output()
     channel = HostChannel(descriptor)
+    confined: Dict[str, str] = {}
+    if confinement:
+        from pybackend_stub.sandbox import ConfinementError, confine
+        from pybackend_wire.confinement import Confinement
+
+        try:
+            confined = confine(Confinement.from_json(confinement), (descriptor, nudges))
+        except ConfinementError as error:
+            channel.refuse(str(error))
+            return 1
+    open_output()
     try:
         from pybackend_stub.loop import StubLoop
     except ImportError as error:
@@ -35,7 +61,7 @@ def main(arguments: "List[str]") -> int:
             f"the model's Python ({sys.executable}) cannot run the stub: {error}. Every environment needs numpy >= 1.19"
         )
         return 1
-    return StubLoop(channel, nudges).run()
+    return StubLoop(channel, nudges, confined).run()
 
 
 def die_with_host(host_pid: int) -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from typing import Any, Deque, List, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Sequence, Tuple
 
 from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
@@ -50,11 +50,11 @@ class HostChannel:
         self.descriptors: Deque[int] = deque()
         """Descriptors that came with frames, in order; each ATTACH takes one."""
 
-    def greet(self, numpy_version: str) -> None:
+    def greet(self, numpy_version: str, confined: "Dict[str, str]") -> None:
         """Say HELLO; the host's LOAD will name the codec to use from then on."""
         version = "{}.{}.{}".format(*sys.version_info[:3])
         codecs = [codec.name for codec in available()]
-        self.send([Hello(StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs)])
+        self.send([Hello(StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs, confined)])
 
     def refuse(self, message: str) -> None:
         """Say FAILED as the first and last word."""

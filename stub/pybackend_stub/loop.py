@@ -35,10 +35,17 @@ _BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class StubLoop:
-    """One instance of one model, from HELLO to FINALIZED."""
+    """One instance of one model, from HELLO to FINALIZED.
 
-    def __init__(self, channel: HostChannel, nudges: int) -> None:
+    Args:
+        channel: to the host.
+        nudges: the counter by which the host asks to be heard at once.
+        confined: the sandbox's report about this process.
+    """
+
+    def __init__(self, channel: HostChannel, nudges: int, confined: "Dict[str, str]") -> None:
         self._channel = channel
+        self._confined = confined
         self._memory = StubMemory(self._input_released)
         self._receiver = Receiver(channel, self._handle, self._hand_back)
         self._attendant = Attendant(nudges, self._receiver)
@@ -61,7 +68,7 @@ class StubLoop:
     def run(self) -> int:
         """Serve until the host says FINALIZE or goes away; returns the exit status."""
         try:
-            self._channel.greet(np.__version__)
+            self._channel.greet(np.__version__, self._confined)
             while True:
                 message, tail = self._next_work()
                 kind = message[0]

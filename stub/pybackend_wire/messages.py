@@ -1,4 +1,4 @@
-"""What host and stub say to each other: two families of messages, and which of them is legal when.
+"""What host and stub say to each other: two families of messages. :mod:`pybackend_wire.states` says which is legal when.
 
 A message is a flat sequence whose first element is its kind. It holds plain values only (None, bool, int, float, str,
 lists, dicts with str keys), so that msgpack and json carry it alike. Tensor bytes never stand in a message: a
@@ -27,9 +27,9 @@ the model is ready; PROBE is answered with READINESS.
 """
 
 from enum import IntEnum
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Compared in the handshake; a difference means a bundle that does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -177,7 +177,16 @@ class RequestResult(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The stub's first words, always in json."""
+    """The stub's first words, always in json.
+
+    Attributes:
+        protocol_version: of this module.
+        pid: the process.
+        python: version of the interpreter.
+        numpy: version of numpy.
+        codecs: what LOAD may choose from.
+        confined: by layer of the sandbox, why it is not in force, ``""`` where it is; empty if nothing was asked for.
+    """
 
     kind: int
     protocol_version: int
@@ -185,6 +194,7 @@ class Hello(NamedTuple):
     python: str
     numpy: str
     codecs: "List[str]"
+    confined: "Dict[str, str]"
 
 
 class DebuggerPoint(NamedTuple):
@@ -451,50 +461,3 @@ class Readiness(NamedTuple):
     kind: int
     ready: bool
     reason: str
-
-
-class StubState(IntEnum):
-    """Where a stub is in its life, as the host sees it."""
-
-    STARTING = 0
-    LOADING = 1
-    LOADED = 2
-    INITIALIZING = 3
-    READY = 4
-    FINALIZING = 5
-    GONE = 6
-
-
-_ALWAYS = frozenset({StubMessage.FREE_INPUT, StubMessage.NEED_OUTPUT, StubMessage.DETACHED, StubMessage.DROP_METRIC})
-_QUESTIONS = frozenset(
-    {
-        StubMessage.NEW_FAMILY,
-        StubMessage.NEW_METRIC,
-        StubMessage.CHANGE_METRIC,
-        StubMessage.READ_METRIC,
-        StubMessage.LOAD_MODEL,
-        StubMessage.UNLOAD_MODEL,
-        StubMessage.IS_MODEL_READY,
-    }
-)
-_SERVING = _ALWAYS | _QUESTIONS
-_SERVING |= {
-    StubMessage.RESULT,
-    StubMessage.RESPOND,
-    StubMessage.RESCHEDULED,
-    StubMessage.HANDED_BACK,
-    StubMessage.CALL,
-    StubMessage.CANCEL_CALL,
-    StubMessage.READINESS,
-}
-
-LEGAL: "Dict[StubState, FrozenSet[int]]" = {
-    StubState.STARTING: frozenset({StubMessage.HELLO, StubMessage.FAILED}),
-    StubState.LOADING: _ALWAYS | {StubMessage.COMPLETED, StubMessage.FAILED},
-    StubState.LOADED: _ALWAYS,
-    StubState.INITIALIZING: _ALWAYS | _QUESTIONS | {StubMessage.INITIALIZED, StubMessage.FAILED},
-    StubState.READY: _SERVING,
-    StubState.FINALIZING: _SERVING | {StubMessage.FINALIZED},
-    StubState.GONE: frozenset(),
-}
-"""What a stub may say in each state; anything else is a broken contract."""

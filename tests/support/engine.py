@@ -20,7 +20,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.stub_process import StubLauncher
+from pybackend.instance.launcher import StubLauncher
 from pybackend.model.model import Model
 from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import scan_repositories

@@ -36,7 +36,7 @@ def serve(settings: Settings) -> int:
         PybackendError: the server cannot start.
     """
     from pybackend.instance.bundle import stage_bundle
-    from pybackend.instance.stub_process import StubLauncher
+    from pybackend.instance.launcher import StubLauncher
     from pybackend.observability.logging import set_up_logging, take_closed_descriptors
     from pybackend.repository.layout import scan_repositories
 

@@ -15,12 +15,13 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.instance.backoff import RestartBackoff
 from pybackend.instance.encoding import encoded_request, taken_back
 from pybackend.instance.execution import Execution, ExecutionTimes, unanswered
+from pybackend.instance.launch import StubSettings
+from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstancePlan, InstanceState
 from pybackend.instance.readiness import ReadinessProbe
 from pybackend.instance.services import StubServices
-from pybackend.instance.session import StubSession, StubSettings, unhealthy
-from pybackend.instance.stub_process import StubLauncher
+from pybackend.instance.session import StubSession, unhealthy
 from pybackend.instance.warmup import WarmupRun
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, ArenaLease
@@ -94,7 +95,7 @@ class ModelInstance:
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
-        process = self._launcher.start(settings.environment, settings.cores)
+        process = await self._launcher.start(settings.launch)
         process.send_output_to(self.output)
         try:
             self._session = StubSession(process, settings, self, self._services)

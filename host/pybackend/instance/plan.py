@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pybackend.instance.launch import StubSettings
 from pybackend.instance.readiness import READINESS_LIMIT_S
-from pybackend.instance.session import StubSettings
 from pybackend.modelconfig.warmup import WarmupSample
 
 

@@ -10,12 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
-from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.tensor import Buffer
+from pybackend.instance.launch import StubSettings
 from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.services import StubServices
 from pybackend.instance.stub_process import StubProcess
@@ -24,15 +23,8 @@ from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.messages import (
-    LEGAL,
-    PROTOCOL_VERSION,
-    TAIL,
-    DebuggerPoint,
-    HostMessage,
-    SegmentRole,
-    StubState,
-)
+from pybackend_wire.messages import PROTOCOL_VERSION, TAIL, HostMessage, SegmentRole
+from pybackend_wire.states import LEGAL, StubState
 
 log = logging.getLogger(__name__)
 
@@ -43,33 +35,6 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
-
-
-@dataclass(frozen=True)
-class StubSettings:
-    """What one instance tells its stub.
-
-    Attributes:
-        instance_name: for messages and models.
-        model_name: the model.
-        model_file: absolute path of the file to import.
-        version_directory: what ``get_model_dir()`` returns.
-        output_memory_limit_bytes: most that the instance's output segments may hold together.
-        of_backend: the file is that of a Python-based backend.
-        debugger: where a debugger may attach; None where nobody debugs.
-        cores: where its process may run; everywhere if there are none.
-        environment: the Python to run it with; the host's own if None.
-    """
-
-    instance_name: str
-    model_name: str
-    model_file: str
-    version_directory: str
-    output_memory_limit_bytes: int
-    of_backend: bool = False
-    debugger: DebuggerPoint | None = None
-    cores: frozenset[int] = frozenset()
-    environment: Environment | None = None
 
 
 class SessionOwner(Protocol):
@@ -110,6 +75,7 @@ class StubSession:
         instance: what this is a life of.
         outputs: the memory in which it leaves its outputs.
         has_is_ready: the model has an ``is_ready`` to be asked.
+        confined: what the stub says about its sandbox: by layer, why it is not in force, ``""`` where it is.
     """
 
     def __init__(
@@ -119,6 +85,7 @@ class StubSession:
         self.model_name = settings.model_name
         self.instance: object = owner
         self.has_is_ready = False
+        self.confined: dict[str, str] = {}
         self._services = services
         self._loop = asyncio.get_running_loop()
         self._process = process
@@ -157,6 +124,7 @@ class StubSession:
                 f"the model runner speaks version {hello.protocol_version} of the protocol, this host {PROTOCOL_VERSION}: "
                 "remove the cached runner and start again"
             )
+        self.confined = hello.confined
         codec = "msgpack" if "msgpack" in hello.codecs else "json"
         settings = self._settings
         try:

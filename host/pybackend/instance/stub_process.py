@@ -1,33 +1,20 @@
-"""One operating-system process that runs a stub: starting it, learning how it ended, ending it."""
+"""One operating-system process that runs a stub: learning how it ended, and ending it."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
-from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.instance.affinity import pin
+from pybackend.instance.stub_ends import HostEnds
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
-
-_SOCKET_BUFFER_BYTES = 1024 * 1024
-"""Room for a turn's frame, so that the host rarely has to keep a rest."""
-
-_OUTPUT_BUFFER_BYTES = 256 * 1024
-"""What a model can print while the host is busy. More would soon use up what one user's pipes may take together, 64 MB, and
-then all of them shrink."""
-
-_LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
 
 _ONE_NUDGE = (1).to_bytes(8, sys.byteorder)
 """What is written to an eventfd to count one more."""
@@ -39,11 +26,11 @@ _STAT_FLAGS, _PF_EXITING = 6, 0x4
 class StubProcess:
     """A started stub, the host's end of its socket, and of the pipe that it prints into."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, nudges: int, output: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], ends: HostEnds) -> None:
         self._process = process
-        self._nudges = nudges
-        self._output = OutputPipe(output, process.pid)
-        self.socket = sock
+        self._nudges = ends.nudges
+        self._output = OutputPipe(ends.output, process.pid)
+        self.socket = ends.socket
         self.pid = process.pid
         self._pidfd: int | None = None
         self._on_exit: Callable[[], None] | None = None
@@ -140,96 +127,3 @@ class StubProcess:
         self.socket.close()
         self._process.wait()
         self._output.finish()
-
-
-class StubLauncher:
-    """Starts stubs from one bundle.
-
-    Stubs are alike until they are told which model to load, so they can be started ahead of time: while the host still
-    reads configurations and imports its own packages, they already import numpy.
-    """
-
-    def __init__(self, bundle: Path, own: Environment = HOST_ENVIRONMENT) -> None:
-        self._bundle = bundle
-        self._own = own
-        self._spare: list[StubProcess] = []
-
-    def start_ahead(self, count: int) -> None:
-        """Start stubs that the next calls of :meth:`start` will hand out."""
-        for _ in range(count):
-            self._spare.append(self._spawn(self._own))
-
-    def start(self, environment: Environment | None = None, cores: Collection[int] = ()) -> StubProcess:
-        """A stub that has said nothing yet.
-
-        Args:
-            environment: the Python to run it with; the host's own if None.
-            cores: where it may run; everywhere if there are none.
-
-        Raises:
-            ModelLoadError: the process cannot be started.
-        """
-        spare = self._take_spare() if environment is None else None
-        stub = spare or self._spawn(environment or self._own)
-        if cores:
-            pin(stub.pid, cores)
-        return stub
-
-    def _take_spare(self) -> StubProcess | None:
-        while self._spare:
-            stub = self._spare.pop(0)
-            if not stub.exit_cause:
-                return stub
-            stub.discard()
-        return None
-
-    def close(self) -> None:
-        """End the stubs that nobody asked for."""
-        for stub in self._spare:
-            stub.discard()
-        self._spare.clear()
-
-    def _spawn(self, environment: Environment) -> StubProcess:
-        with ExitStack() as theirs, ExitStack() as ours:
-            try:
-                our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-                ours.enter_context(our_end)
-                theirs.enter_context(their_end)
-                nudges = os.eventfd(0, os.EFD_CLOEXEC)
-                ours.callback(os.close, nudges)
-                our_output, their_output = _output_pipe()
-                ours.callback(os.close, our_output)
-                theirs.callback(os.close, their_output)
-                for end in (our_end, their_end):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-                our_end.setblocking(False)
-                process = self._execute(environment, [their_end.fileno(), nudges], their_output)
-            except OSError as error:
-                raise ModelLoadError(
-                    f"cannot start a model process with {environment.python}: {error.strerror}", ErrorCode.UNAVAILABLE
-                ) from error
-            ours.pop_all()
-        return StubProcess(process, our_end, nudges, our_output)
-
-    def _execute(self, environment: Environment, inherited: list[int], output: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [str(environment.python), "-I", "-B", str(self._bundle), *map(str, inherited), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=inherited,
-            env={**stub_environment(os.environ), **environment.variables},
-            start_new_session=True,
-        )
-
-
-def _output_pipe() -> tuple[int, int]:
-    ours, theirs = os.pipe()
-    with suppress(OSError):  # this user has many pipes: then a model waits for the host a little sooner
-        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _OUTPUT_BUFFER_BYTES)
-    return ours, theirs
-
-
-def stub_environment(host: Mapping[str, str]) -> dict[str, str]:
-    """The host's environment less what would change which code the stub's Python runs."""
-    return {name: value for name, value in host.items() if not name.startswith("PYTHON") and name not in _LEFT_OUT}

@@ -61,6 +61,7 @@ class Hello(Struct, array_like=True, frozen=True, tag=int(StubMessage.HELLO)):
     python: str
     numpy: str
     codecs: list[str]
+    confined: dict[str, str]
 
 
 class Completed(Struct, array_like=True, frozen=True, tag=int(StubMessage.COMPLETED)):

@@ -13,14 +13,15 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.instance.execution import Execution
+from pybackend.instance.launch import StubSettings
+from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.limited_instance import LimitedInstance
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.owner import LostInstance
 from pybackend.instance.plan import InstancePlan, InstanceState
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.instance.services import StubServices
-from pybackend.instance.session import StubSettings, unhealthy
-from pybackend.instance.stub_process import StubLauncher
+from pybackend.instance.session import unhealthy
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import CachedAnswers, cached_answers, version_digest, warn_without_cache
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready

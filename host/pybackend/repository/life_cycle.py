@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.services import StubServices
-from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.door import ModelDoor
 from pybackend.model.ensemble_model import EnsembleModel
 from pybackend.model.model import Model, ModelState

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, ServerError
+from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.services import StubServices
-from pybackend.instance.stub_process import StubLauncher
 from pybackend.model.door import Absence, ModelDoor
 from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.modelconfig.ensemble import part_names

@@ -273,13 +273,13 @@ ITERATIVE = {
 
 LOADS = {
     "another version": (
-        "def hello():\n    stub.send((HELLO, 99, 1, '', '', ['json']))",
+        "def hello():\n    stub.send((HELLO, 99, 1, '', '', ['json'], {}))",
         "the model runner speaks version 99 of the protocol",
     ),
     "no greeting": ("def hello():\n    stub.send((COMPLETED, None))", "Completed is out of place while starting"),
     "an answer before the question": ("def hello():\n    stub.result()", "Result is out of place while starting"),
     "a greeting twice": (
-        "def load(message):\n    stub.send((HELLO, PROTOCOL_VERSION, 1, '', '', ['json']))",
+        "def load(message):\n    stub.send((HELLO, PROTOCOL_VERSION, 1, '', '', ['json'], {}))",
         "Hello is out of place while loading",
     ),
     "ready too early": (

@@ -15,7 +15,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.bls.services import ModelServices
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.stub_process import StubLauncher
+from pybackend.instance.launcher import StubLauncher
 from pybackend.model.model import ModelState
 from pybackend.model.python_model import PythonModel
 from pybackend.model.source import ModelSource

@@ -12,12 +12,16 @@ import pytest
 
 from pybackend.environment.environment import Environment
 from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.stub_process import StubLauncher
+from pybackend.instance.launcher import StubLauncher
 from pybackend.observability.model_output import ModelOutput
 
 
 def descriptors(pid="self"):
     return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+
+
+def started(launcher):
+    return asyncio.run(launcher.start())
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
     before = len(descriptors())
     launcher = StubLauncher(stage_bundle())
     launcher.start_ahead(1)
-    stubs = [launcher.start(), launcher.start()]
+    stubs = [started(launcher), started(launcher)]
     try:
         for stub in stubs:
             assert stub.socket.getblocking() is False
@@ -55,7 +59,7 @@ def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
 def test_a_stub_that_does_not_listen_to_nudges_keeps_nobody_waiting():
     """It holds the counter too, and can fill it to the brim."""
     launcher = StubLauncher(stage_bundle())
-    stub = launcher.start()
+    stub = started(launcher)
     try:
         stub.nudge()
         assert int.from_bytes(os.read(stub._nudges, 8), "little") == 1
@@ -75,7 +79,7 @@ def test_a_spare_process_that_died_says_why(script, caplog):
     launcher = StubLauncher(stage_bundle(), script)
     launcher.start_ahead(1)
     os.waitid(os.P_PID, launcher._spare[0].pid, os.WEXITED | os.WNOWAIT)
-    launcher.start().discard()
+    started(launcher).discard()
     said = [(record.filename, record.getMessage()) for record in caplog.records]
     assert said[:2] == [("stub/output", "some library says hello"), ("stub/output", "and fails")]
 
@@ -84,7 +88,7 @@ def test_what_was_said_before_belongs_to_the_instance(script, caplog):
     caplog.set_level(logging.INFO, "pybackend")
 
     launcher = StubLauncher(stage_bundle(), script)
-    process = launcher.start()
+    process = started(launcher)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     output = ModelOutput("m_0")
     process.send_output_to(output)

@@ -16,7 +16,8 @@ from pybackend.ipc import stub_messages
 from pybackend_wire import messages
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
 from pybackend_wire.framing import Frame
-from pybackend_wire.messages import LEGAL, TAIL, HostMessage, SegmentRole, StubMessage, StubState
+from pybackend_wire.messages import TAIL, HostMessage, SegmentRole, StubMessage
+from pybackend_wire.states import LEGAL, StubState
 
 PAIRS = {
     stub_messages.Hello: messages.Hello,
@@ -55,7 +56,7 @@ PLACE = messages.TensorPlace("OUT", "FP32", (2, 2), TAIL, 0, 16)
 ANSWER = messages.RequestResult(None, [PLACE], {"a": 1, "b": "x", "c": True, "d": 0.5})
 ERROR = messages.RequestResult(messages.Failure(4, "text"), (), None)
 SAMPLES = {
-    StubMessage.HELLO: messages.Hello(33, 3, 7, "3.11.4", "1.26.0", ["msgpack", "json"]),
+    StubMessage.HELLO: messages.Hello(33, 4, 7, "3.11.4", "1.26.0", ["msgpack", "json"], {"uid": ""}),
     StubMessage.COMPLETED: messages.Completed(34, {"name": "m", "input": [{"dims": [-1]}]}),
     StubMessage.INITIALIZED: (35, True),
     StubMessage.FAILED: (36, "load", messages.Failure(1, "text")),

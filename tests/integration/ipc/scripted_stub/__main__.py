@@ -127,9 +127,8 @@ class ScriptedStub:
         path = os.environ.get("SCRIPT")
         if path:
             self.read_script(path)
-        self.act(
-            "hello", lambda: self.send((StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), "3.11.0", "1.26.0", ["json"]))
-        )
+        greeting = (StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), "3.11.0", "1.26.0", ["json"], {})
+        self.act("hello", lambda: self.send(greeting))
         while True:
             message = self.receive()
             if message[0] == HostMessage.LOAD:

@@ -1,0 +1,59 @@
+"""What one instance tells its stub, and how the process is to be started that becomes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pybackend.environment.environment import Environment
+from pybackend_wire.confinement import Confinement
+from pybackend_wire.messages import DebuggerPoint
+
+
+@dataclass(frozen=True)
+class StubLaunch:
+    """How to start a stub.
+
+    Attributes:
+        environment: the Python to run it with; the host's own if None.
+        cores: where it may run; everywhere if there are none.
+        confinement: what it may do; everything that the host may if None.
+    """
+
+    environment: Environment | None = None
+    cores: Collection[int] = ()
+    confinement: Confinement | None = None
+
+
+@dataclass(frozen=True)
+class StubSettings:
+    """What one instance tells its stub.
+
+    Attributes:
+        instance_name: for messages and models.
+        model_name: the model.
+        model_file: absolute path of the file to import.
+        version_directory: what ``get_model_dir()`` returns.
+        output_memory_limit_bytes: most that the instance's output segments may hold together.
+        of_backend: the file is that of a Python-based backend.
+        debugger: where a debugger may attach; None where nobody debugs.
+        cores: where its process may run; everywhere if there are none.
+        environment: the Python to run it with; the host's own if None.
+        confinement: what its process may do; everything that the host may if None.
+    """
+
+    instance_name: str
+    model_name: str
+    model_file: str
+    version_directory: str
+    output_memory_limit_bytes: int
+    of_backend: bool = False
+    debugger: DebuggerPoint | None = None
+    cores: frozenset[int] = frozenset()
+    environment: Environment | None = None
+    confinement: Confinement | None = None
+
+    @property
+    def launch(self) -> StubLaunch:
+        """How to start its process."""
+        return StubLaunch(self.environment, self.cores, self.confinement)

@@ -1,0 +1,95 @@
+"""What confines a process reaches it before any code of a model, and its report reaches the host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from pybackend.errors import ModelLoadError
+from pybackend.frontend.bls.services import ModelServices
+from pybackend.instance.bundle import stage_bundle
+from pybackend.instance.launch import StubLaunch, StubSettings
+from pybackend.instance.launcher import StubLauncher
+from pybackend.instance.session import StubSession
+from pybackend_wire.confinement import LAYERS, STANDARD, Confinement
+
+ANYWHERE = [("/", "rwx")]
+
+
+NOTHING = {"limits": {}, "variables": {}, "left_out": {}}
+
+
+class Deaf:
+    """An owner that hears nothing: the session's stub runs no model."""
+
+    def on_end(self, session, cause):
+        self.cause = cause
+
+
+def loaded(tmp_path, confinement):
+    """A session that has loaded a model in a process so confined; the text that it has left behind."""
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import os\n"
+        f"with open({str(tmp_path / 'said')!r}, 'w') as said:\n"
+        "    said.write(os.environ.get('PYBACKEND_TEST', 'nothing'))\n"
+        "class TritonPythonModel: pass\n"
+    )
+    settings = StubSettings("m_0", "m", str(model), str(tmp_path), 1 << 20, confinement=confinement)
+
+    async def scenario():
+        launcher = StubLauncher(stage_bundle())
+        process = await launcher.start(settings.launch)
+        session = StubSession(process, settings, Deaf(), ModelServices())
+        try:
+            async with asyncio.timeout(30):
+                await session.load(None)
+        finally:
+            session.kill()
+            await session.finalize()
+            launcher.close()
+        return session
+
+    return asyncio.run(scenario())
+
+
+def test_a_process_says_what_confines_it(tmp_path):
+    confinement = Confinement(STANDARD, paths=ANYWHERE, **{**NOTHING, "variables": {"PYBACKEND_TEST": "hello"}})
+    session = loaded(tmp_path, confinement)
+    assert set(session.confined) == set(LAYERS)
+    assert session.confined["no_new_privileges"] == ""
+    assert session.confined["descriptors"] == ""
+    assert (tmp_path / "said").read_text() == "hello"
+
+
+def test_a_process_that_nobody_confines_has_nothing_to_say(tmp_path):
+    assert loaded(tmp_path, None).confined == {}
+    assert (tmp_path / "said").read_text() == "nothing"
+
+
+def test_a_process_that_cannot_be_confined_as_it_must_runs_no_model(tmp_path):
+    confinement = Confinement(
+        STANDARD, paths=ANYWHERE, required=["uid"], **{**NOTHING, "left_out": {"uid": "for a test"}}
+    )
+    with pytest.raises(ModelLoadError, match="uid: for a test"):
+        loaded(tmp_path, confinement)
+    assert not (tmp_path / "said").exists()
+
+
+def test_what_it_may_do_may_be_long(tmp_path):
+    paths = [*ANYWHERE, *((f"/nowhere/{'x' * 100}/{number}", "r") for number in range(2000))]
+    assert loaded(tmp_path, Confinement(STANDARD, paths=paths, **NOTHING)).confined["descriptors"] == ""
+
+
+def test_nothing_of_it_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def scenario():
+        launcher = StubLauncher(stage_bundle())
+        stub = await launcher.start(StubLaunch(confinement=Confinement(STANDARD, paths=ANYWHERE, **NOTHING)))
+        stub.discard()
+
+    asyncio.run(scenario())
+    assert len(os.listdir("/proc/self/fd")) == before
