@@ -24,11 +24,14 @@ HERE = Path(__file__).resolve().parent
 NEEDS = {"torch_linear": "torch"}
 """Examples whose models import a package that is not always there."""
 
-READ_METRICS = {"custom_metrics"}
+READ_METRICS = {"custom_metrics", "response_cache"}
 """Examples whose clients look at the metrics page too."""
 
 LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
 """Models that are not loaded when the server starts: another model does it when they are needed."""
+
+CACHE = "--cache-config=local,size=16777216"
+"""For the models that enable a response cache."""
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
@@ -59,8 +62,9 @@ def assemble_repository(examples, folder):
 
 
 def control_flags(models):
-    """The flags of a server that loads these models at start, less those that are loaded on request."""
-    return ["--model-control-mode=explicit", *(f"--load-model={m}" for m in models if m not in LOADED_ON_REQUEST)]
+    """The flags of a server that loads these models at start, less those that are loaded on request, and has a cache."""
+    loads = [f"--load-model={model}" for model in models if model not in LOADED_ON_REQUEST]
+    return ["--model-control-mode=explicit", CACHE, *loads]
 
 
 def run_client(example, server):

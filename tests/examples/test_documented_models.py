@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 import urllib.error
 import urllib.request
@@ -86,7 +88,15 @@ def documented(demo, tmp_path_factory):
     (repository / "described" / "1" / "model.py").write_text(
         code + textwrap.indent("\ndef execute(self, requests):\n    return [None for _ in requests]\n", "    ")
     )
+    ensemble = ROOT / "examples" / "ensemble" / "model_repository"
+    for part in ("sum_and_difference", "multiply"):
+        (repository / part).symlink_to(ensemble / part)
+    (repository / "difference_of_squares").mkdir()
+    shown = (ROOT / "docs" / "authors" / "ensembles.md").read_text()
+    config = _block(shown, "models/difference_of_squares/config.pbtxt")
+    (repository / "difference_of_squares" / "config.pbtxt").write_text(config)
     with demo.Server(repository) as running:
+        running.repository = repository
         yield running
 
 
@@ -127,6 +137,22 @@ def test_decoupled_model_counts(documented):
         urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=30)
     with refused.value as reply:
         assert reply.code == 501
+
+
+def test_ensemble_multiplies(documented):
+    readme = (ROOT / "examples" / "ensemble" / "README.md").read_text()
+    assert _call(documented.url, readme)["outputs"][0]["data"] == [-15, -5, 5, 15]
+
+
+@pytest.mark.parametrize("page", ["docs/authors/ensembles.md", "examples/ensemble/README.md"])
+def test_drawing_of_the_ensemble_is_what_is_shown(documented, page):
+    command = f"$ pybackend graph {'models' if page.startswith('docs') else 'examples/ensemble/model_repository'}"
+    shown = _block((ROOT / page).read_text(), command).removeprefix(f"{command}\n")
+    place = documented.repository if page.startswith("docs") else ROOT / "examples" / "ensemble" / "model_repository"
+    done = subprocess.run(
+        [sys.executable, "-m", "pybackend", "graph", str(place)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == shown
 
 
 def test_client_of_the_readme_runs(documented, capsys):

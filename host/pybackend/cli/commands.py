@@ -15,6 +15,10 @@ from pybackend.settings import Settings
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name; returns the exit status."""
     try:
+        if arguments[:1] == ["graph"]:
+            from pybackend.cli.graph import graph
+
+            return graph(arguments[1:])
         settings = parse(arguments)
         if settings is None:
             print_help()

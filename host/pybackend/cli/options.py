@@ -51,8 +51,11 @@ class UsageError(ServerError):
 _ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in the words that the reference's users know."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise for what argparse has found wrong."""
         about = _ABOUT_FLAG.fullmatch(message)
         if about is not None:
             message = f'Bad option: "{about[1].partition("=")[0]}". {about[2]}'
@@ -116,9 +119,9 @@ def control_mode(text: str) -> ModelControlMode:
         raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none or explicit") from None
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
+def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     """The whole command line, and the part of it behind ``serve``."""
-    parser = _Parser(prog="pybackend", description="Serves models written for Triton's Python backend.")
+    parser = CommandParser(prog="pybackend", description="Serves models written for Triton's Python backend.")
     parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     serve = commands.add_parser(
@@ -131,6 +134,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _Parser]:
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
+    # Has a parser of its own: it is listed here.
+    commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     return parser, serve
 
 

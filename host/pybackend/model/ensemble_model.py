@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest
@@ -90,7 +90,6 @@ class EnsembleModel(Model):
         """Raises ModelLoadError: a part is not available, or does not fit."""
         if self._labels is None:
             self._labels = read_labels(self._configured, self._source.directory)
-            self.signature = signature_of(self._configured, self._labels)
         models: list[Model] = []
         self._lacks_unloaded = False
         for step in self._steps:
@@ -99,6 +98,7 @@ class EnsembleModel(Model):
             except InferenceError:
                 raise self._absence(step) from None
         validate_connections(self._configured, [model.config for model in models])
+        self.signature = signature_of(self._configured, self._parts_labels(models) | self._labels)
         streams = any(model.config.decoupled for model in models)
         self.config = with_decoupled(self._configured) if streams else self._configured
         validate_cache(self.config, [each.config for model in models for each in model.runs_in])
@@ -106,6 +106,14 @@ class EnsembleModel(Model):
         if cache is not None and cache.stable_keys:
             self.digest = version_digest(self._source, self._configured, [model.digest for model in models])
         self._binding = EnsembleBinding(self._steps, models, self.signature, cached_answers(cache, self))
+
+    def _parts_labels(self, models: Sequence[Model]) -> Labels:
+        """What the elements of outputs are called by the steps that make them."""
+        return {
+            tensor: model.signature.outputs[inner].labels
+            for step, model in zip(self._steps, models, strict=True)
+            for inner, tensor in step.outputs.items()
+        }
 
     def _absence(self, step: EnsembleStep) -> ModelLoadError:
         """Why a step cannot be run, or that several others are unknown, too."""

@@ -41,13 +41,15 @@ class PlanCache:
     def put(self, header: bytes, plan: InferPlan) -> None:
         """Remember a validated plan before its tensors get their bytes, if the same JSON part is likely to come again.
 
-        One with an id or parameters is likely to differ each time, and one with data in it is no template.
+        One with an id or parameters is likely to differ each time, and one with data in it is no template. The labels of
+        classes change with the parts of an ensemble.
         """
         request = plan.request
         if (
             len(header) > LARGEST_HEADER_BYTES
             or request.id
             or request.has_options
+            or plan.output_format.classes
             or len(plan.binary_inputs) != len(request.inputs)
         ):
             return

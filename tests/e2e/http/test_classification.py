@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.callers import caller, write_caller, write_targets
+from tests.support.ensembles import step, write_ensemble
 from tests.support.inference import infer
-from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
 httpclient = pytest.importorskip("tritonclient.http")
@@ -33,6 +35,12 @@ def server(tmp_path_factory):
     )
     (directory / "names").mkdir()
     (directory / "names" / "labels.txt").write_bytes("zero\r\nun\n\n三".encode())
+    named = [step("named", {"IN": "IN"}, {"OUT": "OUT"})]
+    scores = tensors(IN=("TYPE_FP32", [4])), tensors(OUT=("TYPE_FP32", [4]))
+    write_ensemble(repository, "within", named, *scores, extra="max_batch_size: 4")
+    write_ensemble(repository, "around", [step("within", {"IN": "IN"}, {"OUT": "OUT"})], *scores)
+    own = write_ensemble(repository, "own", named, scores[0], scores[1].replace("}", ' label_filename: "own.txt" }'))
+    (own / "own.txt").write_text("eins\nzwei\ndrei\nvier\n")
     write_model(repository, "whole", IDENTITY, config("TYPE_INT64", "[ 2, 3 ]", ""))
     for name in ("UINT8", "UINT64", "INT8", "FP64", "FP16", "BOOL", "STRING"):
         write_model(repository, name.lower(), IDENTITY, config(f"TYPE_{name}", "[ -1 ]", ""))
@@ -54,6 +62,30 @@ def test_the_largest_of_each_item_with_its_label(server):
         [b"5.000000:1:un", "3.000000:3:三".encode(), b"0.100000:0:zero"],
         [b"9.000000:0:zero", b"8.000000:1:un", b"7.000000:2"],  # an empty line is no label
     ]
+
+
+@pytest.mark.spec("srv-R17", "srv-R23")
+def test_an_ensemble_has_the_labels_of_the_step_unless_it_has_its_own(server):
+    assert ask(server, "within", SCORES, 1)["OUT"].tolist() == [[b"5.000000:1:un"], [b"9.000000:0:zero"]]
+    assert ask(server, "around", SCORES[0], 1)["OUT"].tolist() == [b"5.000000:1:un"]
+    assert ask(server, "own", SCORES[0], 1)["OUT"].tolist() == [b"5.000000:1:zwei"]
+
+
+def test_labels_of_a_part_that_is_replaced(tmp_path):
+    """A client that sends the same header again gets the new ones."""
+    write_targets(tmp_path, "double")
+    write_caller(tmp_path)
+    labelled = config("TYPE_FP32", extra="", labels='label_filename: "labels.txt"')
+    directory = write_model(tmp_path, "part", IDENTITY, labelled)
+    scores = tensors(IN=("TYPE_FP32", [4])), tensors(OUT=("TYPE_FP32", [4]))
+    write_ensemble(tmp_path, "e", [step("part", {"IN": "IN"}, {"OUT": "OUT"})], *scores)
+    with_labels = directory / "labels.txt"
+    with_labels.write_text("a\nb\n")
+    with serving(tmp_path, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
+        assert ask(server, "e", SCORES[0], 1)["OUT"].tolist() == [b"5.000000:1:b"]
+        with_labels.write_text("a\nB\n")
+        caller(server)("pb_utils.load_model('part')")
+        assert ask(server, "e", SCORES[0], 1)["OUT"].tolist() == [b"5.000000:1:B"]
 
 
 @pytest.mark.spec("srv-H22")
