@@ -221,15 +221,19 @@ def test_ways_to_await(lab, code):
 
 
 def test_other_coroutines_run_meanwhile(lab, gate):
+    """The reply comes only because another coroutine, which runs while this one waits, opens the gate."""
     code = f"""
+    async def open_gate():
+        while not os.path.exists({str(gate._reached)!r}):
+            await asyncio.sleep(0.001)
+        assert not future.done()
+        open({str(gate._open)!r}, "w").close()
+
     future = call("gated", IN=[1]).async_exec()
-    turns = 0
-    while not os.path.exists({str(gate._reached)!r}):
-        await asyncio.sleep(0.001)
-        turns += 1
-    assert not future.done() and turns
-    open({str(gate._open)!r}, "w").close()
-    return value(await future)
+    opening = asyncio.ensure_future(open_gate())
+    response = await future
+    await opening
+    return value(response)
     """
     assert lab(code) == [1]
 
