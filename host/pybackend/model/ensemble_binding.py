@@ -45,7 +45,10 @@ class EnsembleBinding:
     @property
     def is_current(self) -> bool:
         """True if all versions take requests."""
-        return all(model.state is ModelState.READY for model in self.models)
+        for model in self.models:  # noqa: SIM110  asked once per request
+            if model.state is not ModelState.READY:
+                return False
+        return True
 
     def plan(self, requested_outputs: tuple[str, ...]) -> EnsemblePlan:
         """The way to these outputs, to all of them for ``()``."""

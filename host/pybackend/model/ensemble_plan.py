@@ -6,7 +6,7 @@ Made once per change of the parts and set of outputs; a request only follows it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import Chain, EnsembleStep, needed_tensors, stream_chains
@@ -24,11 +24,12 @@ class PlannedStep:
         inputs: the model's input and the ensemble's tensor, one pair for each input.
         outputs: ensemble tensor by the model's output; only those that somebody needs.
         requested: the names of these outputs.
+        batched: True if the model's tensors have a batch dimension.
         chain: the streams that the step runs within.
         streams: True if it answers with a stream.
     """
 
-    __slots__ = ("chain", "inputs", "model", "number", "outputs", "requested", "streams")
+    __slots__ = ("batched", "chain", "inputs", "model", "number", "outputs", "requested", "streams")
 
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
         self.number = number
@@ -36,6 +37,7 @@ class PlannedStep:
         self.inputs = tuple(step.inputs.items())
         self.outputs = outputs
         self.requested = tuple(outputs)
+        self.batched = model.signature.max_batch_size > 0
         self.chain = chain
         self.streams = model.config.decoupled
 
@@ -95,6 +97,13 @@ class EnsemblePlan:
     def uses(self, tensor: str) -> int:
         """How often a tensor is read, where what is read by steps of streams that go on from it counts once."""
         return self._uses[tensor]
+
+    def uses_of_all(self, tensors: Iterable[str]) -> int:
+        """How often any of these tensors is read."""
+        uses = 0
+        for tensor in tensors:
+            uses += self._uses[tensor]
+        return uses
 
     def _count_uses(self) -> Counter[str]:
         uses = Counter(self.wanted)

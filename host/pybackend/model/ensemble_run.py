@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict, deque
+from collections import deque
 from typing import Protocol
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import CANCELLED, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import InputTensor
 from pybackend.model.door import ModelDoor
 from pybackend.model.ensemble_output import add_outputs
 from pybackend.model.ensemble_plan import ONCE, EnsemblePlan, PlannedStep
 from pybackend.model.ensemble_scope import EnsembleTensor, Memory, Scope
-from pybackend.model.ensemble_step_io import StepInputs, correlation_of, take_outputs
+from pybackend.model.ensemble_sequence import Correlation
+from pybackend.model.ensemble_step_io import StepInputs, take_outputs
 from pybackend.model.model import Model
 from pybackend.modelconfig.signature import ModelSignature
 
@@ -48,12 +48,13 @@ class RunOwner(Protocol):
 class _StepRun:
     """A request to a step, until it is answered."""
 
-    __slots__ = ("run", "scope", "step")
+    __slots__ = ("correlation", "run", "scope", "step")
 
-    def __init__(self, run: EnsembleRun, scope: Scope, step: PlannedStep) -> None:
+    def __init__(self, run: EnsembleRun, scope: Scope, step: PlannedStep, correlation: Correlation | None) -> None:
         self.run = run
         self.scope = scope
         self.step = step
+        self.correlation = correlation
 
     def on_response(self, response: InferenceResponse) -> None:
         """The step's model has answered."""
@@ -77,7 +78,6 @@ class EnsembleRun:
         self, owner: RunOwner, door: ModelDoor, plan: EnsemblePlan, most_inflight: int, pending: PendingRequest
     ) -> None:
         self.pending = pending
-        self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._door = door
         self._plan = plan
@@ -87,8 +87,8 @@ class EnsembleRun:
         self._running: dict[_StepRun, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._copying = 0
-        self._busy: Counter[int] = Counter()
-        self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = defaultdict(deque)
+        self._busy: dict[int, int] = {}
+        self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = {}
         self._paused = False
         self._ended = False
         self._closed = False
@@ -113,7 +113,7 @@ class EnsembleRun:
         if self._running or self._copying:
             self._leave(root)
         else:  # outputs that are inputs, or nothing: not in the turn in which the request was submitted
-            self._loop.call_soon(self._leave, root)
+            asyncio.get_running_loop().call_soon(self._leave, root)
 
     # Handle of the request
 
@@ -142,20 +142,21 @@ class EnsembleRun:
     def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
         if self._ended or step not in scope.waiting:
             return
-        if any(scope.find(tensor) is None and tensor not in self._absent for _, tensor in step.inputs):
-            return
+        for _, tensor in step.inputs:
+            if scope.find(tensor) is None and tensor not in self._absent:
+                return
         scope.waiting.remove(step)
         scope.running += 1
         scope.unsettled += not step.streams
-        if self._busy[step.number] >= self._most_inflight:
-            self._queued[step.number].append((scope, step))
+        if self._busy.get(step.number, 0) >= self._most_inflight:
+            self._queued.setdefault(step.number, deque()).append((scope, step))
             self._regulate()
         else:
             self._begin(scope, step)
 
     def _begin(self, scope: Scope, step: PlannedStep) -> None:
         """Bring the tensors to the step's model, then the request."""
-        self._busy[step.number] += 1
+        self._busy[step.number] = self._busy.get(step.number, 0) + 1
         inputs = StepInputs()
         try:
             inputs.take(scope, step, self._plan)
@@ -164,7 +165,7 @@ class EnsembleRun:
             return
         if inputs.take_long:
             self._copying += 1
-            task = self._loop.create_task(self._copy_and_submit(scope, step, inputs))
+            task = asyncio.get_running_loop().create_task(self._copy_and_submit(scope, step, inputs))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
@@ -182,15 +183,12 @@ class EnsembleRun:
 
     def _submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
         """Hand a step to its model as a request like any other."""
-        for _, name in step.inputs:
-            tensor = scope.find(name)
-            if tensor is not None and tensor.chain == scope.chain:
-                tensor.memory.used()
+        inputs.used(scope)
         try:
             if self.pending.cancelled:
                 raise CANCELLED
-            step_run = _StepRun(self, scope, step)
-            request = self._request(scope, step, inputs.tensors)
+            step_run = _StepRun(self, scope, step, inputs.correlation)
+            request = self._request(step, inputs)
             self._running[step_run] = self._door.submit(step.model, request, step_run.on_response)
         except InferenceError as error:
             self._refuse(inputs, error)
@@ -200,18 +198,18 @@ class EnsembleRun:
         if self.pending.request.is_inner:
             self._door.on_queued()
 
-    def _request(self, scope: Scope, step: PlannedStep, inputs: list[InputTensor]) -> InferenceRequest:
+    def _request(self, step: PlannedStep, inputs: StepInputs) -> InferenceRequest:
         whole, model = self.pending.request, step.model
         request = InferenceRequest(
             model.name,
             model.version,
             id=whole.id,
-            inputs=inputs,
+            inputs=inputs.tensors,
             requested_outputs=step.requested,
             parameters=whole.parameters,
         )
         request.is_inner = True
-        request.correlation_id, request.flags = correlation_of(step, scope) or (whole.correlation_id, whole.flags)
+        request.correlation_id, request.flags = inputs.correlation or (whole.correlation_id, whole.flags)
         request.priority, request.timeout_us = whole.priority, whole.timeout_us
         return request
 
@@ -226,30 +224,33 @@ class EnsembleRun:
         if response.final:
             del self._running[step_run]  # which ends a circle of references: those would stay until they are looked for
         try:
-            self._follow(step_run.scope, step_run.step, response)
+            self._follow(step_run, response)
         except Exception:  # whatever it is, somebody waits for an answer
             log.exception("a request to ensemble '%s' failed", self._owner.name)
             self._fail(InferenceError("internal error: see the server's log"))
 
-    def _follow(self, scope: Scope, step: PlannedStep, response: InferenceResponse) -> None:
+    def _follow(self, step_run: _StepRun, response: InferenceResponse) -> None:
         """Do what follows from a response."""
+        scope, step, plan = step_run.scope, step_run.step, self._plan
         if self._ended or response.empty:
             response.release()
         elif response.error is not None:
             self._fail(response.error)
         elif step.streams:
-            self._branch(scope, step, response)
+            self._branch(step_run, response)
         else:
-            for name in take_outputs(response, step, scope, scope, self._plan, self.pending.request):
-                for taker in self._plan.takers(name):
+            whole = self.pending.request
+            for name in take_outputs(response, step, step_run.correlation, scope, plan, whole):
+                for taker in plan.takers(name):
                     self._offer(scope, taker)
         if self._ended:
             self._close_if_idle()
         elif response.final:
             self._step_is_over(scope, step)
 
-    def _branch(self, scope: Scope, step: PlannedStep, response: InferenceResponse) -> None:
+    def _branch(self, step_run: _StepRun, response: InferenceResponse) -> None:
         """One response of a stream: what follows from it has tensors of its own."""
+        scope, step = step_run.scope, step_run.step
         chain = (*scope.chain, step.number)
         child = Scope(chain, scope, self._plan.steps(chain))
         children = scope.streams.setdefault(step.number, deque())
@@ -258,7 +259,7 @@ class EnsembleRun:
             self._regulate()
         scope.running += 1
         child.running += 1
-        take_outputs(response, step, scope, child, self._plan, self.pending.request)
+        take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
         for following in list(child.waiting):
             self._begin_if_able(child, following)
         self._leave(child)
@@ -331,16 +332,18 @@ class EnsembleRun:
         """Nothing runs any more: send the last response."""
         response = self._response(empty=ONCE not in self._plan.leaves)
         if not response.empty:
-            missing = next((name for name in self._plan.wanted if self._root.find(name) is None), None)
-            if missing is not None:
-                what = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-                text = f"{self.pending.request.prefix}{what}: no step has set '{missing}'"
-                self._fail(InferenceError(text, ErrorCode.INVALID_ARG))
-                return
+            for name in self._plan.wanted:
+                if self._root.find(name) is None:
+                    self._fail(self._unset(name))
+                    return
             add_outputs(response, self._root, self._plan.wanted, self._owner.signature)
         self._ended = True
         self._owner.on_response(self, response)
         self._close_if_idle()
+
+    def _unset(self, name: str) -> InferenceError:
+        what = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+        return InferenceError(f"{self.pending.request.prefix}{what}: no step has set '{name}'", ErrorCode.INVALID_ARG)
 
     def _response(
         self, *, final: bool = True, empty: bool = False, error: InferenceError | None = None
@@ -359,8 +362,9 @@ class EnsembleRun:
             error = InferenceError(f"in ensemble '{self._owner.name}', {error.message}", error.code)
         # On the loop's next turn: this may be the turn in which the request was submitted, and a model that answers one
         # step with an error may be about to do the same with another.
-        self._loop.call_soon(self._owner.on_response, self, self._response(error=error))
-        self._loop.call_soon(self._give_up_steps)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._owner.on_response, self, self._response(error=error))
+        loop.call_soon(self._give_up_steps)
         self._close_if_idle()
 
     def _give_up_steps(self) -> None:
