@@ -28,7 +28,9 @@ class TritonPythonModel:
         ids = [request.request_id() for request in requests]
         if ids[0].startswith("hold"):
             pass_gate(self.directory, ids[0])
-        text = __import__("json").dumps({"batch": ids, "instance": self.instance})
+        text = __import__("json").dumps({
+            "batch": ids, "instance": self.instance, "inputs": [tensor.name() for tensor in requests[0].inputs()]
+        })
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[text.encode()]] * len(r.inputs()[0].as_numpy()), object))])
             for r in requests
@@ -56,6 +58,13 @@ MODELS = {
     "ragged": "input [ { name: \"IN\" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } ] dynamic_batching { }",
     "optional": """input [ { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] },
         { name: "MORE" data_type: TYPE_FP32 dims: [ 1 ] optional: true } ] dynamic_batching { }""",
+    "for_ever": f"{FIXED} dynamic_batching {{ max_queue_delay_microseconds: {2**64 - 1} }}",
+    "for_others": f"""{FIXED} dynamic_batching {{ }}
+        batch_input {{ kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_INT32 source_input: "IN" }}
+        batch_output {{ kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "OUT" source_input: "IN" }}
+        optimization {{ priority: PRIORITY_MAX cuda {{ graphs: true }} eager_batching: true
+            execution_accelerators {{ gpu_execution_accelerator {{ name: "tensorrt" }} }} }}
+        instance_group {{ kind: KIND_CPU profile: "0" }}""",
 }  # fmt: skip
 
 
@@ -185,6 +194,26 @@ def test_a_batch_that_is_complete_does_not_wait(server):
         batches = [sorted(told(connection.reply())["batch"]) for connection in connections]
     if batches == [list("abcd")] * 4:  # else this machine took longer than the delay to read four requests
         assert server.metrics()[sample] == before + 1
+
+
+def test_a_delay_without_end(server):
+    """Nothing is computed with it that it is too large for."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(8)]
+        for number, connection in enumerate(connections):
+            connection.send(request("for_ever", str(number)))
+        assert {len(told(connection.reply())["batch"]) for connection in connections} == {8}
+
+
+@pytest.mark.spec("srv-S22", "srv-S23")
+def test_what_other_backends_are_told_is_taken_and_has_no_effect(server, queue):
+    """Tensors that are computed over a batch, graphs, accelerators and profiles."""
+    held = queue("for_others")
+    (connection, _) = held.add("a", "b")
+    assert [tensor["name"] for tensor in server.get("/v2/models/for_others").json["inputs"]] == ["IN"]
+    held._gate.open()
+    answer = told(connection.reply())
+    assert (answer["batch"], answer["inputs"]) == (["a", "b"], ["IN"])
 
 
 @pytest.mark.spec("srv-S08")

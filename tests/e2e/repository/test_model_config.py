@@ -302,6 +302,16 @@ WRONG = {
                          "TYPE_INT32 or TYPE_FP32 for batch_input_type"),
     "preferred_size": (more("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }"), "dynamic batching "
                        "preferred size must be <= max batch size for preferred_size"),
+    "negative_delay": (more("dynamic_batching { max_queue_delay_microseconds: -1 }"), "failed to read text proto "
+                       "from {path}: line 5, column 50: Value out of range: -1"),
+    "negative_idle": (more("sequence_batching { max_sequence_idle_microseconds: -1 }"), "failed to read text proto "
+                      "from {path}: line 5, column 53: Value out of range: -1"),
+    "two_schedulers": (more("dynamic_batching { } sequence_batching { }"), 'failed to read text proto from {path}: '
+                       'line 5, column 22: Field "sequence_batching" is specified along with field "dynamic_batching"'),
+    "two_strategies": (more("sequence_batching { direct { } oldest { } }"), 'failed to read text proto from {path}: '
+                       'line 5, column 32: Field "oldest" is specified along with field "direct"'),
+    "batching_ensemble": ('platform: "ensemble" dynamic_batching { } ensemble_scheduling { }' + TENSORS, 'failed to read '
+                          'text proto from {path}: line 1, column 43: Field "ensemble_scheduling" is specified along'),
     "metric_family": (more("model_metrics { metric_control { metric_identifier { } } }"), "metric identifier must "
                       "specify non-empty 'family'"),
     "metric_options": (more('model_metrics { metric_control { metric_identifier { family: "f" } } }'), "metric control "
