@@ -1,7 +1,7 @@
 """How the messages of a frame become bytes: msgpack where both sides have it, else json. Never pickle."""
 
 import json
-from typing import Any, Callable, List, NamedTuple, Sequence
+from typing import Any, Callable, List, NamedTuple, Sequence, Union
 
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import Frame, frame_header
@@ -12,7 +12,7 @@ class Codec(NamedTuple):
 
     name: str
     dumps: "Callable[[Any], bytes]"
-    loads: "Callable[[bytes], Any]"
+    loads: "Callable[[Union[bytes, bytearray]], Any]"
 
 
 def _json_dumps(value: Any) -> bytes:
@@ -34,7 +34,7 @@ def available() -> "List[Codec]":
         return [JSON]
     packer = msgpack.Packer(autoreset=True, unicode_errors="replace")
 
-    def loads(data: bytes) -> Any:
+    def loads(data: "Union[bytes, bytearray]") -> Any:
         try:
             return msgpack.unpackb(data, strict_map_key=True)
         except ValueError:
@@ -64,8 +64,9 @@ def decode_frame(codec: Codec, frame: Frame) -> "List[List[Any]]":
         messages = codec.loads(frame.metadata)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"metadata is not {codec.name}: {error}") from error
-    if not isinstance(messages, list) or not all(
-        isinstance(message, list) and message and type(message[0]) is int for message in messages
-    ):
+    if type(messages) is not list:
         raise RemoteProtocolError("metadata is not a list of messages")
+    for message in messages:
+        if type(message) is not list or not message or type(message[0]) is not int:
+            raise RemoteProtocolError("metadata is not a list of messages")
     return messages

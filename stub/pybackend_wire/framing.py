@@ -29,7 +29,7 @@ _READ_BYTES = 256 * 1024
 class Frame(NamedTuple):
     """One frame; ``tail`` is private to the receiver and writable."""
 
-    metadata: bytes
+    metadata: bytearray
     tail: bytearray
 
 
@@ -73,7 +73,7 @@ class FrameDecoder:
 
     def room(self) -> memoryview:
         """Where the next bytes of the stream go; never empty."""
-        return self._view[self._end :]
+        return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> "List[Frame]":
         """Take ``count`` bytes that were read into :meth:`room` and return the frames they complete.
@@ -81,25 +81,25 @@ class FrameDecoder:
         Raises:
             RemoteProtocolError: a header announces more than the limits allow.
         """
-        self._end += count
+        self._end = received = self._end + count
+        buffer, start, needed = self._buffer, self._start, HEADER.size
         frames: List[Frame] = []
-        while True:
-            available = self._end - self._start
-            if available < HEADER.size:
-                break
-            metadata_bytes, tail_bytes = HEADER.unpack_from(self._buffer, self._start)
+        while received - start >= HEADER.size:
+            metadata_bytes, tail_bytes = HEADER.unpack_from(buffer, start)
             if metadata_bytes > self._max_metadata_bytes or tail_bytes > self._max_tail_bytes:
                 raise RemoteProtocolError(f"frame announces {metadata_bytes} metadata and {tail_bytes} tail bytes")
-            total = HEADER.size + metadata_bytes + tail_bytes
-            if available < total:
-                self._make_room(total)
-                return frames
-            middle = self._start + HEADER.size + metadata_bytes
-            end = self._start + total
-            view = self._view
-            frames.append(Frame(bytes(view[self._start + HEADER.size : middle]), bytearray(view[middle:end])))
-            self._start = end
-        self._make_room(HEADER.size)
+            middle = start + HEADER.size + metadata_bytes
+            end = middle + tail_bytes
+            if received < end:
+                needed = end - start
+                break
+            frames.append(Frame(buffer[start + HEADER.size : middle], buffer[middle:end]))
+            start = end
+        if start == received and len(buffer) == self._read_bytes:  # nearly always: whole frames, of a common size
+            self._start = self._end = 0
+        else:
+            self._start = start
+            self._make_room(needed)
         return frames
 
     def _make_room(self, needed: int) -> None:

@@ -65,7 +65,7 @@ class StubChannel:
         self._backlog = bytearray()
         self._arrived: deque[Frame] = deque()
         self._open = True
-        loop.add_reader(self._descriptor, self._readable)
+        loop.add_reader(self._descriptor, self._read)
 
     @property
     def is_open(self) -> bool:
@@ -204,9 +204,6 @@ class StubChannel:
         if not self._backlog:
             self._loop.remove_writer(self._descriptor)
 
-    def _readable(self) -> None:
-        self._read()
-
     def _read(self) -> int:
         """Take what one system call gives; returns how many bytes, 0 if there is nothing more for now."""
         try:
@@ -253,7 +250,7 @@ class StubChannel:
         if self._arrived:
             self._loop.call_soon(self._take_turn)
         else:
-            self._loop.add_reader(self._descriptor, self._readable)
+            self._loop.add_reader(self._descriptor, self._read)
 
     def _end(self, error: RemoteProtocolError | None) -> None:
         if self._open:

@@ -100,6 +100,7 @@ class ModelCalls:
         self._engine = engine
         self._on_queued = on_queued
         self._loop = asyncio.get_running_loop()
+        self._turn = turn_of(self._loop)
         self._outboxes: dict[Caller, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -118,7 +119,9 @@ class ModelCalls:
         Raises:
             RemoteProtocolError: the stub broke the contract.
         """
-        outbox = self._outboxes.setdefault(caller, _Outbox())
+        outbox = self._outboxes.get(caller)
+        if outbox is None:
+            outbox = self._outboxes[caller] = _Outbox()
         if message.call in outbox.open or len(outbox.open) >= MOST_OPEN_CALLS:
             raise RemoteProtocolError(f"call {message.call} is open already, or too many are")
         call = OpenCall(caller, message, [caller.take(place, tail) for place in message.inputs])
@@ -158,8 +161,12 @@ class ModelCalls:
                 return
             inputs: list[InputTensor] = []
             try:
-                self._check_cancelled(call)
+                if call.failure is not None or call.cancelled:
+                    self._check_cancelled(call)
                 for place, data in zip(call.message.inputs, call.inputs, strict=True):
+                    if place.nbytes <= INLINE_BYTES:
+                        inputs.append(InputTensor(place.name, place.datatype, place.shape, bytes(data)))
+                        continue
                     tensor = self._room(call, place)
                     inputs.append(tensor)
                     if tensor.lease is None:
@@ -176,7 +183,12 @@ class ModelCalls:
         except InferenceError as error:
             call.failure = error
             return False
-        return call.model.has_is_ready or any(place.nbytes >= LARGE_COPY_BYTES for place in call.message.inputs)
+        if call.model.has_is_ready:
+            return True
+        for place in call.message.inputs:  # noqa: SIM110  once per call
+            if place.nbytes >= LARGE_COPY_BYTES:
+                return True
+        return False
 
     async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
         inputs: list[InputTensor] = []
@@ -253,13 +265,13 @@ class ModelCalls:
             model = call.model = self._find(message)
             request.model_version = model.version
             request.leave()
-        if len({tensor.name for tensor in inputs}) != len(inputs):
+        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
             raise InferenceError(f"an input is given twice for model '{model.name}'", ErrorCode.INVALID_ARG)
         validate(request, model.signature)
         call.pending = self._engine.submit(model, request, lambda response: self._on_response(call, response))
         self._let_go(call)
         if message.execution:
-            turn_of(self._loop).soon(partial(self._on_queued, call))
+            self._turn.soon(partial(self._on_queued, call))
 
     def _let_go(self, call: OpenCall) -> None:
         """The caller's memory is read; it is the stub's again."""
@@ -288,10 +300,11 @@ class ModelCalls:
         """Pass on what has come until a response needs time; it passes on the rest when it is through."""
         while call.responses:
             response = call.responses.popleft()
-            if any(len(output.data) >= LARGE_COPY_BYTES for output in response.outputs) and call.caller.is_open:
-                call.delivering = True
-                _ = self._keep(self._deliver_slowly(call, response))
-                return
+            for output in response.outputs:
+                if len(output.data) >= LARGE_COPY_BYTES and call.caller.is_open:
+                    call.delivering = True
+                    _ = self._keep(self._deliver_slowly(call, response))
+                    return
             self._pass_on(call, response, [None] * len(response.outputs))
 
     async def _deliver_slowly(self, call: OpenCall, response: InferenceResponse) -> None:
