@@ -173,7 +173,11 @@ class EnsembleRun:
             self._submit(scope, step, inputs)
 
     async def _copy_and_submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
-        await inputs.copy_slowly()
+        try:
+            await inputs.copy_slowly()
+        except Exception:  # a thread that cannot be had, for one; somebody waits for an answer
+            log.exception("a request to ensemble '%s' failed", self._owner.name)
+            self._fail(InferenceError("internal error: see the server's log"))
         self._copying -= 1
         if self._ended:
             inputs.release()
@@ -374,8 +378,10 @@ class EnsembleRun:
         self.cancel(self.pending)
 
     def _close_if_idle(self) -> None:
-        if self._ended and not self._running and not self._copying and not self._closed:
+        if not self._ended or self._copying:
+            return
+        self._root.abandon()  # also while steps run whose answers nobody wants: they have what they take
+        if not self._running and not self._closed:
             self._closed = True
-            self._root.abandon()
             self.pending.runner = None  # it refers to this object
             self._owner.on_end(self)

@@ -177,6 +177,13 @@ def write_graphs(repository: Path) -> None:
         inputs=tensors(CODE1=CODE, CODE2=CODE),
         outputs=tensors(OUT=INT32),
     )
+    write_ensemble(
+        repository,
+        "late",
+        [coded("lab", "CODE1", OUT="x"), coded("lab", "CODE2", TEXT="TEXT"), step("plus", {"A": "x", "B": "IN"}, {"OUT": "OUT"})],
+        inputs=tensors(CODE1=CODE, CODE2=CODE, IN=INT32),
+        outputs=tensors(OUT=INT32, TEXT=TEXT),
+    )  # fmt: skip
     write_ensemble(repository, "row_outer", [step("row", {"CODE1": "CODE1", "CODE2": "CODE2"}, {"OUT": "OUT"})],
                    inputs=tensors(CODE1=CODE, CODE2=CODE), outputs=tensors(OUT=INT32))  # fmt: skip
 

@@ -9,6 +9,8 @@ import pytest
 
 from pybackend.errors import ErrorCode
 from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import InputTensor
+from pybackend.model import ensemble_step_io
 from tests.integration.ensembles.conftest import Lab
 from tests.integration.models.conftest import running_engine
 from tests.support import ensembles
@@ -75,6 +77,49 @@ def test_one_of_two_steps_fails(lab: Lab, size: int, tmp_path) -> None:
         await nothing_held(lab.engine)
 
     lab.run(run())
+
+
+def test_memory_does_not_wait_for_steps_that_nobody_waits_for(lab: Lab, tmp_path) -> None:
+    """What no step will take any more goes back although one is still at it."""
+    gate = Gate(tmp_path, "slow")
+    array = np.zeros(1_000_000, np.int32)
+
+    async def run() -> None:
+        model = lab.engine.model("late")
+        lease = model.lease(array.nbytes, "IN")  # as front ends do it
+        slow, late = function(f"pass_gate({str(tmp_path)!r}, 'slow')\nreturn [text('late')]"), Gate(tmp_path, "late")
+        fails = function(f"pass_gate({str(tmp_path)!r}, 'late')\nreturn [failed('no luck')]")
+        request = request_of("late", {"CODE1": fails, "CODE2": slow})
+        request.inputs.append(InputTensor("IN", "INT32", array.shape, lease.view, lease))
+        asked = asyncio.ensure_future(lab.engine.infer(model, request))
+        await reached(gate)
+        await reached(late)
+        assert ensembles.held(lab.engine.model("plus")) == {"holds": 1, "input bytes": array.nbytes}
+        late.open()
+        error = (await asked).error
+        assert error is not None
+        assert error.message == "in ensemble 'late', no luck"
+        assert ensembles.held(lab.engine.model("plus")) == {"holds": 1}
+        assert ensembles.held(model) == {"runs": 1}
+        gate.open()
+        await nothing_held(lab.engine)
+
+    lab.run(run())
+
+
+def test_a_tensor_that_cannot_be_copied(lab: Lab, monkeypatch, caplog) -> None:
+    """Whatever keeps the thread from it: there is an answer, and nothing is kept."""
+
+    async def refuse(_target: memoryview, _source: bytes) -> None:
+        raise RuntimeError("cannot start new thread")
+
+    monkeypatch.setattr(ensemble_step_io, "copy_bytes", refuse)
+    error = lab.refusal("diamond", {"IN": np.zeros(2_000_000, np.float32)})
+    assert (error.code, error.message) == (
+        ErrorCode.INTERNAL,
+        "in ensemble 'diamond', internal error: see the server's log",
+    )
+    assert "cannot start new thread" in caplog.text
 
 
 def test_failures_are_counted(lab: Lab) -> None:

@@ -249,6 +249,30 @@ def test_a_client_that_pauses_stops_the_stream(lab: Lab, name: str) -> None:
     lab.run(run())
 
 
+def test_a_step_that_begins_while_the_client_pauses(lab: Lab, tmp_path) -> None:
+    """It waits in its first ``send``, or soon after."""
+    gate = Gate(tmp_path, "first")
+
+    async def run() -> None:
+        slow = f"pass_gate({str(tmp_path)!r}, 'first')\nreturn [out(1)]"
+        endless = f"mark({str(tmp_path)!r}, 'begun')\nwhile not request.is_cancelled():\n    sender.send(out(1))\nsender.send(flags=FINAL)"
+        stream = Stream(lab.engine, "s_last", codes(slow, endless))
+        await reached(gate)
+        stream.pending.pause()
+        gate.open()
+        await quiet(lambda: stream.count + (tmp_path / "begun").exists())
+        assert (tmp_path / "begun").exists()
+        before = stream.count
+        stream.pending.resume()
+        while stream.count < before + 100:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stream.pending.cancel()
+        await stream.rest()
+        await nothing_held(lab.engine)
+
+    lab.run(run())
+
+
 async def quiet(count: Callable[[], int]) -> None:
     """Wait until a number does not grow any more."""
     async with asyncio.timeout(DEADLINE_S):
