@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from pybackend.cache.choice import make_cache
 from pybackend.engine import EngineState, InferenceEngine
+from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.provider import EnvironmentProvider
 from pybackend.errors import ServerError
 from pybackend.frontend.bls.services import ModelServices
 from pybackend.frontend.http.app import make_app
@@ -29,7 +31,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
-from pybackend.settings import ModelControlMode, Settings
+from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class Server:
             cache=self._cache,
             host_policies=settings.host_policies,
             resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
+            environments=environments(settings.environments),
         )
         self._services = ModelServices()
         door = InnerDoor(self._services)
@@ -233,6 +236,13 @@ class Server:
         if self._cache is not None:
             await self._cache.close()
         return answered and sent
+
+
+def environments(settings: EnvironmentSettings) -> EnvironmentProvider:
+    """What makes the environments ready that models name."""
+    directory = settings.cache_directory or default_cache_directory()
+    cache = EnvironmentCache(directory, settings.cache_limit_bytes)
+    return EnvironmentProvider(cache)
 
 
 def raise_descriptor_limit() -> None:

@@ -85,6 +85,19 @@ class DebugSettings:
 
 
 @dataclass(frozen=True)
+class EnvironmentSettings:
+    """The environments that models name.
+
+    Attributes:
+        cache_directory: where archives are unpacked, None for the usual place.
+        cache_limit_bytes: unused ones are removed when all together are larger, None for never.
+    """
+
+    cache_directory: Path | None = None
+    cache_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of one server.
 
@@ -107,6 +120,7 @@ class Settings:
         host_policies: cores of the processes of instances, by the policy's name.
         max_queued_bytes: bound of the bytes of requests that wait or are executed, None for none.
         resource_limits: how much there is of resources, by name and device; None if instances need not hold any.
+        environments: the environments that models name.
     """
 
     repositories: tuple[Path, ...]
@@ -127,3 +141,4 @@ class Settings:
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     max_queued_bytes: int | None = None
     resource_limits: Mapping[tuple[str, int | None], int] | None = None
+    environments: EnvironmentSettings = EnvironmentSettings()

@@ -22,6 +22,7 @@ from pybackend.settings import (
     DEFAULT_DEBUG_PORT,
     DEFAULT_MAX_INPUT_SIZE_BYTES,
     DebugSettings,
+    EnvironmentSettings,
     HttpSettings,
     ModelControlMode,
     Settings,
@@ -131,6 +132,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
         description="Serves models over HTTP.",
     )
     _add_repository(serve)
+    _add_environments(serve)
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
@@ -216,6 +218,25 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         default=[],
         metavar="BACKEND,SETTING=VALUE",
         help="a setting of Triton's Python backend: checked, and without effect; may be given several times",
+    )
+
+
+def _add_environments(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("environments of models")
+    group.add_argument(
+        "--environment-cache-directory",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where environments are unpacked [$XDG_CACHE_HOME/pybackend, else /var/cache/pybackend for root and "
+        "~/.cache/pybackend for others]",
+    )
+    group.add_argument(
+        "--environment-cache-size",
+        type=integer(1),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="remove environments that nobody uses when all together are larger than this [never]",
     )
 
 
@@ -387,6 +408,10 @@ def _settings(given: argparse.Namespace) -> Settings:
         host_policies=host_policies(given.host_policy),
         resource_limits=resource_limits(given.rate_limit_resource, enabled=given.rate_limit),
         max_queued_bytes=given.max_queued_bytes,
+        environments=EnvironmentSettings(
+            given.environment_cache_directory and given.environment_cache_directory.absolute(),
+            given.environment_cache_size,
+        ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
     )
 

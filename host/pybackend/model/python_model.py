@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from pybackend.environment.provider import ModelEnvironment
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -24,6 +25,7 @@ from pybackend.instance.services import StubServices
 from pybackend.instance.session import unhealthy
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import CachedAnswers, cached_answers, version_digest, warn_without_cache
+from pybackend.model.environment import open_environment
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_error
 from pybackend.model.source import ModelSource
@@ -65,6 +67,7 @@ class PythonModel(Model):
         self._hidden_outputs: frozenset[str] = frozenset()
         self._debugger_points: list[DebuggerPoint] = []
         self._warmup: tuple[WarmupSample, ...] = ()
+        self._environment: ModelEnvironment | None = None
 
     # Life
 
@@ -80,6 +83,7 @@ class PythonModel(Model):
         except (ModelLoadError, InferenceError) as error:
             await asyncio.gather(*(instance.stop(finalize_timeout_s=0) for instance in self._instances))
             self._forget_instances()
+            self._release_environment()
             failed = ModelLoadError(error.message, error.code)
             self.state, self.reason = ModelState.UNAVAILABLE, failed.reason()
             raise failed from error
@@ -92,6 +96,9 @@ class PythonModel(Model):
             raise ModelLoadError(
                 f"Failed to preinitialize Python stub: Python model file not found in '{source.model_file}'"
             )
+        if source.environments is not None and source.environment_path is not None:
+            self._environment = await open_environment(source.environments, source.environment_path)
+            log.info("model '%s' runs on %s", self.name, self._environment.interpreter.describe())
         planned = planned_instances(source.config, source.gpu_count)
         name = planned[0].name if planned else f"{source.name}_0"
         if source.debugger is not None:
@@ -158,6 +165,7 @@ class PythonModel(Model):
         # What a killed stub was sent and had not begun waits for another one, which does not come.
         self._reject_waiting()
         self._forget_instances()
+        self._release_environment()
         if self._scheduler is not None:
             self._scheduler.close()
         self._arena.close()
@@ -170,6 +178,11 @@ class PythonModel(Model):
             self._source.debugger.give_back(self._debugger_points)
             self._debugger_points = []
 
+    def _release_environment(self) -> None:
+        if self._environment is not None:
+            self._environment.release()
+            self._environment = None
+
     def _settings(self, instance_name: str, index: int, policy_name: str) -> StubSettings:
         source = self._source
         return StubSettings(
@@ -181,6 +194,7 @@ class PythonModel(Model):
             of_backend=source.backend_file is not None,
             debugger=self._debugger_points[index] if self._debugger_points else None,
             cores=source.host_policies.get(policy_name, frozenset()),
+            environment=None if self._environment is None else self._environment.environment,
         )
 
     def _plan(self, spec: InstanceSpec, index: int) -> InstancePlan:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.cache.response_cache import ResponseCache
+from pybackend.environment.provider import EnvironmentProvider
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.modelconfig.schema import ModelConfig
@@ -29,6 +30,8 @@ class ModelSource:
         cache: for responses, None if the server has none.
         host_policies: cores of the processes of instances, by the policy's name.
         resources: that instances must hold to execute, None if they need none.
+        environments: makes the environment ready that the model names.
+        environment_path: of that environment, None if the model runs on the host's own Python.
     """
 
     name: str
@@ -43,6 +46,8 @@ class ModelSource:
     cache: ResponseCache | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     resources: ResourceTable | None = None
+    environments: EnvironmentProvider | None = None
+    environment_path: Path | None = None
 
     @property
     def version_directory(self) -> Path:

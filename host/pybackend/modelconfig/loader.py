@@ -19,7 +19,7 @@ from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
 from pybackend.modelconfig.parser import Document, parse_config_json, read_config_file, repeated_step_inputs
-from pybackend.modelconfig.python_based import default_environment, find_runtime
+from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
 from pybackend.modelconfig.validation import validate, validate_model_file
@@ -69,7 +69,6 @@ def load_config(
     if document["backend"] != PYTHON:
         document["runtime"] = find_runtime(from_document(document, source), model_directory, backend_directory)
     config = from_document(with_policies(document), source)
-    refuse_unserved(config, default_environment(config, backend_directory))
     validate_model_file(config)
     return config
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig
 
 
-def refuse_unserved(config: ModelConfig, default_environment: Path | None = None) -> None:
+def refuse_unserved(config: ModelConfig) -> None:
     """Refuse a model that would answer wrongly, or not at all, without what this release does not have.
 
     Args:
         config: as far as it is known.
-        default_environment: the packed environment that the model's backend brings for models that name none.
 
     Raises:
         ModelConfigError: UNSUPPORTED; names the field and what to do.
     """
-    refused = _refused(config)
-    if default_environment is not None:
-        install = f"install what the backend needs beside the server and remove {default_environment}"
-        refused.append(("parameters EXECUTION_ENV_PATH", f"{install}, which its models would run in"))
-    for field, advice in refused:
+    for field, advice in _refused(config):
         raise ModelConfigError(
             f"model '{config.name}' asks for {field}, which this release does not support: {advice} ({config.source})",
             ErrorCode.UNSUPPORTED,
@@ -38,10 +31,6 @@ def _refused(config: ModelConfig) -> list[tuple[str, str]]:
     refused = []
     if "model_repository_agents" in config.document:
         refused.append(("model_repository_agents", "what the agents should check would go unchecked"))
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        refused.append(
-            ("parameters EXECUTION_ENV_PATH", "install what the model needs beside the server and remove the parameter")
-        )
     return refused
 
 

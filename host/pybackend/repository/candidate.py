@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cache.response_cache import ResponseCache
+from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.provider import EnvironmentProvider, environment_path
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.python_based import backend_file
+from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.repository.version_policy import choose_versions
@@ -40,6 +42,7 @@ class LoadOptions:
         cache: for responses, None for none.
         host_policies: cores of the processes of instances, by the policy's name.
         resources: that instances must hold to execute, None for none.
+        environments: makes the environments ready that models name.
         finalize_timeout_s: how long ``finalize`` may take when a version is replaced or unloaded, None for ever.
     """
 
@@ -54,6 +57,9 @@ class LoadOptions:
     cache: ResponseCache | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     resources: ResourceTable | None = None
+    environments: EnvironmentProvider = field(
+        default_factory=lambda: EnvironmentProvider(EnvironmentCache(default_cache_directory()))
+    )
     finalize_timeout_s: float | None = None
 
 
@@ -65,18 +71,20 @@ class Candidate:
         source: what it would be loaded from.
         files: how the files looked that it depends on; None where nobody will ever compare them.
         code: the same of the file to import, which need not lie in the model's directory.
+        environment: the same of the environment that it names, which need not lie there either.
     """
 
     source: ModelSource
     files: VersionFingerprint | None
     code: tuple[int, ...]
+    environment: tuple[int, ...]
 
     def equals(self, other: Candidate) -> bool:
         """True if a model that was loaded from ``other`` is what would be loaded from this one."""
         return (
             self.files is not None
             and self.source.directory == other.source.directory
-            and (self.files, self.code) == (other.files, other.code)
+            and (self.files, self.code, self.environment) == (other.files, other.code, other.environment)
             and _without_policy(self.source.config) == _without_policy(other.source.config)
         )
 
@@ -135,9 +143,24 @@ class ModelReading:
             host_policies=options.host_policies,
             resources=options.resources,
             debugger=options.debugger if options.debugger and options.debugger.debugs(config.name) else None,
+            environments=options.environments,
+            environment_path=self._environment_path(options.backend_directory),
         )
         files = None if self.files is None else self.files.of_version(version)
-        return Candidate(source, files, () if config.is_ensemble else file_stamp(str(source.model_file)))
+        return Candidate(
+            source,
+            files,
+            () if config.is_ensemble else file_stamp(str(source.model_file)),
+            () if source.environment_path is None else file_stamp(str(source.environment_path)),
+        )
+
+    def _environment_path(self, backend_directory: Path) -> Path | None:
+        if self.config.is_ensemble:
+            return None
+        text = self.config.parameters.get("EXECUTION_ENV_PATH")
+        if text:
+            return environment_path(text, self.directory)
+        return default_environment(self.config, backend_directory)
 
 
 async def read_model(directory: Path, options: LoadOptions, config_json: str | None = None) -> ModelReading:

@@ -98,9 +98,6 @@ def places(tmp_path_factory):
     (backends / "scale").mkdir(parents=True)
     (backends / "scale" / "model.py").write_text(BACKEND)
     (backends / "scale" / "formula.py").write_text(FORMULA)
-    (backends / "packed").mkdir()
-    (backends / "packed" / "model.py").write_text(BACKEND)
-    (backends / "packed" / "pb_exec_env_model.py.tar.gz").write_bytes(b"")
     (backends / "native").mkdir()
     (backends / "native" / "libtriton_native.so").write_bytes(b"")
 
@@ -115,7 +112,6 @@ def places(tmp_path_factory):
     write_data(repository, "no_backend", f'backend: "missing" {TENSORS}')
     write_data(repository, "no_runtime", f'backend: "native" runtime: "model.py" {TENSORS}')
     write_data(repository, "native", f'backend: "native" {TENSORS}')
-    write_data(repository, "packed", f'backend: "packed" {TENSORS}', factor=1)
     write_data(repository, "no_data", f'backend: "scale" {TENSORS}')  # its initialize fails
     write_model(repository, "ordinary", IDENTITY, identity_config())
     return backends, repository
@@ -191,10 +187,6 @@ def test_a_python_model_beside_them_is_served_as_ever(server):
             "native",
             "Unsupported: unable to load shared library: {backends}/native/libtriton_native.so: this server runs no "
             "native code",
-        ),
-        (
-            "packed",
-            "Unsupported: model 'packed' asks for parameters EXECUTION_ENV_PATH, which this release does not support: ",
         ),
     ],
 )

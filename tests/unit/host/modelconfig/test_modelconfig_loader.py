@@ -261,11 +261,6 @@ def parameter(key: str, value: str) -> str:
         ),
         (parameter("INPUT_COPY", "1"), "Incorrect value for INPUT_COPY: '1'. It is \"yes\" or", ErrorCode.UNSUPPORTED),
         (
-            parameter("EXECUTION_ENV_PATH", "env.tar.gz"),
-            "model 'm' asks for parameters EXECUTION_ENV_PATH, which this release does not support: ",
-            ErrorCode.UNSUPPORTED,
-        ),
-        (
             PYTHON + 'model_repository_agents { agents { name: "checksum" } }',
             "model 'm' asks for model_repository_agents, which this release does not support: ",
             ErrorCode.UNSUPPORTED,

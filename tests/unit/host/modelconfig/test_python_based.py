@@ -9,7 +9,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.loader import finish_config, load_config
-from pybackend.modelconfig.python_based import backend_file
+from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
 
 MakeModel = Callable[..., Path]
@@ -148,20 +148,14 @@ def test_native_code_without_an_alternative(make_model: MakeModel, backends: Pat
     assert "Backends can be written in Python only." in refusal(make_model('backend: "empty"'), backends).message
 
 
-def test_the_default_environment_is_refused_like_one_that_the_model_names(
-    make_model: MakeModel, backends: Path
-) -> None:
+def test_a_default_environment_belongs_to_one_file_of_a_backend(make_model: MakeModel, backends: Path) -> None:
     archive = backends / "foo" / "pb_exec_env_model.py.tar.gz"
-    archive.write_bytes(b"")
     directory = make_model(FOO)
-    error = refusal(directory, backends)
-    assert error.message.startswith(
-        "model 'm' asks for parameters EXECUTION_ENV_PATH, which this release does not support: install what"
-    )
-    assert str(archive) in error.message
-    assert error.code is ErrorCode.UNSUPPORTED
+    assert default_environment(load(directory, backends), backends) is None
+    archive.write_bytes(b"")
+    assert default_environment(load(directory, backends), backends) == archive
     (directory / "config.pbtxt").write_text(FOO + 'runtime: "other.py"')
-    assert load(directory, backends).runtime == "other.py", "an environment belongs to one file"
+    assert default_environment(load(directory, backends), backends) is None
 
 
 @pytest.mark.parametrize("parameter", ["FORCE_CPU_ONLY_INPUT_TENSORS", "INPUT_COPY"])

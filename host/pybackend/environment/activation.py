@@ -1,0 +1,62 @@
+"""What activating an environment sets. Its ``activate`` script, and the hooks that it would run, are not run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pybackend.environment.manifest import EnvironmentManifest
+
+_MOST_STATE_BYTES = 1024 * 1024
+
+_NOT_THEIRS = frozenset({"PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX"})
+_LOADER = "LD_"
+_PYTHON = "PYTHON"
+
+
+def activation_variables(
+    prefix: Path, manifest: EnvironmentManifest | None, host: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment variables of a process in an environment, on top of the host's.
+
+    Args:
+        prefix: the environment's directory.
+        manifest: what it says of itself.
+        host: the host's variables, those of this process if None.
+    """
+    host = os.environ if host is None else host
+    bin_directory, outer_path = str(prefix / "bin"), host.get("PATH", "")
+    variables = _own_variables(prefix, manifest)
+    variables["VIRTUAL_ENV"] = str(prefix)
+    variables["VIRTUAL_ENV_PROMPT"] = f"({prefix})"
+    variables["PATH"] = f"{bin_directory}{os.pathsep}{outer_path}" if outer_path else bin_directory
+    # The host's own would have a foreign interpreter load the host's libraries.
+    variables["LD_LIBRARY_PATH"] = str(prefix / "lib")
+    if (prefix / "conda-meta").is_dir():
+        variables["CONDA_PREFIX"] = str(prefix)
+    return variables
+
+
+def _own_variables(prefix: Path, manifest: EnvironmentManifest | None) -> dict[str, str]:
+    """Those that its author wants, by ``variables`` of an environment.yml or by ``conda env config vars set``."""
+    found = _conda_state(prefix) if manifest is None else dict(manifest.variables)
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _NOT_THEIRS
+        and not name.startswith((_LOADER, _PYTHON))
+        and name
+        and not {"=", "\0"} & set(name)
+        and "\0" not in value
+    }
+
+
+def _conda_state(prefix: Path) -> dict[str, str]:
+    try:
+        with (prefix / "conda-meta" / "state").open("rb") as file:
+            variables = json.loads(file.read(_MOST_STATE_BYTES))["env_vars"]
+        return {name: value for name, value in variables.items() if isinstance(value, str)}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}

@@ -1,0 +1,351 @@
+"""Unpacked environments by the content of their archives: each unpacked once per machine, whoever serves from it.
+
+Below the cache's directory, ``<key>`` is an environment, unpacked at this very name because its files know their place.
+Beside it lie ``<key>.ready``, written last; ``<key>.files``, what was unpacked; ``<key>.lock``, held alone by whoever makes
+or removes it and shared by those who use it, so that a process that is killed, anywhere, leaves nothing that stays locked.
+None of these is inside: an archive could bring its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pybackend.environment.archive_key import KnownKeys, key_of
+from pybackend.environment.file_lock import FileLock
+from pybackend.environment.prefixes import rewrite_prefixes
+from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
+from pybackend.errors import ModelEnvironmentError
+
+log = logging.getLogger(__name__)
+
+_READY, _FILES, _LOCK, _DRAFT = ".ready", ".files", ".lock", ".draft"
+
+_LOOK_EVERY_S = 0.05
+
+_FORMAT = 1
+"""What becomes of an archive; environments of another format are made again."""
+
+
+def default_cache_directory() -> Path:
+    """Where environments are unpacked if nobody says otherwise: not in root's home, which models of other users cannot enter."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen).absolute() / "pybackend"
+    return Path("/var/cache/pybackend") if os.getuid() == 0 else Path.home() / ".cache" / "pybackend"
+
+
+@dataclass(frozen=True)
+class ReadyMark:
+    """What is known of an environment that is complete.
+
+    Attributes:
+        format: see above.
+        prefix: where it was unpacked: moved elsewhere, it is of no use.
+        source: the archive, as it was named then.
+        made_s: when, in seconds since the epoch.
+        total_bytes: size of its files.
+        boot: the machine's start after which its files were known to be whole.
+    """
+
+    format: int
+    prefix: str
+    source: str
+    made_s: float
+    total_bytes: int
+    boot: str
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One environment of a cache.
+
+    Attributes:
+        key: of the archive's content.
+        prefix: its directory.
+        mark: None if it is not complete, because it is being made or because that was cut short.
+        used_s: when it was taken last, in seconds since the epoch.
+        in_use: somebody uses or makes it.
+    """
+
+    key: str
+    prefix: Path
+    mark: ReadyMark | None
+    used_s: float
+    in_use: bool
+
+
+class HeldEnvironment:
+    """An unpacked environment that stays while this is held, or while the process lives.
+
+    Attributes:
+        key: of the archive's content.
+        prefix: its directory.
+        was_unpacked: it was not there before.
+    """
+
+    def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
+        self.key = key
+        self.prefix = prefix
+        self.was_unpacked = was_unpacked
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let it be removed."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+class EnvironmentCache:
+    """The environments below one directory; any number of processes may share it.
+
+    Args:
+        directory: made when it is first needed.
+        limit_bytes: environments that nobody uses are removed when all together are larger, None for never.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
+        self.directory = directory / "environments"
+        self._limit_bytes = limit_bytes
+        self._known = KnownKeys(directory / "archives")
+
+    def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
+        """The environment that an archive holds now, unpacked unless it is there. Blocking: not for the event loop.
+
+        Args:
+            archive: an absolute path.
+            cancelled: set when the result is not wanted any more.
+
+        Raises:
+            ModelEnvironmentError: it cannot be read or unpacked.
+            Cancelled: before it was there.
+        """
+        try:
+            file = archive.open("rb")
+        except OSError as error:
+            raise ModelEnvironmentError(f"cannot read {archive}: {error.strerror}") from error
+        with file:
+            key = self._known.get(file) or self._known.keep(file, key_of(file, cancelled))
+            held = self.hold_key(key, cancelled) or self._make(key, file, archive, cancelled)
+        if held.was_unpacked and self._limit_bytes is not None:
+            self._evict(self._limit_bytes)
+        return held
+
+    def hold_key(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
+        """The environment of a key, None if it is not there, or not complete.
+
+        Raises:
+            ModelEnvironmentError: others could have put it there.
+            Cancelled: it is not wanted any more.
+        """
+        if self._mark(key) is None:
+            return None
+        self._check_owner()
+        try:
+            lock = FileLock(self._beside(key, _LOCK))
+        except OSError:  # somebody else's cache that nobody here can change: nobody here can remove it either
+            return HeldEnvironment(key, self.directory / key, None, was_unpacked=False)
+        return self._share(key, lock, cancelled, was_unpacked=False)
+
+    def _share(
+        self, key: str, lock: FileLock, cancelled: threading.Event, *, was_unpacked: bool
+    ) -> HeldEnvironment | None:
+        if not lock.wait_shared(cancelled):
+            lock.release()
+            raise Cancelled
+        if self._mark(key) is None:  # it was removed meanwhile
+            lock.release()
+            return None
+        with suppress(OSError):
+            os.utime(self._beside(key, _LOCK))
+        return HeldEnvironment(key, self.directory / key, lock, was_unpacked=was_unpacked)
+
+    def _make(self, key: str, file: BinaryIO, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
+        has_waited = False
+        while True:
+            held = None
+            lock = self._lock(key, archive)
+            if lock.take_alone():
+                try:
+                    is_missing = self._mark(key) is None
+                    if is_missing:
+                        self._unpack(key, file, archive, cancelled)
+                except BaseException:
+                    lock.release()
+                    raise
+                # From alone to shared there is a moment in which others may come: that is why it is looked at again.
+                held = self._share(key, lock, cancelled, was_unpacked=is_missing)
+            elif self._mark(key) is not None:  # those who use it hold the lock too
+                held = self._share(key, lock, cancelled, was_unpacked=False)
+            else:
+                lock.release()
+                if not has_waited:
+                    log.info("another process is busy with the environment of %s: waiting for it", archive)
+                has_waited = True
+                if cancelled.wait(_LOOK_EVERY_S):
+                    raise Cancelled
+            if held is not None:
+                return held
+
+    def _lock(self, key: str, archive: Path) -> FileLock:
+        try:
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._check_owner()
+            return FileLock(self._beside(key, _LOCK))
+        except OSError as error:
+            raise cannot_write(str(archive), self.directory, error) from error
+
+    def _unpack(self, key: str, file: BinaryIO, archive: Path, cancelled: threading.Event) -> None:
+        started_s = time.monotonic()
+        prefix, source = self.directory / key, str(archive)
+        log.info("unpacking %s into %s", source, prefix)
+        self._clear(key)
+        file.seek(0)
+        try:
+            inventory = unpack(file, source, prefix, cancelled)
+            inventory.look_again(prefix, rewrite_prefixes(prefix, source))
+            if key_of(file, cancelled) != key:
+                raise ModelEnvironmentError(f"{source} was written while it was read: load the model again")
+            self._write(key, _FILES, inventory.to_json())
+            mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
+            self._write(key, _READY, json.dumps(asdict(mark)))
+        except BaseException as error:
+            with suppress(OSError):
+                self._clear(key)
+            if isinstance(error, OSError):
+                raise cannot_write(source, self.directory, error) from error
+            raise
+        log.info(
+            "unpacked %s: %d files, %.0f MB, in %.2f s",
+            source,
+            len(inventory.files),
+            inventory.total_bytes / 1e6,
+            time.monotonic() - started_s,
+        )
+
+    def _check_owner(self) -> None:
+        """Models run what lies there: nobody else may be able to put it there."""
+        status = self.directory.stat()
+        if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ModelEnvironmentError(
+                f"{self.directory} is another user's, or others can write to it, and models would run what they put "
+                f"there: `chmod go-w` it, or name another directory by --environment-cache-directory"
+            )
+
+    # What lies beside an environment
+
+    def _beside(self, key: str, suffix: str) -> Path:
+        return self.directory / (key + suffix)
+
+    def _mark(self, key: str) -> ReadyMark | None:
+        """What is known of a complete environment; None if it is not complete, or cannot be used where it lies."""
+        try:
+            mark = ReadyMark(**json.loads(self._beside(key, _READY).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        prefix = self.directory / key
+        if mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
+            return None
+        return mark if mark.boot == _boot() else self._after_boot(key, mark)
+
+    def _after_boot(self, key: str, mark: ReadyMark) -> ReadyMark | None:
+        """A machine that lost its power may have lost what was written last: sizes tell."""
+        inventory = self.inventory(key)
+        prefix = self.directory / key
+        if inventory is None or inventory.differences(prefix, contents=False):
+            log.warning("the environment in %s is damaged and will be unpacked again", prefix)
+            return None
+        checked = ReadyMark(**{**asdict(mark), "boot": _boot()})
+        with suppress(OSError):
+            self._write(key, _READY, json.dumps(asdict(checked)))
+        return checked
+
+    def inventory(self, key: str) -> Inventory | None:
+        """What was unpacked as one environment, None if that is not known."""
+        try:
+            return Inventory.from_json(self._beside(key, _FILES).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _write(self, key: str, suffix: str, text: str) -> None:
+        draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
+        draft.write_text(text)
+        draft.replace(self._beside(key, suffix))
+
+    # Looking and removing
+
+    def entries(self) -> list[CacheEntry]:
+        """All environments, used last first; those that are not complete too."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        keys = {name.partition(".")[0] for name in names}
+        return sorted(map(self._entry, keys), key=lambda entry: -entry.used_s)
+
+    def _entry(self, key: str) -> CacheEntry:
+        used_s = 0.0
+        with suppress(OSError):
+            used_s = self._beside(key, _LOCK).stat().st_mtime
+        in_use = False
+        with suppress(OSError):
+            lock = FileLock(self._beside(key, _LOCK)) if used_s else None
+            in_use = lock is not None and not lock.take_alone()
+            if lock is not None:
+                lock.release()
+        return CacheEntry(key, self.directory / key, self._mark(key), used_s, in_use)
+
+    def remove(self, key: str) -> bool:
+        """Remove an environment, or what is left of one; False if somebody uses it.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        lock = FileLock(self._beside(key, _LOCK))
+        try:
+            if not lock.take_alone():
+                return False
+            self._clear(key)
+            self._beside(key, _LOCK).unlink(missing_ok=True)
+        finally:
+            lock.release()
+        self._known.forget(key)
+        return True
+
+    def _clear(self, key: str) -> None:
+        """Remove an environment that this process holds alone; its mark first, so that a crash leaves no half that looks whole."""
+        self._beside(key, _READY).unlink(missing_ok=True)
+        self._beside(key, _FILES).unlink(missing_ok=True)
+        for draft in self.directory.glob(f"{key}*{_DRAFT}"):
+            draft.unlink(missing_ok=True)
+        prefix = self.directory / key
+        if prefix.exists():
+            shutil.rmtree(prefix)
+
+    def _evict(self, limit_bytes: int) -> None:
+        entries = self.entries()
+        total_bytes = sum(entry.mark.total_bytes for entry in entries if entry.mark)
+        for entry in reversed(entries):
+            if total_bytes <= limit_bytes:
+                return
+            if entry.mark is not None and not entry.in_use:
+                with suppress(OSError):
+                    if self.remove(entry.key):
+                        log.info("removed %s, which was not used any more, from the cache", entry.prefix)
+                        total_bytes -= entry.mark.total_bytes
+
+
+def _boot() -> str:
+    """Which start of the machine this is; empty where that is not known."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -1,0 +1,181 @@
+"""Making an unpacked environment believe that it was installed where it lies.
+
+conda writes the directory of an environment into scripts, libraries and data. conda-pack leaves a list of these places in
+``bin/conda-unpack``, a program of the archive, which would do this with the host's rights: the list is read here, nothing runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ModelEnvironmentError
+
+_SCRIPT = "bin/conda-unpack"
+_RECORDS = re.compile(r"^_prefix_records = (\[.*?^\])", re.MULTILINE | re.DOTALL)
+_MOST_SCRIPT_BYTES = 32 * 1024 * 1024
+_MOST_FILE_BYTES = 4 * 1024**3
+
+_ENV_SHEBANG = re.compile(rb"#!\s*/usr/bin/env[ \t]+(?:-S[ \t]+)?(python[0-9.]*)((?:[ \t]+[^\r\n]*)?)\r?\n")
+_LONGEST_SHEBANG_BYTES = 127
+"""Older kernels cut a longer first line."""
+
+_FIRST_LINE_BYTES = 512
+
+
+@dataclass(frozen=True)
+class PrefixRecord:
+    """A file in which the directory of the environment stands.
+
+    Attributes:
+        path: of the file.
+        placeholder: what stands there now.
+        binary: the file's length must not change.
+    """
+
+    path: str
+    placeholder: str
+    binary: bool
+
+
+def rewrite_prefixes(prefix: Path, source: str) -> list[str]:
+    """Write the directory of an unpacked environment wherever conda-pack says that it belongs, and into its scripts.
+
+    Args:
+        prefix: the directory, freshly unpacked: no link in it leads out.
+        source: names the archive in messages.
+
+    Returns:
+        Paths of the files that were changed; compiled files of changed sources are removed.
+
+    Raises:
+        ModelEnvironmentError: the list cannot be read or names other files, or the directory's name is too long.
+        OSError: a file cannot be written.
+    """
+    records = _read_records(prefix, source)
+    changed = {record.path for record in records if _apply(record, prefix, source)}
+    for path in [path for path in changed if path.endswith(".py")]:
+        _forget_compiled(prefix / path)
+    return sorted({*changed, *_mend_scripts(prefix)})
+
+
+def _read_records(prefix: Path, source: str) -> list[PrefixRecord]:
+    script = prefix / _SCRIPT
+    if script.is_symlink() or not script.is_file():
+        return []
+    if script.stat().st_size > _MOST_SCRIPT_BYTES:
+        raise ModelEnvironmentError(f"{source} is refused: its {_SCRIPT} is longer than any that conda-pack writes")
+    found = _RECORDS.search(script.read_text("utf-8", "surrogateescape"))
+    if found is None:
+        return []
+    try:
+        return [_record(entry) for entry in ast.literal_eval(found[1])]
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ModelEnvironmentError(
+            f"{source} is refused: the list in its {_SCRIPT} is not one that conda-pack writes ({error!r:.200})"
+        ) from None
+
+
+def _record(entry: Any) -> PrefixRecord:
+    path, placeholder, mode = entry
+    if not (isinstance(path, str) and isinstance(placeholder, str) and mode in {"text", "binary"}) or not placeholder:
+        raise ValueError(entry)
+    return PrefixRecord(path, placeholder, mode == "binary")
+
+
+def _apply(record: PrefixRecord, prefix: Path, source: str) -> bool:
+    """True if the file was changed; those that are not there, or are links, are left alone."""
+    path = prefix / record.path
+    parts = record.path.split("/")
+    if record.path.startswith("/") or ".." in parts or "\0" in record.path or _has_link(prefix, parts[:-1]):
+        raise ModelEnvironmentError(f"{source} is refused: its {_SCRIPT} names a file outside, '{record.path}'")
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_FILE_BYTES:
+        return False
+    old, new = os.fsencode(record.placeholder), os.fsencode(prefix)
+    content = path.read_bytes()
+    if old not in content:
+        return False
+    if record.binary:
+        if len(new) > len(old):
+            raise ModelEnvironmentError(
+                f"{source} cannot be unpacked in {prefix}: '{record.path}' has room for a directory of {len(old)} bytes, "
+                f"this one has {len(new)}; name a shorter one by --environment-cache-directory"
+            )
+        changed = _replaced_in_binary(content, old, new)
+    else:
+        changed = content.replace(old, new)
+    _replace(prefix, path, changed)
+    return True
+
+
+def _forget_compiled(source: Path) -> None:
+    """Remove what was compiled from an earlier text: the archive's compiled files are not held against their sources."""
+    for compiled in (source.parent / "__pycache__").glob(f"{glob.escape(source.stem)}.*.pyc"):
+        compiled.unlink()
+
+
+def _has_link(prefix: Path, parts: Iterable[str]) -> bool:
+    path = prefix
+    for part in parts:
+        path /= part
+        if path.is_symlink():
+            return True
+    return False
+
+
+def _replaced_in_binary(content: bytes, old: bytes, new: bytes) -> bytes:
+    """Strings that end in a zero byte, each as long as before."""
+
+    def shorter(match: re.Match[bytes]) -> bytes:
+        text = match[0].replace(old, new)
+        return text + b"\0" * (len(match[0]) - len(text))
+
+    return re.sub(re.escape(old) + rb"[^\0]*\0", shorter, content)
+
+
+def _mend_scripts(prefix: Path) -> list[str]:
+    """Give scripts the interpreter of their environment: they were packed to look it up, with options that Linux refuses."""
+    changed = []
+    for name in sorted(os.listdir(prefix / "bin")) if (prefix / "bin").is_dir() else ():
+        path = prefix / "bin" / name
+        if path.is_symlink() or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            found = _ENV_SHEBANG.match(file.read(_FIRST_LINE_BYTES))
+        if found is None:
+            continue
+        line = _shebang(prefix, found[1], found[2].strip())
+        content = path.read_bytes()
+        if line != content[: found.end()]:
+            _replace(prefix, path, line + content[found.end() :])
+            changed.append(f"bin/{name}")
+    return changed
+
+
+def _shebang(prefix: Path, python: bytes, options: bytes) -> bytes:
+    words = b" ".join(filter(None, (os.fsencode(prefix / "bin") + b"/" + python, options)))
+    if len(words) + 3 <= _LONGEST_SHEBANG_BYTES and not re.search(rb"\s", os.fsencode(prefix)):
+        return b"#!" + words + b"\n"
+    by_path = b" ".join(filter(None, (b"-S" if options else b"", python, options)))
+    return b"#!/usr/bin/env " + by_path + b"\n"
+
+
+def _replace(prefix: Path, path: Path, content: bytes) -> None:
+    """A new file of the same rights and time: the old one may have other names, whose content has to stay."""
+    draft = prefix.with_name(prefix.name + ".draft")  # outside, where the archive can have put nothing
+    with draft.open("wb") as file:
+        file.write(content)
+    shutil.copystat(path, draft)
+    draft.replace(path)

@@ -1,0 +1,142 @@
+"""From what a configuration names to a Python that can be started: a directory, an archive, or a list of packages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pybackend.environment.activation import activation_variables
+from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
+from pybackend.environment.environment import Environment
+from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
+from pybackend.environment.specification import SpecificationCache, is_specification
+from pybackend.errors import ModelEnvironmentError
+
+log = logging.getLogger(__name__)
+
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+"""What stands for the model's directory in a configuration."""
+
+Packer = Callable[[Path, Path], object]
+"""Makes an archive from a list of packages: takes the list, and the archive to write."""
+
+
+def environment_path(text: str, model_directory: Path) -> Path:
+    """The path that the text of a configuration means; relative to the server's working directory if it is relative."""
+    return Path(text.replace(MODEL_DIRECTORY, str(model_directory))).absolute()
+
+
+class ModelEnvironment:
+    """An environment while a model runs in it.
+
+    Attributes:
+        environment: what its processes are started with.
+        interpreter: what is known of its Python.
+        path: what the configuration names.
+    """
+
+    def __init__(
+        self, environment: Environment, interpreter: Interpreter, path: Path, held: HeldEnvironment | None
+    ) -> None:
+        self.environment = environment
+        self.interpreter = interpreter
+        self.path = path
+        self._held = held
+
+    def release(self) -> None:
+        """No process of the model uses it any more."""
+        if self._held is not None:
+            self._held.release()
+
+
+class EnvironmentProvider:
+    """Makes environments ready.
+
+    Args:
+        cache: where archives are unpacked.
+        packer: packs lists of packages when models are loaded, None where the operator has not allowed that.
+    """
+
+    def __init__(self, cache: EnvironmentCache, packer: Packer | None = None) -> None:
+        self.cache = cache
+        self._packer = packer
+        self._specifications = SpecificationCache(cache)
+
+    def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
+        """Make an environment ready, and keep it until it is released. Blocking: not for the event loop.
+
+        Args:
+            path: from :func:`environment_path`.
+            cancelled: set when the result is not wanted any more.
+
+        Raises:
+            ModelEnvironmentError: it cannot be had, or this host cannot start a Python from it.
+            Cancelled: before it was ready.
+        """
+        canonical = _canonical(path)
+        held = None if canonical.is_dir() else self._hold(canonical, cancelled)
+        prefix = canonical if held is None else held.prefix
+        source = f"the environment {path}"
+        try:
+            _check_activate(prefix, path)
+            interpreter = find_interpreter(prefix, source)
+            check_usable(interpreter, source)
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+        log.info("Using Python execution env %s", path)
+        environment = Environment(
+            python=interpreter.python,
+            identity=_identity_in_place(interpreter) if held is None else held.key,
+            prefix=prefix,
+            variables=activation_variables(prefix, interpreter.manifest),
+        )
+        return ModelEnvironment(environment, interpreter, path, held)
+
+    def _hold(self, path: Path, cancelled: threading.Event) -> HeldEnvironment:
+        if not path.is_file():
+            raise ModelEnvironmentError(f"the environment {path} is neither a directory nor an archive")
+        if not is_specification(path):
+            return self.cache.hold(path, cancelled)
+        if self._packer is None:
+            raise ModelEnvironmentError(
+                f"{path} lists packages, and this server does not install any: `pybackend pack {path}` makes an "
+                "environment of it"
+            )
+        return self._specifications.hold(path, self._packer, cancelled)
+
+
+def _canonical(path: Path) -> Path:
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelEnvironmentError(
+            f"Failed to get the canonical path for {path}. {why}: EXECUTION_ENV_PATH must name an environment; "
+            f"{MODEL_DIRECTORY}/NAME is one in the model's directory, any other relative path is relative to the server's "
+            f"working directory, {Path.cwd()}"
+        ) from None
+
+
+def _check_activate(prefix: Path, path: Path) -> None:
+    activate = prefix / "bin" / "activate"
+    if activate.is_file():
+        return
+    advice = f"{path} is no environment as conda-pack, `pybackend pack` or `python -m venv` make them"
+    inside = [entry for entry in sorted(prefix.iterdir()) if (entry / "bin" / "activate").is_file()]
+    if inside:
+        advice = f"{path} has it in '{inside[0].name}/': name that directory, or pack what is in it, not the directory"
+    raise ModelEnvironmentError(
+        f"Path {activate} does not exist. The Python environment should contain an 'activate' script. {advice}"
+    )
+
+
+def _identity_in_place(interpreter: Interpreter) -> str:
+    """Changes when packages are installed into it."""
+    libraries = interpreter.libraries
+    stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
+    return f"{os.fspath(interpreter.prefix)} {stamp}"

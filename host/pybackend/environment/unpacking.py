@@ -1,0 +1,210 @@
+"""From a checked archive to files: written below a directory that nobody else writes to, and remembered by content."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from pybackend.environment.archive import ArchiveReader, Member, MemberKind
+from pybackend.errors import ErrorCode, ModelEnvironmentError
+
+_CHUNK_BYTES = 1024 * 1024
+_DIGEST_BYTES = 16
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
+
+
+class Cancelled(Exception):
+    """Whoever has asked for an environment does not want it any more."""
+
+
+@dataclass
+class Inventory:
+    """What was unpacked.
+
+    Attributes:
+        files: size and hash of each file, by path.
+        links: where each symbolic link leads, by path.
+    """
+
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(size for size, _ in self.files.values())
+
+    def look_again(self, directory: Path, changed: Iterable[str]) -> None:
+        """Some files were changed, and compiled ones removed, on purpose."""
+        for path in changed:
+            self.files[path] = _facts_of(directory / path)
+            folder, _, name = path.rpartition("/")
+            if name.endswith(".py"):
+                compiled = f"{folder}/__pycache__/{name[:-3]}."
+                for other in [other for other in self.files if other.startswith(compiled)]:
+                    if not (directory / other).exists():
+                        del self.files[other]
+
+    def to_json(self) -> str:
+        """The text that :meth:`from_json` reads."""
+        return json.dumps({"files": self.files, "links": self.links})
+
+    @classmethod
+    def from_json(cls, text: str) -> Inventory:
+        """Read what :meth:`to_json` has written.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        document = json.loads(text)
+        try:
+            files = {path: (int(size), str(digest)) for path, (size, digest) in document["files"].items()}
+            return cls(files, dict(document["links"]))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no inventory: {error!r}") from None
+
+    def differences(self, directory: Path, *, contents: bool) -> list[str]:
+        """How a directory differs from this, one clause per file.
+
+        Args:
+            directory: where it was unpacked.
+            contents: read the files; otherwise only sizes are compared.
+        """
+        found = []
+        for path, (size, digest) in self.files.items():
+            try:
+                actual = _facts_of(directory / path) if contents else (os.lstat(directory / path).st_size, digest)
+            except OSError as error:
+                found.append(f"{path}: {error.strerror}")
+                continue
+            if actual != (size, digest):
+                found.append(f"{path}: has {actual[0]} bytes, not {size}" if actual[0] != size else f"{path}: altered")
+        for path, target in self.links.items():
+            try:
+                if os.readlink(directory / path) != target:
+                    found.append(f"{path}: leads elsewhere")
+            except OSError as error:
+                found.append(f"{path}: {error.strerror}")
+        return found
+
+
+def _facts_of(path: Path) -> tuple[int, str]:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    size = 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def unpack(file: BinaryIO, source: str, directory: Path, cancelled: threading.Event) -> Inventory:
+    """Unpack an archive.
+
+    Args:
+        file: the archive, at its start.
+        source: names it in messages.
+        directory: is made; nobody else writes below it.
+        cancelled: set when the result is not wanted any more.
+
+    Raises:
+        ModelEnvironmentError: the archive is broken or not harmless, or it cannot be written; nothing is left behind then.
+        Cancelled: likewise.
+    """
+    done = False
+    try:
+        directory.mkdir()
+    except OSError as error:
+        raise cannot_write(source, directory.parent, error) from error
+    try:
+        inventory = _unpack(ArchiveReader(file, source), directory, cancelled)
+        done = True
+    except OSError as error:
+        if error.errno in _NOT_A_NAME:
+            raise ModelEnvironmentError(
+                f"{source} is refused: this file system takes no such name: {error.filename!r}"
+            ) from error
+        raise cannot_write(source, directory.parent, error) from error
+    finally:
+        if not done:
+            shutil.rmtree(directory, ignore_errors=True)
+    return inventory
+
+
+def cannot_write(source: str, cache: Path, error: OSError) -> ModelEnvironmentError:
+    """What to raise where the cache of environments cannot be written."""
+    advice = "name a directory that this user can write by --environment-cache-directory"
+    if error.errno in _NO_SPACE:
+        advice = "`pybackend env prune` removes what no server uses, --environment-cache-directory names another place"
+    return ModelEnvironmentError(
+        f"cannot unpack {source} into {cache}: {error.strerror}; {advice}", ErrorCode.UNAVAILABLE
+    )
+
+
+def _unpack(reader: ArchiveReader, directory: Path, cancelled: threading.Event) -> Inventory:
+    inventory = Inventory()
+    made = {""}
+    directory.chmod(0o755)  # whatever the umask: models may run as another user
+    for member in reader.members():
+        if cancelled.is_set():
+            raise Cancelled
+        _make_directories(directory, member, made)
+        path = directory / member.path
+        if (
+            member.path in inventory.files or member.path in inventory.links
+        ):  # the archive has it twice: the last one counts
+            path.unlink()
+            inventory.links.pop(member.path, None)
+            inventory.files.pop(member.path, None)
+        match member.kind:
+            case MemberKind.FILE:
+                inventory.files[member.path] = _write(path, member, cancelled)
+            case MemberKind.LINK:
+                path.symlink_to(member.target)
+                inventory.links[member.path] = member.target
+            case MemberKind.HARD_LINK:
+                os.link(directory / member.target, path, follow_symlinks=False)
+                inventory.files[member.path] = inventory.files[member.target]
+    return inventory
+
+
+def _make_directories(directory: Path, member: Member, made: set[str]) -> None:
+    path = member.path if member.kind is MemberKind.DIRECTORY else member.path.rpartition("/")[0]
+    missing = []
+    while path not in made:
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for path in reversed(missing):
+        (directory / path).mkdir(mode=0o755)
+        (directory / path).chmod(0o755)
+        made.add(path)
+
+
+def _write(path: Path, member: Member, cancelled: threading.Event) -> tuple[int, str]:
+    assert member.content is not None
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    size = 0
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    with open(descriptor, "wb") as file:
+        while chunk := member.content.read(_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+            if cancelled.is_set():
+                raise Cancelled
+        file.flush()
+        # Everybody may read, nobody else may write; nothing takes the rights of its owner.
+        os.fchmod(descriptor, 0o755 if member.executable else 0o644)
+        os.utime(descriptor, (member.modified_s, member.modified_s))
+    return size, digest.hexdigest()

@@ -1,0 +1,51 @@
+"""Archives as tests need them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Entries = list[tuple[str, object]]
+
+
+def header(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", mode: int = 0o644, size: int = 0):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode, info.size = kind, target, mode, size
+    return info
+
+
+def tar_of(*entries: tuple[tarfile.TarInfo, bytes], **options) -> bytes:
+    """A plain tar of headers and contents, whatever nonsense they are."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", **{"format": tarfile.GNU_FORMAT, **options}) as tar:
+        for info, content in entries:
+            if content:
+                info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def files(**contents: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Regular files; ``__`` in a name is a slash."""
+    return [(header(name.replace("__", "/")), content) for name, content in contents.items()]
+
+
+@pytest.fixture
+def archive(tmp_path) -> Callable[[bytes], Path]:
+    """Writes bytes to an archive."""
+
+    def write(content: bytes, name: str = "env.tar") -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def never() -> threading.Event:
+    return threading.Event()
