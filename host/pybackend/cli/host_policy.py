@@ -25,16 +25,17 @@ def host_policy(text: str) -> HostPolicy:
     setting, equals, value = rest.partition("=")
     if not name or not comma or not setting or not equals or not value:
         raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: cpu,cpu-cores=0-3")
+    usable = os.sched_getaffinity(0)
     if setting == "cpu-cores":
-        cores = _cores(value, text)
+        cores = wanted = _cores(value, text)
     elif setting == "numa-node":
-        cores = _cores_of_node(value, text)
+        wanted = _cores_of_node(value, text)
+        cores = wanted & usable  # a container may have a part of a node
     else:
         raise argparse.ArgumentTypeError(f"Unsupported host policy setting '{setting}'. Write cpu-cores or numa-node")
-    usable = os.sched_getaffinity(0)
-    if not cores <= usable:
+    if not cores or not cores <= usable:
         raise argparse.ArgumentTypeError(
-            f"{text}: this server may use {len(usable)} cores, {_ranges(usable)}, and not {_ranges(cores - usable)}"
+            f"{text}: this server may use {len(usable)} cores, {_ranges(usable)}, and not {_ranges(wanted - usable)}"
         )
     return name, setting, cores
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,13 +67,42 @@ def test_processes_stay_on_their_cores(tmp_path):
         assert cores_of("named") == [second]
 
 
+NODE = Path("/sys/devices/system/node/node0/cpulist")
+
+with_nodes = pytest.mark.skipif(not NODE.exists(), reason=f"the kernel tells of no NUMA nodes: there is no {NODE}")
+
+
+def cores_of_node():
+    pieces = [piece.partition("-") for piece in NODE.read_text().strip().split(",")]
+    return {core for first, _, last in pieces for core in range(int(first), int(last or first) + 1)}
+
+
+@pytest.mark.e2e
+@with_nodes
 @pytest.mark.spec("srv-S24")
-def test_a_node_means_its_cores():
-    try:
-        settings = parse(["serve", "models", "--host-policy=cpu,numa-node=0"])
-    except UsageError as error:
-        pytest.skip(str(error))
-    assert settings.host_policies["cpu"] <= set(CORES)
+def test_processes_stay_on_their_node(tmp_path):
+    expected = sorted(cores_of_node() & set(CORES))
+    if not expected:
+        pytest.skip("these tests may use no core of node 0")
+    write_model(tmp_path, "m", WHERE, f"{CONFIG} instance_group {{ kind: KIND_CPU }}")
+    with serving(tmp_path, flags=("--host-policy=cpu,numa-node=0",)) as server:
+        assert infer(server, "m", {"IN": np.int64([1])})["CORES"].tolist() == expected
+
+
+@with_nodes
+@pytest.mark.spec("srv-S24")
+def test_a_node_means_those_of_its_cores_that_the_server_may_use():
+    core = min(cores_of_node() & set(CORES), default=None)
+    if core is None:
+        pytest.skip("these tests may use no core of node 0")
+    code = f"""
+import os
+os.sched_setaffinity(0, [{core}])
+from pybackend.cli.options import parse
+print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).host_policies["cpu"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"[{core}]\n"
 
 
 def test_ranges_add_up():

@@ -110,6 +110,34 @@ def test_as_many_executions_as_instances(server, directories, crowd):
     assert {answer["name"] for answer in answers[:3]} == {"three_0_0", "three_0_1", "three_0_2"}
 
 
+TOGETHER = """
+import pathlib
+import time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        here = pathlib.Path(args["model_repository"])
+        (here / f"{args['model_instance_name']}.arrived").touch()
+        end = time.monotonic() + 60
+        while len(list(here.glob("*.arrived"))) < 4:
+            assert time.monotonic() < end, "the others do not come before this one is through"
+            time.sleep(0.005)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+"""Each instance waits in ``initialize`` for all others to be there, too."""
+
+
+def test_instances_are_initialised_side_by_side(tmp_path):
+    groups = "instance_group [ { count: 3 kind: KIND_CPU }, { count: 1 kind: KIND_MODEL } ]"
+    directory = write_model(tmp_path, "together", TOGETHER, identity_config(extra=groups))
+    with serving(tmp_path) as server:
+        assert server.get("/v2/models/together/ready").status == 200
+    assert len(list(directory.glob("*.arrived"))) == 4
+
+
 @pytest.mark.spec("srv-S02")
 @pytest.mark.parametrize(
     ("model", "kind"), [pytest.param("auto", "CPU", marks=without_gpu), ("cpu", "CPU"), ("model", "MODEL")]
