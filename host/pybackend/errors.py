@@ -52,6 +52,13 @@ class InferenceError(PybackendError):
         self.message = message
         self.code = code
 
+    def again(self) -> InferenceError:
+        """The same, for raising what is kept and told more than once.
+
+        An exception keeps the frames that it was raised through, with all that they refer to, and more of them each time.
+        """
+        return InferenceError(self.message, self.code)
+
 
 class ModelLoadError(PybackendError):
     """A model (version) that cannot be loaded; ``str()`` is the reason without the code's text."""

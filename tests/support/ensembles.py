@@ -23,7 +23,7 @@ from tests.support.repositories import tensors, write_model
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 """Model, ensemble tensor by its input, ensemble tensor by its output."""
 
-DEADLINE_S = 20
+DEADLINE_S = 30
 
 FP32 = ("TYPE_FP32", [-1])
 

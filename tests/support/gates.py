@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-DEADLINE_S = 20
+DEADLINE_S = 30
 
 GATE = '''
 import os, time

@@ -24,7 +24,7 @@ from tests.support.inference import infer, strings
 from tests.support.repositories import tensors, write_model
 from tests.support.server import ServerProcess
 
-DEADLINE_S = 20
+DEADLINE_S = 30
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ONE = "instance_group { count: 1 kind: KIND_CPU }"

@@ -79,7 +79,7 @@ class EnsembleModel(Model):
         try:
             self._bind()
         except ModelLoadError as error:
-            self._fault = error
+            self._fault = error.with_traceback(None)  # which would keep models that are gone by then
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
         else:
             self._fault = None

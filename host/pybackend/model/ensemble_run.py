@@ -188,9 +188,10 @@ class EnsembleRun:
     def _submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
         """Hand a step to its model as a request like any other."""
         inputs.used(scope)
+        if self.pending.cancelled:
+            self._refuse(inputs, CANCELLED)
+            return
         try:
-            if self.pending.cancelled:
-                raise CANCELLED
             step_run = _StepRun(self, scope, step, inputs.correlation)
             request = self._request(step, inputs)
             self._running[step_run] = self._door.submit(step.model, request, step_run.on_response)

@@ -284,7 +284,9 @@ class PythonModel(Model):
             InferenceError: the request cannot be taken; its memory is the caller's to release.
         """
         if self._scheduler is None or not (self.state is ModelState.READY or self.is_held_for(request)):
-            raise self.failure or not_ready(self.name, self.version)
+            if self.failure is not None:
+                raise self.failure.again()
+            raise not_ready(self.name, self.version)
         if self._all_failed:
             raise self._no_instance()
         for tensor in request.inputs:

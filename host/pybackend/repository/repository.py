@@ -278,7 +278,7 @@ class ModelRepository:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise _STOPPING from None
+                raise _STOPPING.again() from None
             raise
 
     def _check_control(self) -> None:
@@ -289,7 +289,7 @@ class ModelRepository:
                 ErrorCode.UNAVAILABLE,
             )
         if self._closed:
-            raise _STOPPING
+            raise _STOPPING.again()
 
     # Look-up
 
@@ -310,7 +310,7 @@ class ModelRepository:
                     return model
             for model in entry.newest_first:
                 if model.failure is not None:
-                    raise model.failure
+                    raise model.failure.again()
             raise InferenceError(
                 f"Request for unknown model: '{name}' has no available versions{entry.why_not_available()}",
                 ErrorCode.NOT_FOUND,
@@ -321,7 +321,9 @@ class ModelRepository:
                 f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
             )
         if found.state is not ModelState.READY:
-            raise found.failure or not_ready(name, version)
+            if found.failure is not None:
+                raise found.failure.again()
+            raise not_ready(name, version)
         return found
 
     def absence(self, name: str) -> Absence:

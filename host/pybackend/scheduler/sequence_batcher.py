@@ -130,7 +130,7 @@ class SequenceBatcher:
                 "first request of the sequence"
             )
         if sequence.lost is not None:
-            raise sequence.lost
+            raise sequence.lost.again()
         return sequence
 
     def _begin(self, correlation_id: int | str, now_ns: int) -> LiveSequence:

@@ -89,7 +89,8 @@ def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, 
 
     write_model(repository, "a", answering(2), None)
     answers = run(reload_under_load())
-    assert answers == [1] * len(answers)
+    assert answers[0] == 1
+    assert answers == sorted(answers), "an answer of the old version after one of the new"
     run(gone(engine, old))
     assert sorted(marks("a")) == ["begin 1 1", "begin 1 1", "begin 2 1", "begin 2 1", "end 1", "end 1"]
     assert directory.exists()

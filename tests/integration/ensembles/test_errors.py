@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode
+from pybackend.inference.pending import CANCELLED
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.model import ensemble_step_io
@@ -181,6 +182,7 @@ def test_no_step_begins_for_a_request_that_was_given_up(lab: Lab, tmp_path) -> N
         (answer,) = await stream.rest()
         assert (answer.code, answer.error) == ("CANCELLED", "the client cancelled the request")
         await nothing_held(lab.engine)
+        assert CANCELLED.__traceback__ is None  # it would keep what the step was to get
 
     lab.run(run())
     assert not (tmp_path / "later").exists()

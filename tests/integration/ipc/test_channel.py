@@ -42,7 +42,7 @@ class HostEnd:
         self.changed.set()
 
     async def until(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

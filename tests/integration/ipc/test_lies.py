@@ -75,12 +75,12 @@ def request(model, array):
 async def answers(engine, name, *arrays):
     """All answers to requests that were sent in one turn; who asks must release them."""
     model = engine.model(model_name(name))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await asyncio.gather(*(engine.infer(model, request(model, array)) for array in arrays))
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  what other processes do is no event of this loop
             await asyncio.sleep(0.002)
 
@@ -122,7 +122,7 @@ def test_lies_about_another_turn(engine_and_run, what):
     async def scenario():
         asked = request(model, LARGE)
         asked.correlation_id, asked.flags = 1, int(RequestFlags.SEQUENCE_START)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             answer = await engine.infer(model, asked)
         await until(lambda: instance.state.value == "ready" and instance.pid != pid)
         return answer

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
+from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.model.model import ModelState
 from tests.support.engine import engine_on, input_tensor
@@ -30,7 +32,7 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
     async def scenario():
         async with engine_on(tmp_path) as engine:
             model = engine.model("dying")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 while model.state is ModelState.READY:
                     request = InferenceRequest(
                         model_name="dying", inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=[]
@@ -43,6 +45,10 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
                         message = response.error.message
                         response.release()
                     assert "looking at the request" not in message  # it may be about another client
+            for _ in range(2):
+                with pytest.raises(InferenceError, match="has no instance that can serve"):
+                    engine.model("dying")
+            assert model.failure.__traceback__ is None  # it would keep the frames of all who asked
             return model.reason
 
     reason = asyncio.run(scenario())

@@ -17,7 +17,7 @@ from pybackend_wire.framing import UNLIMITED, FrameDecoder
 from pybackend_wire.messages import PROTOCOL_VERSION, HostMessage, Initialize, Load, RequestOptions, StubMessage
 from tests.support.repositories import PREAMBLE
 
-DEADLINE_S = 20
+DEADLINE_S = 30
 
 
 class PlayedHost:

@@ -16,7 +16,7 @@ from pybackend_sdk.response_stream import DROPPED, ResponseStream
 CLOSED = r"^Unable to send response\. Response sender has been closed\."
 TWICE = r"^Unable to send response\. Non-decoupled model cannot send more than one response\."
 FLAG_FIRST = r"^Unable to send response\. Non-decoupled model cannot send complete final before sending a response\."
-DEADLINE_S = 10
+DEADLINE_S = 30
 
 
 class Client:

@@ -8,7 +8,7 @@ from collections import deque
 
 from pybackend_stub.model_calls import _Replies
 
-DEADLINE_S = 5
+DEADLINE_S = 20
 FIRST, LAST = ([0, 1, final, ((2, text), (), None)] for final, text in ((False, "first"), (True, "last")))
 
 

@@ -232,7 +232,7 @@ class ModelCalls:
     @staticmethod
     def _check_cancelled(call: OpenCall) -> None:
         if call.failure is not None:
-            raise call.failure
+            raise call.failure.again()
         if call.cancelled:
             raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
 

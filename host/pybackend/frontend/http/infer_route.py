@@ -135,7 +135,7 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) 
         raise
     try:
         if response.error is not None:
-            raise response.error
+            raise response.error.again()
         encoded = encode_response(response, plan.output_format)
         # Another server's transport may keep what it is given: it gets a copy, never the shared memory.
         content = b"".join((encoded.header_json, *encoded.chunks))

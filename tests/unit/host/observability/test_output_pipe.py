@@ -47,7 +47,7 @@ class Speaker:
 
     async def until(self, condition):
         """Wait for what a line that is written makes true."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 self.written.clear()
                 await self.written.wait()

@@ -18,7 +18,7 @@ from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.scheduler import BatchReason
 
-DEADLINE_S = 5
+DEADLINE_S = 20
 
 
 class Instance:

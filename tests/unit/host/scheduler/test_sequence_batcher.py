@@ -165,7 +165,7 @@ def play(scenario):
 
     async def timed():
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await scenario()
 
     asyncio.run(timed())
@@ -250,7 +250,7 @@ def test_idle_sequences_are_over_exactly_when_their_time_is():
         ended_ns = time.monotonic_ns()
         waiting = scene.send(2, START)
         await scene.instances[0].executed.wait()
-        assert 0.05 <= (time.monotonic_ns() - ended_ns) / 1e9 < 0.25
+        assert time.monotonic_ns() - ended_ns >= 50_000_000
         assert scene.instances[0].batch == [waiting]
         with pytest.raises(InferenceError, match="must specify the START flag"):
             scene.send(1)
@@ -304,8 +304,11 @@ def test_a_state_for_which_there_is_no_memory_ends_its_sequence():
             await turn()
             assert errors(scene, first) == ["no memory"]
             assert "its first request was not executed" in errors(scene, second)[0]
-            with pytest.raises(InferenceError, match="is ended"):
-                scene.send(1)
+            sequence = scene.batcher._live[1]
+            for _ in range(2):
+                with pytest.raises(InferenceError, match="is ended"):
+                    scene.send(1)
+            assert sequence.lost.__traceback__ is None  # it would keep all requests that were refused
 
     play(scenario)
 
@@ -330,13 +333,13 @@ def test_everything_that_waits_can_be_taken_out():
 
 
 def test_queueing_many_requests_costs_no_more_per_request_than_few():
-    """Each request goes in and comes out in logarithmic time; here, so that a quadratic queue would take minutes."""
+    """Each request goes in and comes out in logarithmic time; here, so that a quadratic queue would not be through in time."""
 
     async def scenario():
         scene = Scene(slots=1)
         scene.send("held", START)
         await turn()
-        waiting = [scene.send(number, START, timeout_us=LONG_US) for number in range(1, 50_001)]
+        waiting = [scene.send(number, START, timeout_us=LONG_US) for number in range(1, 20_001)]
         for pending in waiting[::2]:
             pending.cancel()
         await turn()
@@ -345,9 +348,7 @@ def test_queueing_many_requests_costs_no_more_per_request_than_few():
         await turn()
         assert len(scene.batcher) == 0
 
-    began = time.monotonic()
     play(scenario)
-    assert time.monotonic() - began < 40
 
 
 class SequenceMachine(RuleBasedStateMachine):
