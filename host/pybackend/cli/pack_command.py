@@ -1,0 +1,163 @@
+"""``pybackend pack``: what the command line says, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from pybackend.cli.options import UsageError
+from pybackend.pack import PackError, PackOptions, PackResult, pack
+from pybackend.pack.options import FORMATS
+from pybackend.pack.progress import Progress, TerminalProgress
+from pybackend.pack.surprises import Wanted, gigabytes, surprises
+
+_DEFAULT_LOCK = ""
+"""What --lock without a name stands for: the archive's name with another ending."""
+
+_EPILOG = """\
+Exit status: 0 packed; 2 the file or the command line is wrong; 3 no such packages; 4 a channel or an index does not answer;
+5 no space or not writable; 6 the environment cannot be packed; 7 pybackend[pack] is not installed; 1 anything else.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", self.format_usage())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line behind ``pybackend pack``."""
+    parser = _Parser(
+        prog="pybackend pack",
+        description="Packs an environment that models run in, without conda being installed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="environment.yml, requirements.txt, pyproject.toml, or the directory of a conda or virtual environment",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="ARCHIVE", help="the file to write [env.tar.gz]")
+    parser.add_argument(
+        "--format",
+        choices=["tar.gz", "gz", "tar.zst", "zst"],
+        metavar="FORMAT",
+        help="tar.gz, which Triton reads too, or zst, which is smaller and unpacked faster [what the archive's name says]",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="VERSION|PATH",
+        help="the interpreter for a requirements.txt or pyproject.toml [the one beside it in .python-version, or pybackend's own]",
+    )
+    parser.add_argument(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="optional dependencies of a pyproject.toml; may be repeated",
+    )
+    parser.add_argument(
+        "--lock",
+        nargs="?",
+        const=_DEFAULT_LOCK,
+        metavar="PATH",
+        help="install exactly what is in this file; if it is not there, write it [the archive's name with .lock]",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be installed, and how large it is")
+    parser.add_argument("--no-msgpack", action="store_true", help="do not put msgpack beside the packages")
+    parser.add_argument(
+        "--work-directory",
+        type=Path,
+        metavar="DIR",
+        help="where the packages are put together [pybackend's cache directory]",
+    )
+    return parser
+
+
+def run_pack(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit status.
+
+    Raises:
+        UsageError: the command line is wrong.
+    """
+    given = make_parser().parse_args(list(arguments))
+    archive_format = None if given.format is None else next(name for name in FORMATS if name.endswith(given.format))
+    archive = given.output or Path(f"env.{archive_format or 'tar.gz'}")
+    warnings: list[str] = []
+    previous = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        options = PackOptions(
+            archive_format=archive_format,
+            python=given.python,
+            extras=tuple(given.extra),
+            lock=_lock(given.lock, archive),
+            msgpack=not given.no_msgpack,
+            dry_run=given.dry_run,
+            work_directory=given.work_directory,
+            progress=_progress(),
+            warn=warnings.append,
+        )
+        result = pack(given.file, archive, options)
+    except PackError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.status
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        for warning in warnings:
+            sys.stderr.write(f"warning: {warning}\n")
+    if result.archive is None:
+        _print_plan(result)
+    else:
+        _print_packed(result)
+    return 0
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
+    # What lies around is removed on the way out.
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _progress() -> Progress:
+    if not sys.stderr.isatty():
+        return Progress()
+    try:
+        return TerminalProgress(sys.stderr)
+    except ImportError:  # without the extra: what is missing is said in a moment
+        return Progress()
+
+
+def _lock(given: str | None, archive: Path) -> Path | None:
+    if given is None:
+        return None
+    if given != _DEFAULT_LOCK:
+        return Path(given)
+    suffix = next(
+        (suffix for each in FORMATS.values() for suffix in each if archive.name.endswith(suffix)), archive.suffix
+    )
+    return archive.with_name(f"{archive.name.removesuffix(suffix)}.lock")
+
+
+def _print_plan(result: PackResult) -> None:
+    width = max((len(package.name) for package in result.packages), default=0)
+    for package in result.packages:
+        size = gigabytes(package.size_bytes) if package.size_bytes else "-"
+        sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
+    total = sum(package.size_bytes for package in result.packages)
+    sys.stdout.write(f"{len(result.packages)} packages, {gigabytes(total)} to download; nothing was installed\n")
+    for sentence in surprises(Wanted(package.name, package.size_bytes) for package in result.packages):
+        sys.stderr.write(f"warning: {sentence}\n")
+
+
+def _print_packed(result: PackResult) -> None:
+    assert result.manifest is not None
+    sys.stdout.write(
+        f"{result.archive}: {gigabytes(result.size_bytes)}, {gigabytes(result.unpacked_bytes)} unpacked, "
+        f"CPython {result.manifest.python}, {len(result.manifest.packages)} packages, {sum(result.seconds.values()):.1f} s\n"
+    )

@@ -1,0 +1,319 @@
+"""From a specification to a directory with an interpreter and its packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pybackend.pack import conda, inventory, wheels
+from pybackend.pack.errors import PackError, SpecificationError, UnpackableError
+from pybackend.pack.interpreter import find_interpreter
+from pybackend.pack.lock import Lock
+from pybackend.pack.options import PackedSize, PackOptions
+from pybackend.pack.python_tree import copy_interpreter
+from pybackend.pack.specification import (
+    CondaPackages,
+    CondaPrefix,
+    Specification,
+    VirtualEnvironment,
+    WheelPackages,
+    index_options,
+)
+from pybackend.pack.surprises import Wanted, surprises
+from pybackend.pack.virtual_environment import base_interpreter, copy_packages
+from pybackend.pack.wheels import WheelOrder
+
+_QUESTION = """
+import json, os, platform, sys, sysconfig
+paths = sysconfig.get_paths()
+print(json.dumps({
+    "version": platform.python_version(),
+    "cache_tag": sys.implementation.cache_tag,
+    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    "site_packages": sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")}),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An environment that is complete.
+
+    Attributes:
+        prefix: the directory.
+        is_conda: conda's records say what is in it.
+        python: the interpreter.
+        version: of its CPython.
+        cache_tag: in the names of compiled files.
+        free_threaded: its CPython has no global lock.
+        site_packages: where its packages lie.
+        conda: packages of conda channels, as their index describes them.
+        wheels: lines of a requirements file that ask for exactly the other packages.
+        variables: environment variables that its models get.
+    """
+
+    prefix: Path
+    is_conda: bool
+    python: Path
+    version: str
+    cache_tag: str
+    free_threaded: bool
+    site_packages: tuple[Path, ...]
+    conda: tuple[dict[str, Any], ...] = ()
+    wheels: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+def assemble(
+    file: Path, specification: Specification, options: PackOptions, lock: Lock | None, prefix: Path
+) -> Assembled:
+    """Make the environment, or look at the one that is there.
+
+    Args:
+        file: that was read.
+        specification: what it says.
+        options: of the pack.
+        lock: what exactly to install, None to find out.
+        prefix: the directory to make.
+
+    Raises:
+        PackError: it cannot be made; of the kind that says why.
+        OSError: a file cannot be read or written.
+    """
+    if isinstance(specification, CondaPackages):
+        return _from_conda(file, specification, options, lock, prefix)
+    if isinstance(specification, WheelPackages):
+        return _from_wheels(specification, options, lock, prefix)
+    if isinstance(specification, VirtualEnvironment):
+        with options.progress.step("copy packages"):
+            interpreter = base_interpreter(specification.prefix)
+            copy_interpreter(interpreter, prefix)
+            copy_packages(specification.prefix, interpreter, prefix)
+        return _describe(prefix, is_conda=False)
+    return _describe(specification.prefix, is_conda=True)
+
+
+def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
+    with options.progress.step("install packages") as advance:
+        order = conda.CondaOrder(
+            given.channels,
+            conda_specs(given, options),
+            options.msgpack,
+            lock.conda if lock is not None else None,
+            prefix,
+        )
+        records = conda.carry_out(order, advance)
+        if conda.python_version(records) is None:
+            raise SpecificationError(f"{file} asks for no python: add one to its dependencies, such as `- python=3.12`")
+    wanted = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
+    if given.requirements:
+        _install_wheels(wanted, prefix / "bin" / "python", options, lock, _known_to_conda(records))
+    else:
+        _warn(options, [Wanted(record["name"], record.get("size") or 0) for record in records])
+    if given.variables:
+        _write_activation(prefix, given.variables)
+    return _describe(
+        prefix,
+        is_conda=True,
+        records=records,
+        wanted=wanted,
+        hashes=options.lock is not None,
+        lock=lock,
+        variables=given.variables,
+    )
+
+
+def conda_specs(given: CondaPackages, options: PackOptions) -> tuple[str, ...]:
+    """What the file and the command line ask for."""
+    if options.python is None:
+        return given.specs
+    if not options.python.replace(".", "").isdigit():
+        raise SpecificationError(
+            f"--python {options.python}: a conda environment gets its python from a channel: write a version"
+        )
+    return (*given.specs, f"python {options.python}.*")
+
+
+def _known_to_conda(records: list[dict[str, Any]]) -> list[Wanted]:
+    return [Wanted(record["name"], record.get("size") or 0) for record in records]
+
+
+def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
+    with options.progress.step("copy interpreter"):
+        interpreter = find_interpreter(wanted_python(given, options, lock), given.requires_python)
+        if lock is not None and lock.python != interpreter.version:
+            options.warn(
+                f"the lock was written with CPython {lock.python}, this is {interpreter.version}: the packages are the same"
+            )
+        python = copy_interpreter(interpreter, prefix)
+    order = wheel_order(given, options)
+    _install_wheels(order, python, options, lock, [])
+    return _describe(prefix, is_conda=False, wanted=order, hashes=options.lock is not None, lock=lock)
+
+
+def wanted_python(given: WheelPackages, options: PackOptions, lock: Lock | None) -> str | None:
+    """The interpreter that the command line, the lock, or a file beside the requirements asks for."""
+    if options.python is not None:
+        return options.python
+    if lock is not None:
+        return ".".join(lock.python.split(".")[:2])
+    with suppress(OSError, UnicodeDecodeError):
+        # What uv and pyenv go by too.
+        for line in (given.file.parent / ".python-version").read_text().splitlines():
+            if line.strip() and not line.startswith("#"):
+                return line.strip()
+    return None
+
+
+def wheel_order(given: WheelPackages, options: PackOptions) -> WheelOrder:
+    """What uv is asked for."""
+    directory = given.file.parent
+    if given.requirements:
+        if options.extras:
+            raise SpecificationError(f"{given.file} has no extras: --extra is for a pyproject.toml")
+        return WheelOrder(directory, given.requirements)
+    if given.is_project:
+        return WheelOrder(directory, packages=(directory,), extras=options.extras)
+    return WheelOrder(directory, projects=(given.file,), extras=options.extras)
+
+
+def _install_wheels(
+    order: WheelOrder, python: Path, options: PackOptions, lock: Lock | None, known: list[Wanted]
+) -> None:
+    with options.progress.step("install wheels"):
+        if lock is not None:
+            lines = (*index_options(order.lines), *lock.wheels)
+            wheels.install(WheelOrder(order.directory, lines, packages=order.packages), python, dependencies=False)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            # Looked up before anything large is downloaded; it is the same look-up, so the second one costs little.
+            sizes = pool.submit(wheels.resolve, order, [f"--python={python}"])
+            try:
+                found = sizes.result()
+            except PackError:
+                if not known:
+                    raise
+                # Beside conda's packages that is no answer: they may be what is asked for.
+                found = []
+        _warn(options, [*known, *(Wanted(package.name, package.size_bytes) for package in found)])
+        if options.msgpack and not any(package.name.startswith("msgpack") for package in known):
+            wheels.install_with_msgpack(order, python)
+        else:
+            wheels.install(order, python)
+
+
+def _warn(options: PackOptions, packages: list[Wanted]) -> None:
+    for sentence in surprises(packages):
+        options.warn(sentence)
+
+
+def _write_activation(prefix: Path, variables: dict[str, str]) -> None:
+    """For those who activate the environment by hand; models get the variables from the manifest."""
+    directory = prefix / "etc" / "conda" / "activate.d"
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())]
+    (directory / "zz_pybackend_variables.sh").write_text("".join(lines))
+
+
+def _describe(
+    prefix: Path,
+    *,
+    is_conda: bool,
+    records: list[dict[str, Any]] | None = None,
+    wanted: WheelOrder | None = None,
+    hashes: bool = False,
+    lock: Lock | None = None,
+    variables: dict[str, str] | None = None,
+) -> Assembled:
+    python = prefix / "bin" / "python"
+    answer = _ask(python, prefix)
+    site_packages = tuple(Path(path) for path in answer["site_packages"])
+    inventory.refuse_editable(site_packages, prefix if wanted is None else "the environment")
+    pins: list[str] = []
+    if lock is not None:
+        pins = lock.wheels
+    elif wanted is not None:
+        names = inventory.installed_names(site_packages, "uv") - {
+            wheels.normalised(wheels.project_name(package)) for package in wanted.packages
+        }
+        pins = wheels.pinned(names, index_options(wanted.lines), python, wanted.directory, hashes=hashes)
+    return Assembled(
+        prefix,
+        is_conda,
+        python,
+        answer["version"],
+        answer["cache_tag"],
+        answer["free_threaded"],
+        site_packages,
+        tuple(records or ()),
+        tuple(pins),
+        variables or {},
+    )
+
+
+def _ask(python: Path, prefix: Path) -> dict[str, Any]:
+    if not python.exists():
+        raise UnpackableError(f"{prefix} has no bin/python: an environment of models needs one")
+    done = subprocess.run(
+        [python, "-I", "-c", _QUESTION], capture_output=True, text=True, check=False, env={"PATH": os.defpath}
+    )
+    if done.returncode:
+        raise UnpackableError(f"{python} does not start: {done.stderr.strip()[-500:]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    release = tuple(int(number) for number in answer["version"].split(".")[:2])
+    if release < (3, 8):
+        raise UnpackableError(f"{python} is CPython {answer['version']}; models run in 3.8 and newer")
+    return answer
+
+
+Look = Callable[[], list[PackedSize]]
+
+
+def look_up(file: Path, specification: Specification, options: PackOptions) -> list[PackedSize]:
+    """What would be installed, with what it is to download; nothing is installed.
+
+    Raises:
+        PackError: it cannot be had; of the kind that says why.
+    """
+    if isinstance(specification, CondaPackages):
+        return _look_up_conda(file, specification, options)
+    if isinstance(specification, WheelPackages):
+        interpreter = find_interpreter(wanted_python(specification, options, None), specification.requires_python)
+        found = wheels.resolve(wheel_order(specification, options), [f"--python={interpreter.executable}"])
+        return [PackedSize("python", interpreter.version, 0, str(interpreter.executable)), *found]
+    if isinstance(specification, CondaPrefix):
+        answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
+        packages = inventory.conda_packages(specification.prefix)
+    else:
+        answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
+        packages = []
+    packages += inventory.python_packages(map(Path, answer["site_packages"]))
+    return [PackedSize(package.name, package.version, 0, package.source) for package in packages]
+
+
+def _look_up_conda(file: Path, given: CondaPackages, options: PackOptions) -> list[PackedSize]:
+    records = conda.carry_out(
+        conda.CondaOrder(given.channels, conda_specs(given, options), options.msgpack), lambda _done, _total: None
+    )
+    found = conda.sizes(records)
+    version = conda.python_version(records)
+    if version is None:
+        raise SpecificationError(f"{file} asks for no python: add one to its dependencies, such as `- python=3.12`")
+    if given.requirements:
+        names = {wheels.normalised(package.name) for package in found}
+        minor = ".".join(version.split(".")[:2])
+        order = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
+        found += [
+            package
+            for package in wheels.resolve(order, [f"--python-version={minor}"])
+            if wheels.normalised(package.name) not in names
+        ]
+    return found

@@ -1,0 +1,156 @@
+"""The conda part of an environment.yml: solved, and installed into a directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.pack.errors import (
+    PackError,
+    SpecificationError,
+    UnreachableError,
+    UnsolvableError,
+    no_space,
+    says_no_space,
+)
+from pybackend.pack.options import PackedSize
+from pybackend.pack.progress import Advance
+
+SOLVE_TIMEOUT_S = 600
+
+_MSGPACK = "msgpack-python"
+"""What msgpack is called in conda channels."""
+
+
+@dataclass(frozen=True)
+class CondaOrder:
+    """What to solve, and where to install it.
+
+    Attributes:
+        channels: the first one is asked first.
+        specs: what is asked for.
+        msgpack: take msgpack too if a channel has it.
+        locked: what exactly to install, as `records` of an earlier answer; None to solve.
+        prefix: the directory to install into, None to solve only.
+    """
+
+    channels: Sequence[str]
+    specs: Sequence[str]
+    msgpack: bool = True
+    locked: Sequence[Mapping[str, Any]] | None = None
+    prefix: Path | None = None
+
+
+def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
+    """Solve, and install; returns the chosen packages, as conda's index describes them.
+
+    Raises:
+        PackError: it cannot be done; of the kind that says why.
+    """
+    text = json.dumps(
+        {
+            "channels": list(order.channels),
+            "specs": list(order.specs),
+            "optional_specs": [_MSGPACK] if order.msgpack else [],
+            "locked": order.locked,
+            "prefix": None if order.prefix is None else str(order.prefix),
+            "timeout_s": SOLVE_TIMEOUT_S,
+        }
+    )
+    records: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybackend.pack.conda_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        try:
+            worker.stdin.write(text)
+            worker.stdin.close()
+            for line in worker.stdout:
+                event = json.loads(line)
+                if event["event"] == "solved":
+                    records = event["records"]
+                elif event["event"] == "progress":
+                    advance(event["done"], event["total"])
+                elif event["event"] == "error":
+                    raise _error(order, event)
+                else:
+                    return records
+        except BaseException:
+            worker.kill()
+            raise
+        complaint = worker.stderr.read()
+    raise PackError(
+        f"py-rattler ended by itself (status {worker.returncode}): {complaint.strip()[-500:] or 'it said nothing'}"
+    )
+
+
+def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
+    message, kind = event["message"].strip(), event["kind"]
+    if says_no_space(message):
+        return no_space("install packages", order.prefix or Path("/"))
+    if kind == "SolverError":
+        return UnsolvableError(_unsolvable(order, message))
+    if kind in {"InvalidMatchSpecError", "InvalidPackageNameError", "InvalidVersionSpecError", "InvalidVersionError"}:
+        return SpecificationError(f"one of the dependencies ({', '.join(order.specs)}) cannot be read: {message}")
+    if kind in {"InvalidChannelError", "InvalidUrlError"}:
+        return SpecificationError(f"one of the channels ({', '.join(order.channels)}) cannot be read: {message}")
+    if kind in {"GatewayError", "FetchRepoDataError"}:
+        return UnreachableError(_unreachable(order, message))
+    if event["step"] == "install" and re.search(
+        r"error sending request|failed to (fetch|download)|No such file", message
+    ):
+        return UnreachableError(f"a package cannot be fetched: {_one_line(message)}")
+    return PackError(
+        f"packages cannot be {'solved' if event['step'] == 'solve' else 'installed'}: {_one_line(message)}"
+    )
+
+
+def _unsolvable(order: CondaOrder, message: str) -> str:
+    reason = re.sub(r"^Cannot solve the request because of:\s*", "", message)
+    # It is a tree of several lines when the packages contradict each other.
+    separator = "\n" if "\n" in reason else " "
+    return (
+        f"no set of packages from {', '.join(order.channels)} does what is asked for ({', '.join(order.specs)}):"
+        f"{separator}{reason}"
+    )
+
+
+def _unreachable(order: CondaOrder, message: str) -> str:
+    missing = re.search(r"could not find subdir '\S+' in channel '([^']+)'", message)
+    if missing:
+        return f"there is no channel {missing[1]}: {message.splitlines()[-1].removeprefix('Caused by: ')}"
+    return f"a channel cannot be reached (of {', '.join(order.channels)}): {_one_line(message)}"
+
+
+def _one_line(message: str) -> str:
+    return ": ".join(line.strip().removeprefix("Caused by: ") for line in message.splitlines() if line.strip())
+
+
+def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
+    """The packages with what they are to download."""
+    return sorted(
+        (
+            PackedSize(
+                record["name"], str(record["version"]), int(record.get("size") or 0), record.get("channel") or ""
+            )
+            for record in records
+        ),
+        key=lambda package: package.name,
+    )
+
+
+def python_version(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """The version of the CPython among the packages."""
+    return next((str(record["version"]) for record in records if record["name"] == "python"), None)

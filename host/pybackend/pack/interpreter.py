@@ -1,0 +1,198 @@
+"""Which CPython an environment is made of, where the file does not bring one: found, and asked about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pybackend.pack.errors import SpecificationError
+
+OLDEST = (3, 8)
+"""CPython 3.8 is the oldest that models run in."""
+
+_NEWEST_KNOWN = 20
+
+_QUESTION = """
+import json, os, platform, sys, sysconfig
+paths, settings = sysconfig.get_paths(), sysconfig.get_config_vars()
+print(json.dumps({
+    "implementation": sys.implementation.name,
+    "version": platform.python_version(),
+    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
+    "prefix": os.path.realpath(sys.base_prefix),
+    "standard_library": os.path.realpath(paths["stdlib"]),
+    "extensions": os.path.realpath(os.path.join(paths["platstdlib"], "lib-dynload")),
+    "include": os.path.realpath(sysconfig.get_path("include", vars={"installed_base": sys.base_prefix})),
+    "free_threaded": bool(settings.get("Py_GIL_DISABLED")),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython of this machine.
+
+    Attributes:
+        executable: the program, without links.
+        version: such as ``3.12.1``.
+        prefix: the directory that it was installed into.
+        standard_library: the directory of its modules.
+        extensions: the directory of its compiled modules.
+        include: the directory of its headers.
+        free_threaded: it has no global lock.
+    """
+
+    executable: Path
+    version: str
+    prefix: Path
+    standard_library: Path
+    extensions: Path
+    include: Path
+    free_threaded: bool
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The version as numbers."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
+
+    @property
+    def minor(self) -> str:
+        """The version without its last number, such as ``3.12``."""
+        return ".".join(map(str, self.release[:2]))
+
+
+@cache
+def probe(path: str) -> Interpreter | None:
+    """Ask a program about itself; None if it is no CPython, or does not start."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            [path, "-I", "-S", "-c", _QUESTION],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    if answer.get("implementation") != "cpython":
+        return None
+    return Interpreter(
+        Path(answer["executable"]),
+        answer["version"],
+        Path(answer["prefix"]),
+        Path(answer["standard_library"]),
+        Path(answer["extensions"]),
+        Path(answer["include"]),
+        answer["free_threaded"],
+    )
+
+
+def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
+    """The interpreter to make an environment of.
+
+    Args:
+        wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the one that runs this, or
+            the newest that does.
+        requires: versions that do, such as ``>=3.11``; empty for any.
+
+    Raises:
+        SpecificationError: there is none, or it does not do.
+    """
+    if wanted is not None and not re.fullmatch(r"\d+(\.\d+){0,2}", wanted):
+        return _checked(_of_path(wanted), requires, f"--python {wanted}")
+    found = [interpreter for interpreter in _of_this_machine() if interpreter.release >= OLDEST]
+    fitting = [
+        interpreter
+        for interpreter in found
+        if _matches(interpreter, wanted) and _fulfils(interpreter, requires) and not interpreter.free_threaded
+    ]
+    if not fitting:
+        asked = f"CPython {wanted}" if wanted else f"CPython {requires}"
+        if wanted and requires:
+            asked += f" ({requires})"
+        have = ", ".join(f"{interpreter.version} ({interpreter.executable})" for interpreter in found)
+        raise SpecificationError(
+            f"there is no {asked} on this machine. Found: {have or 'none'}. Install one (`uv python install {wanted or '3.12'}`), or "
+            "name one with --python /path/to/python"
+        )
+    own = next((interpreter for interpreter in fitting if interpreter.release == sys.version_info[:3]), None)
+    return own if own is not None and wanted is None else max(fitting, key=lambda interpreter: interpreter.release)
+
+
+def _of_path(wanted: str) -> Interpreter:
+    path = Path(wanted).expanduser()
+    if path.is_dir():
+        path = next(
+            (path / "bin" / name for name in ("python3", "python") if (path / "bin" / name).exists()),
+            path / "bin/python3",
+        )
+    if not path.exists():
+        raise SpecificationError(f"--python {wanted}: {path} is not there; write a version such as 3.12, or a path")
+    found = probe(os.path.abspath(path))
+    if found is None:
+        raise SpecificationError(f"--python {wanted}: {path} is no CPython that starts")
+    return found
+
+
+def _checked(interpreter: Interpreter, requires: str, source: str) -> Interpreter:
+    if interpreter.release < OLDEST:
+        raise SpecificationError(
+            f"{source} is CPython {interpreter.version}; models run in {'.'.join(map(str, OLDEST))} and newer"
+        )
+    if not _fulfils(interpreter, requires):
+        raise SpecificationError(f"{source} is CPython {interpreter.version}, and the project requires {requires}")
+    return interpreter
+
+
+def _matches(interpreter: Interpreter, wanted: str | None) -> bool:
+    if wanted is None:
+        return True
+    numbers = tuple(map(int, wanted.split(".")))
+    return interpreter.release[: len(numbers)] == numbers
+
+
+def _fulfils(interpreter: Interpreter, requires: str) -> bool:
+    if not requires:
+        return True
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(requires).contains(interpreter.version, prereleases=True)
+    except InvalidSpecifier:
+        raise SpecificationError(f"requires-python = '{requires}' cannot be read") from None
+
+
+@cache
+def _of_this_machine() -> tuple[Interpreter, ...]:
+    """Every CPython that can be found, one for each place."""
+    found: dict[Path, Interpreter] = {}
+    for path in _candidates():
+        interpreter = probe(path)
+        if interpreter is not None:
+            found.setdefault(interpreter.executable, interpreter)
+    return tuple(found.values())
+
+
+def _candidates() -> Iterator[str]:
+    yield getattr(sys, "_base_executable", sys.executable)
+    home = Path.home()
+    pyenv = Path(os.environ.get("PYENV_ROOT", home / ".pyenv")) / "versions"
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", data / "uv" / "python"))
+    for installed in (pyenv, managed):
+        yield from map(str, sorted(installed.glob("*/bin/python3")))
+    directories = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
+    for directory in dict.fromkeys(filter(None, directories)):
+        programs = (os.path.join(directory, f"python3.{minor}") for minor in range(OLDEST[1], _NEWEST_KNOWN))
+        yield from (program for program in programs if os.access(program, os.X_OK))

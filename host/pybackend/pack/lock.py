@@ -1,0 +1,94 @@
+"""A file that says what exactly an environment was made of, so that the same can be made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.pack.errors import SpecificationError, output_error
+from pybackend.pack.text_file import read_text
+
+_FORMAT_VERSION = 1
+_TEXTS = ("specification", "platform", "python")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What was installed.
+
+    Attributes:
+        specification: hash of the file that asked for it.
+        platform: system and processor that it is for.
+        python: version of the CPython.
+        conda: packages of conda channels, as their index describes them.
+        wheels: lines of a requirements file, each with the hashes of its package.
+    """
+
+    specification: str
+    platform: str
+    python: str
+    conda: list[dict[str, Any]]
+    wheels: list[str]
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Put it into a file, whole or not at all.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        draft = ""
+        try:
+            file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            with os.fdopen(file, "w") as stream:
+                stream.write(self.to_json())
+            os.chmod(draft, 0o644)
+            os.replace(draft, path)
+        except OSError as error:
+            if draft and os.path.exists(draft):
+                os.unlink(draft)
+            raise output_error(error, f"write {path}", path.parent) from None
+
+
+def read_lock(path: Path, specification: str, platform: str) -> Lock | None:
+    """The lock in a file, None if there is no file.
+
+    Raises:
+        SpecificationError: it is no lock, or not one for this file and machine.
+    """
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(read_text(path))
+        if document.pop("format_version") != _FORMAT_VERSION:
+            raise SpecificationError(f"{path} is a lock of another pybackend: delete it, and a new one is written")
+        lock = _from_document(document)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise SpecificationError(
+            f"{path} is no lock that pybackend has written: delete it, and a new one is written"
+        ) from None
+    if lock.specification != specification:
+        raise SpecificationError(
+            f"{path} was written for other packages than are asked for now: delete it, and a new one is written"
+        )
+    if lock.platform != platform:
+        raise SpecificationError(
+            f"{path} is for {lock.platform}, and this machine is {platform}: pack there, or write another lock here"
+        )
+    return lock
+
+
+def _from_document(document: dict[str, Any]) -> Lock:
+    texts, wheels, records = [document[name] for name in _TEXTS], document["wheels"], document["conda"]
+    if not isinstance(wheels, list) or not all(isinstance(text, str) for text in (*texts, *wheels)):
+        raise TypeError(wheels)
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise TypeError(records)
+    return Lock(**dict(zip(_TEXTS, texts, strict=True)), conda=records, wheels=wheels)

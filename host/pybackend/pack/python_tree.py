@@ -1,0 +1,165 @@
+"""A copy of a CPython that runs wherever it is put: what a virtual environment is not, since its interpreter lies elsewhere.
+
+Only the interpreter's own files are taken, so it may as well be one of /usr or /usr/local. Its shared libraries come along,
+all but the C library's, and find each other by paths relative to themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from pybackend.environment.elf import read_binary
+from pybackend.pack.errors import SpecificationError, UnpackableError
+from pybackend.pack.extra import program
+from pybackend.pack.interpreter import Interpreter, probe
+
+_LEFT_OUT = re.compile(
+    # Tests and their data, tools with windows, what installs pip, static libraries: half of the size, and no model's need.
+    r"(^|/)(__pycache__|test|tests|idlelib|turtledemo|ensurepip|tkinter|site-packages|dist-packages)$"
+    r"|^(EXTERNALLY-MANAGED|turtle\.py|sitecustomize\.py|usercustomize\.py)$|\.(a|o|pyc)$"
+    r"|(^|/)(_tkinter|_test\w*|_ctypes_test|_xxtest\w*|xxlimited\w*|xxsubtype|_xx\w*test\w*)\.[^/]*so$"
+)
+
+_OF_THE_SYSTEM = re.compile(
+    r"(ld-linux[\w-]*|ld64|lib(c|m|dl|pthread|rt|util|resolv|anl|mvec|nsl|nss_\w+|BrokenLocale|thread_db|gcc_s|stdc\+\+))\.so\b"
+)
+"""Libraries that every system has, and that have to be the system's own."""
+
+_MAGIC = b"\x7fELF"
+
+
+def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
+    """Make a directory with nothing but an interpreter; returns the path of its program.
+
+    Raises:
+        SpecificationError: its files are not where it says.
+        UnpackableError: the copy does not start.
+        OSError: it cannot be written.
+    """
+    library = Path(os.path.relpath(interpreter.standard_library, interpreter.prefix))
+    if ".." in library.parts or not (interpreter.standard_library / "os.py").is_file():
+        raise SpecificationError(
+            f"{interpreter.executable} keeps its modules in {interpreter.standard_library}, outside {interpreter.prefix}: it cannot "
+            "be copied; name another one with --python"
+        )
+    (tree / "bin").mkdir(parents=True)
+    python = tree / "bin" / f"python{interpreter.minor}"
+    shutil.copy2(interpreter.executable, python)
+    for name in ("python3", "python"):
+        (tree / "bin" / name).symlink_to(python.name)
+    _copy_tree(interpreter.standard_library, tree / library)
+    if not (tree / library / "lib-dynload").exists() and interpreter.extensions.is_dir():
+        _copy_tree(interpreter.extensions, tree / library / "lib-dynload")
+    (tree / library / "site-packages").mkdir(exist_ok=True)
+    if interpreter.include.is_dir():
+        _copy_tree(interpreter.include, tree / "include" / interpreter.include.name)
+    _make_like_any_other(tree, library)
+    _make_relocatable(tree, python)
+    _rename_prefix(interpreter, tree / library)
+    _check_start(interpreter, python, tree)
+    return python
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    def left_out(directory: str, names: list[str]) -> list[str]:
+        below = os.path.relpath(directory, source)
+        paths = {name: name if below == "." else f"{below}/{name}" for name in names}
+        return [name for name, path in paths.items() if _LEFT_OUT.search(path) or _leads_out(source, directory, name)]
+
+    # Links are kept, so that nothing is there twice.
+    shutil.copytree(source, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+
+
+def _leads_out(source: Path, directory: str, name: str) -> bool:
+    path = os.path.join(directory, name)
+    return os.path.islink(path) and not os.path.realpath(path).startswith(f"{source}{os.sep}")
+
+
+def _make_like_any_other(tree: Path, library: Path) -> None:
+    """Debian's CPython installs into, and imports from, directories of other names; here they are the usual ones."""
+    if "dist-packages" not in (tree / library / "site.py").read_text(encoding="utf-8"):
+        return
+    (tree / library / "dist-packages").symlink_to("site-packages")
+    (tree / "local").symlink_to(".")
+
+
+def _make_relocatable(tree: Path, python: Path) -> None:
+    """Let the program and its libraries find each other by relative paths; those of the system that are not everywhere come along."""
+    binaries = [path for path in (python, *_libraries(tree)) if _is_binary(path)]
+    needs = _needed_libraries(binaries)
+    brought = {
+        path.name: path for found in needs.values() for path in found.values() if not _OF_THE_SYSTEM.match(path.name)
+    }
+    (tree / "lib").mkdir(exist_ok=True)
+    for name, path in brought.items():
+        if not (tree / "lib" / name).exists():
+            shutil.copy2(path, tree / "lib" / name)
+            (tree / "lib" / name).chmod(0o755)
+            binaries.append(tree / "lib" / name)
+    patchelf = program("patchelf")
+    for path in binaries:
+        found = subprocess.run(
+            [patchelf, "--print-rpath", path], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        needs_ours = any(name in brought for name in needs.get(path, {})) or path.parent == tree / "lib"
+        if found.startswith("$ORIGIN") or not (found or needs_ours):
+            continue
+        up = os.path.relpath(tree / "lib", path.parent)
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        subprocess.run([patchelf, "--set-rpath", "$ORIGIN" if up == "." else f"$ORIGIN/{up}", path], check=True)
+
+
+def _libraries(tree: Path) -> Iterator[Path]:
+    yield from sorted(path for path in tree.rglob("*.so*") if not path.is_symlink() and path.is_file())
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _needed_libraries(binaries: list[Path]) -> dict[Path, dict[str, Path]]:
+    """The libraries that each one is linked with, as the loader of this machine finds them."""
+    done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False, env={"PATH": os.defpath})
+    needs: dict[Path, dict[str, Path]] = {}
+    current: dict[str, Path] = {}
+    for line in done.stdout.splitlines():
+        if not line[:1].isspace():
+            current = needs.setdefault(Path(line.rstrip(":")), {})
+        elif found := re.match(r"\s+(\S+) => (/\S+)", line):
+            current[found[1]] = Path(found[2])
+    return {path: {name: target.with_name(name) for name, target in found.items()} for path, found in needs.items()}
+
+
+def _rename_prefix(interpreter: Interpreter, library: Path) -> None:
+    """What the interpreter remembers of its build names the copy, as if it had been installed there."""
+    if len(interpreter.prefix.parts) < 4:  # /usr, /usr/local: as part of other paths these names mean something else
+        return
+    old, new = os.fsencode(interpreter.prefix), os.fsencode(library.parents[1])
+    for path in (
+        *library.glob("_sysconfigdata*.py"),
+        *library.glob("config-*/Makefile"),
+        *library.glob("_sysconfig_vars*.json"),
+    ):
+        if not path.is_symlink():
+            content = path.read_bytes()
+            if old in content:
+                path.write_bytes(content.replace(old, new))
+
+
+def _check_start(interpreter: Interpreter, python: Path, tree: Path) -> None:
+    copy = probe(str(python))
+    if copy is None or copy.version != interpreter.version or copy.prefix != Path(os.path.realpath(tree)):
+        where = "does not start" if copy is None else f"believes to be in {copy.prefix}"
+        raise UnpackableError(
+            f"a copy of {interpreter.executable} {where}: it cannot be moved; name another CPython with --python, such as one of pyenv "
+            "or of uv"
+        )
+    if read_binary(python) is None:
+        raise UnpackableError(f"{interpreter.executable} is no binary; name the interpreter itself with --python")

@@ -1,0 +1,187 @@
+"""Making the files of an environment forget where they lie, with conda-pack.
+
+Of every file that names the environment's directory, conda-pack rewrites what can be relative, and writes a list of the rest
+into ``bin/conda-unpack``: whoever unpacks the archive puts the new directory there. It does so for conda's environments, and
+as well for those that are a copied interpreter with wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pybackend.pack.contents import Contents, PackedFile, file_of, file_with, walk
+from pybackend.pack.errors import UnpackableError
+
+PLACEHOLDER = "/opt/where-this-environment-was-packed"
+"""In text, in place of a directory whose name is another one each time."""
+
+_LONG_SHEBANG = re.compile(rb"#!/usr/bin/env (python[\w.]*) +([^\r\n]*\S)")
+_NOT_PACKED = ("CACHEDIR.TAG", ".condarc")
+"""What makes others treat the directory as a cache, and settings of the conda that is not there."""
+
+
+class _Collector:
+    """Stands where conda-pack expects an archive."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self.last_data: bytes | None = None
+
+    def add(self, source: str, target: str) -> None:
+        self.last_data = None
+        self._contents.add(file_of(target, source))
+
+    def add_bytes(self, source: str, data: bytes, target: str) -> None:
+        self.last_data = data
+        if target.startswith("conda-meta/"):
+            data = _without_accidents(data)
+        executable = bool(os.stat(source).st_mode & 0o111)
+        self._contents.add(file_with(target, _with_working_options(data), executable=executable))
+
+
+def _without_accidents(record: bytes) -> bytes:
+    """Drop what differs from pack to pack: hashes of files that name the directory are wrong elsewhere anyway."""
+    document = json.loads(record)
+    document.pop("indexed_timestamp", None)  # when a channel was last indexed
+    for path in (document.get("paths_data") or {}).get("paths", ()):
+        path.pop("sha256_in_prefix", None)
+        if "entry_point" in path.get("path_type", ""):
+            path.pop("sha256", None)
+            path.pop("size_in_bytes", None)
+    return json.dumps(document, indent=True, sort_keys=True).encode()
+
+
+def _with_working_options(data: bytes) -> bytes:
+    """Linux takes all that follows /usr/bin/env for one word, unless -S splits it."""
+    return (
+        _LONG_SHEBANG.sub(rb"#!/usr/bin/env -S \1 \2", data, count=1) if data.startswith(b"#!/usr/bin/env ") else data
+    )
+
+
+def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
+    """The files of a directory that is no conda environment; and the names of those that will be rewritten.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    from conda_pack.core import File
+
+    return _relocate(prefix, [File(path, name, is_conda=False, file_mode=None) for name, path in walk(prefix)])
+
+
+def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents, set[str]]:
+    """The same for a conda environment.
+
+    Raises:
+        UnpackableError: conda-pack refuses it.
+        OSError: a file cannot be read.
+    """
+    from conda_pack import CondaEnv, CondaPackException
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            # A pip section that brings another version of a conda package removes files that conda knows of.
+            environment = CondaEnv.from_prefix(str(prefix), ignore_missing_files=True)
+        except CondaPackException as error:
+            raise UnpackableError(f"{prefix} cannot be packed: {' '.join(str(error).split())}") from None
+        except (KeyError, ValueError, TypeError) as error:
+            raise UnpackableError(
+                f"{prefix} is a damaged conda environment: its conda-meta cannot be read ({error!r})"
+            ) from None
+    for warning in caught:
+        warn(_short(str(warning.message)))
+    return _relocate(prefix, [_as_it_lies(prefix, file) for file in environment.files])
+
+
+def _short(message: str) -> str:
+    if "without entries in the package cache" in message:
+        return (
+            "packages of this environment are no longer in conda's cache: files that name its directory are found by looking, "
+            "which misses those in binaries"
+        )
+    return " ".join(message.split())
+
+
+def _as_it_lies(prefix: Path, file: Any) -> Any:
+    """conda-pack takes files from conda's cache; the environment's own may have been changed since, by pip or by hand."""
+    from conda_pack.core import File
+    from conda_pack.prefixes import replace_prefix
+
+    own = prefix / file.target
+    if not file.is_conda or str(own) == file.source or not own.is_file() or own.is_symlink():
+        return file
+    if file.file_mode not in {"text", "binary"}:
+        return File(str(own), file.target, file.is_conda, file.file_mode, file.prefix_placeholder)
+    with open(file.source, "rb") as cached:
+        try:
+            installed = replace_prefix(cached.read(), file.file_mode, file.prefix_placeholder, str(prefix))
+        except ValueError:
+            return file
+    if own.read_bytes() == installed:
+        return file
+    return File(str(own), file.target, is_conda=False, file_mode="unknown")
+
+
+def _relocate(prefix: Path, files: list[Any]) -> tuple[Contents, set[str]]:
+    from conda_pack.core import Packer
+
+    contents = Contents()
+    collector = _Collector(contents)
+
+    class CollectingPacker(Packer):  # type: ignore[misc]
+        def _write_text_file(self, fpath: str, ftext: str, executable: bool = False) -> None:
+            # Not by way of a file that is gone when this returns.
+            contents.add(file_with(fpath, ftext.encode("utf-8", "surrogateescape"), executable=executable))
+
+    packer = CollectingPacker(str(prefix), collector)
+    for file in files:
+        if file.target.endswith(".pyc") or file.target in _NOT_PACKED or file.target.startswith(".pack-"):
+            continue
+        if file.file_mode in {None, "unknown"} and not file.target.startswith("conda-meta/"):
+            # Most files do not name the directory: those need not be read into memory.
+            file.file_mode = "unknown" if _names(file.source, os.fsencode(prefix)) else None
+        known = len(packer.prefixes)
+        packer.add(file)
+        if len(packer.prefixes) > known and collector.last_data is not None:
+            _, placeholder, mode = packer.prefixes.pop()
+            if os.fsencode(placeholder) not in collector.last_data:
+                continue
+            if placeholder == str(prefix) and mode == "text":
+                placeholder = PLACEHOLDER
+                data = collector.last_data.replace(os.fsencode(prefix), PLACEHOLDER.encode())
+                collector.add_bytes(file.source, data, file.target)
+            packer.prefixes.append((file.target, placeholder, mode))
+    packer.prefixes.sort()
+    packer.finish()
+    return contents, {name for name, _, _ in packer.prefixes}
+
+
+def _names(path: str, prefix: bytes) -> bool:
+    """True if a file has the directory's name in it."""
+    if os.path.islink(path) or not os.path.isfile(path) or not os.path.getsize(path):
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(prefix) >= 0
+
+
+def sources_to_compile(contents: Contents, rewritten: set[str]) -> Iterator[PackedFile]:
+    """Modules whose compiled files belong into the archive.
+
+    Those that will be rewritten are left out: nothing would notice that what was compiled names another directory.
+    """
+    for file in contents.sorted():
+        if (
+            file.name.endswith(".py")
+            and "/python3." in f"/{file.name}"
+            and file.name not in rewritten
+            and file.path is not None
+        ):
+            yield file

@@ -1,0 +1,153 @@
+"""Directories and files under way. A killed pack leaves them behind; the next one removes them, never those of a running one.
+
+Each is locked by the process that uses it, and the operating system unlocks what a dead process had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pybackend.pack.errors import OutputError, output_error
+
+_PREFIX = "pack-"
+
+
+def default_work_directory() -> Path:
+    """Where packages are put together: on a disk, and on that of conda's and uv's caches, from which they can be linked."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    directory = Path(cache) / "pybackend" / "pack"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir())
+    return directory if os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """A new directory below ``parent``, removed at the end.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(parent):
+            _remove_abandoned_directories(parent)
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        raise output_error(error, "put packages together", parent) from None
+    try:
+        yield directory
+    finally:
+        _remove_directory(directory)
+        os.close(lock)
+
+
+@contextmanager
+def _only_one(parent: Path) -> Iterator[None]:
+    # Whoever makes one must have locked it before somebody else looks for unlocked ones.
+    directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _remove_abandoned_directories(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(directory).st_uid == os.geteuid():
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove_directory(path)
+            finally:
+                os.close(directory)
+
+
+def _remove_directory(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def draft_of(archive: Path) -> Iterator[BinaryIO]:
+    """A file that becomes ``archive`` when all is written, and is removed if not. Half an archive never has its name.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    directory = archive.parent
+    try:
+        with _only_one(directory):
+            _remove_abandoned_drafts(archive)
+            file, name = tempfile.mkstemp(prefix=f".{archive.name}.", suffix=".partial", dir=directory)
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise output_error(error, f"write {archive}", directory) from None
+    try:
+        with os.fdopen(file, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o666 & ~_umask())
+            os.fsync(stream.fileno())
+            os.replace(name, archive)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(name)
+        if isinstance(error, OSError):
+            raise output_error(error, f"write {archive}", directory) from None
+        raise
+
+
+def check_writable(archive: Path) -> None:
+    """Find out before the work, not after it, that the archive cannot be written.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    if archive.is_dir():
+        raise OutputError(f"cannot write {archive}: it is a directory; name a file in it")
+    if not archive.parent.is_dir():
+        raise OutputError(f"cannot write {archive}: {archive.parent} is not a directory that is there")
+    with suppress(_Written), draft_of(archive):
+        raise _Written
+
+
+class _Written(Exception):
+    """The draft could be made; it is not wanted."""
+
+
+def _remove_abandoned_drafts(archive: Path) -> None:
+    for path in archive.parent.glob(f".{_escaped(archive.name)}.*.partial"):
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+            finally:
+                os.close(file)
+
+
+def _escaped(name: str) -> str:
+    import glob
+
+    return glob.escape(name)
+
+
+def _umask() -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

@@ -1,0 +1,61 @@
+"""What somebody who packs an environment would rather be told than find out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pybackend.pack.wheels import normalised
+
+LARGE_BYTES = 2 * 1024**3
+"""An environment above this is mentioned."""
+
+_FOR_CUDA = ("nvidia-", "cuda-", "triton", "cupy-cuda")
+_DRAGGED_IN_BY = ("torch", "tensorflow", "jax", "jaxlib", "onnxruntime-gpu", "xgboost", "vllm")
+_CPU_ONLY = {
+    "torch": "torch has CPU-only wheels on an index of their own: `--extra-index-url` with it and `torch==VERSION+cpu`",
+    "tensorflow": "`tensorflow-cpu` is the same without them",
+    "xgboost": "`xgboost-cpu` is the same without them",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A package that will be, or was, installed.
+
+    Attributes:
+        name: of the package.
+        size_bytes: to download, 0 if that is not known.
+    """
+
+    name: str
+    size_bytes: int = 0
+
+
+def surprises(packages: Iterable[Wanted]) -> list[str]:
+    """Sentences about what is larger than one might think, or not there at all."""
+    found = []
+    wanted = {normalised(package.name): package for package in packages}
+    for_cuda = [package for name, package in wanted.items() if name.startswith(_FOR_CUDA)]
+    if any(normalised(package.name).startswith("nvidia-") for package in for_cuda):
+        culprit = next((name for name in _DRAGGED_IN_BY if name in wanted), None)
+        size = sum(package.size_bytes for package in for_cuda)
+        amount = f" ({gigabytes(size)} to download)" if size else ""
+        advice = _CPU_ONLY.get(culprit or "", "there may be a variant without them")
+        found.append(
+            f"{culprit or 'a package'} brings {_count(for_cuda)} for CUDA{amount}. If the models run on the CPU: {advice}"
+        )
+    if "numpy" not in wanted:
+        found.append("numpy is not among the packages: models cannot run in this environment without it")
+    return found
+
+
+def _count(packages: Sequence[Wanted]) -> str:
+    return "a package" if len(packages) == 1 else f"{len(packages)} packages"
+
+
+def gigabytes(size_bytes: int) -> str:
+    """A size as people say it."""
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
+    return f"{size_bytes / 1e6:.1f} MB"

@@ -1,0 +1,233 @@
+"""Packages from a Python index: looked up, installed and pinned by uv, always for an interpreter other than this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from pybackend.pack.errors import (
+    PackError,
+    SpecificationError,
+    UnpackableError,
+    UnreachableError,
+    UnsolvableError,
+    no_space,
+    says_no_space,
+)
+from pybackend.pack.options import PackedSize
+
+MSGPACK = "msgpack"
+
+
+@dataclass(frozen=True)
+class WheelOrder:
+    """What to ask uv for.
+
+    Attributes:
+        directory: where relative paths begin.
+        lines: of a requirements file.
+        projects: files named pyproject.toml of which the dependencies are wanted.
+        packages: directories of projects that are wanted themselves.
+        extras: optional dependencies of these.
+    """
+
+    directory: Path
+    lines: tuple[str, ...] = ()
+    projects: tuple[Path, ...] = ()
+    packages: tuple[Path, ...] = ()
+    extras: tuple[str, ...] = ()
+
+    def files(self) -> list[str]:
+        """Names of what uv reads; ``-`` is its standard input."""
+        return ["-", *map(str, self.projects)]
+
+    def flags(self) -> list[str]:
+        """What goes with them."""
+        return [f"--extra={extra}" for extra in self.extras if self.projects]
+
+    def text(self) -> str:
+        """What uv reads on its standard input."""
+        wanted = [
+            f"{package.as_uri()}"
+            if not self.extras
+            else f"{project_name(package)}[{','.join(self.extras)}] @ {package.as_uri()}"
+            for package in self.packages
+        ]
+        return "\n".join([*self.lines, *wanted]) + "\n"
+
+    def with_line(self, line: str) -> WheelOrder:
+        """The same, and one more requirement."""
+        return WheelOrder(self.directory, (*self.lines, line), self.projects, self.packages, self.extras)
+
+
+def project_name(directory: Path) -> str:
+    """What the project in a directory is called.
+
+    Raises:
+        SpecificationError: it does not say.
+    """
+    with (directory / "pyproject.toml").open("rb") as file:
+        name = tomllib.load(file).get("project", {}).get("name")
+    if not isinstance(name, str):
+        raise SpecificationError(f"{directory / 'pyproject.toml'}: [project] has no name")
+    return name
+
+
+def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
+    """What would be installed, with what it is to download.
+
+    Args:
+        order: what is asked for.
+        python: uv's flags that say for which interpreter.
+
+    Raises:
+        PackError: it cannot be had; of the kind that says why.
+    """
+    done = _uv(
+        ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
+        order,
+    )
+    packages = tomllib.loads(done).get("packages", [])
+    return [
+        PackedSize(package["name"], package.get("version", ""), _download_bytes(package), _source(package))
+        for package in packages
+    ]
+
+
+def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
+    """Put packages beside an interpreter.
+
+    Args:
+        order: what is asked for.
+        python: the interpreter.
+        dependencies: those of the packages too.
+
+    Raises:
+        PackError: it cannot be done; of the kind that says why.
+    """
+    # Copies, not links: what is installed may be changed in place, and links would change uv's cache with it.
+    flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
+    if not dependencies:
+        flags.append("--no-deps")
+    _uv(["pip", "install", *flags, *order.flags(), *(part for file in order.files() for part in ("-r", file))], order)
+
+
+def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
+    """The same, and msgpack if it can be had; returns whether it could.
+
+    Raises:
+        PackError: it cannot be done without msgpack either.
+    """
+    try:
+        install(order.with_line(MSGPACK), python)
+    except PackError as error:
+        # Hashes that are required, an index without it, an interpreter too new for it: never a reason not to pack.
+        if MSGPACK not in str(error) or re.search(rf"^\s*{MSGPACK}\b", order.text(), re.MULTILINE):
+            raise
+        install(order, python)
+        return False
+    return True
+
+
+def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
+    """Lines of a requirements file that ask for exactly what is installed.
+
+    Args:
+        names: of the packages that matter, normalised.
+        options: lines that say where they come from.
+        python: the interpreter beside which they are.
+        directory: where relative paths begin.
+        hashes: with the hashes of the packages, which have to be looked up.
+
+    Raises:
+        PackError: an index that had them a moment ago has not any more.
+    """
+    frozen = _uv(["pip", "freeze", "--quiet", f"--python={python}"], WheelOrder(directory)).splitlines()
+    wanted = [line for line in frozen if normalised(re.split(r"[=@ ]", line, maxsplit=1)[0]) in names]
+    if not wanted or not hashes:
+        return wanted
+    order = WheelOrder(directory, (*options, *wanted))
+    flags = ["--quiet", "--no-header", "--no-annotate", "--no-deps", "--generate-hashes", f"--python={python}"]
+    text = _uv(["pip", "compile", *flags, *order.files()], order)
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))]
+
+
+def normalised(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def uv_environment() -> dict[str, str]:
+    """This process's environment, without what would point uv at another interpreter, and without downloads of one."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "CONDA")) and name not in {"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON"}
+    }
+    return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+
+
+def _uv(arguments: list[str], order: WheelOrder) -> str:
+    from uv import find_uv_bin
+
+    # uv prints nothing but its answer on standard output, and all complaints on standard error.
+    done = subprocess.run(
+        [find_uv_bin(), *arguments],
+        input=order.text(),
+        capture_output=True,
+        text=True,
+        cwd=order.directory,
+        env=uv_environment(),
+        check=False,
+    )
+    if done.returncode:
+        raise _error(done.stderr)
+    return done.stdout
+
+
+def _error(complaint: str) -> PackError:
+    message = _readable(complaint)
+    if says_no_space(message):
+        return no_space("install packages", Path(os.environ.get("UV_CACHE_DIR", "~/.cache/uv")).expanduser())
+    if re.search(r"error sending request|dns error|Connection refused|timed out|Could not connect", message):
+        return UnreachableError(f"an index cannot be reached: {message}")
+    if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
+        return UnsolvableError(f"no set of packages does what is asked for: {message}")
+    if re.search(r"Distribution not found|Failed to (build|fetch|download|prepare|install)|does not exist", message):
+        return UnsolvableError(f"a package cannot be had: {message}")
+    if re.search(r"Couldn't parse|Failed to parse|Invalid|Unsupported|Extra|File not found|expected", message):
+        return SpecificationError(f"the requirements cannot be read: {message}")
+    if "editable" in message.lower():
+        return UnpackableError(message)
+    return PackError(f"uv gave up: {message}")
+
+
+def _readable(complaint: str) -> str:
+    """What uv has said, without the frames that it draws around its words, and without progress."""
+    lines = []
+    for line in complaint.splitlines():
+        words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()
+        if words and not re.match(r"(Using (CPython|Python)|Resolved|Prepared|Audited|warning:)", words):
+            lines.append(re.sub(r"^(error|cause|Caused by): ", "", words))
+    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "it said nothing"
+
+
+def _download_bytes(package: dict[str, object]) -> int:
+    files = package.get("wheels") or [package.get("sdist") or package.get("archive") or {}]
+    assert isinstance(files, list)
+    return max((int(file.get("size") or 0) for file in files), default=0)
+
+
+def _source(package: dict[str, object]) -> str:
+    for kind in ("directory", "archive", "vcs"):
+        place = package.get(kind)
+        if isinstance(place, dict):
+            return unquote(str(place.get("url") or place.get("path") or ""))
+    return "pypi"
