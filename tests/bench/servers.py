@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import http.client
+import importlib.util
 import os
 import re
 import signal
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ PYBACKEND = "pybackend"
 ECHO = "uvicorn echo"
 REFERENCE = "reference"
 
+_PACKAGES = ("pybackend", "pybackend_wire")
+"""What the server's own process imports of ours."""
 _ECHO_PROGRAM = Path(__file__).with_name("echo.py")
 _LISTENING = re.compile(r"Started HTTPService at 127\.0\.0\.1:(\d+)")
 _POLL_PERIOD_S = 0.003
@@ -67,17 +71,32 @@ class Launcher:
     start: Callable[[Path], AbstractContextManager[RunningServer]]
 
 
-def pybackend_launcher() -> Launcher:
-    """pybackend of the running interpreter."""
+def pybackend_launcher(name: str = PYBACKEND, options: Sequence[str] = ()) -> Launcher:
+    """pybackend of the running interpreter.
+
+    Args:
+        name: how tables call it.
+        options: of ``serve``, beside those that say where to listen.
+    """
+    _compile_sources()
 
     @contextmanager
     def start(repository: Path) -> Iterator[RunningServer]:
-        options = ["--http-address", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
-        command = [sys.executable, "-m", "pybackend", "serve", str(repository), *options]
-        with _running(PYBACKEND, command) as server:
+        listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
+        command = [sys.executable, "-m", "pybackend", "serve", str(repository), *listening, *options]
+        with _running(name, command) as server:
             yield server
 
-    return Launcher(PYBACKEND, start)
+    return Launcher(name, start)
+
+
+def _compile_sources() -> None:
+    """Write the bytecode that comes with an installed package; in a checkout a start may else compile everything anew."""
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        for directory in spec.submodule_search_locations or ():
+            compileall.compile_dir(directory, quiet=2)
 
 
 def reference_launcher() -> Launcher:
