@@ -136,7 +136,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
-    # Has a parser of its own: it is listed here.
+    # These have parsers of their own: they are listed here.
+    commands.add_parser("env", help="look after the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     commands.add_parser("pack", help="pack an environment that models run in", add_help=False)
     return parser, serve

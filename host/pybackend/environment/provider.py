@@ -81,7 +81,7 @@ class EnvironmentProvider:
         prefix = canonical if held is None else held.prefix
         source = f"the environment {path}"
         try:
-            _check_activate(prefix, path)
+            check_activate(prefix, path)
             interpreter = find_interpreter(prefix, source)
             check_usable(interpreter, source)
         except BaseException:
@@ -122,7 +122,16 @@ def _canonical(path: Path) -> Path:
         ) from None
 
 
-def _check_activate(prefix: Path, path: Path) -> None:
+def check_activate(prefix: Path, path: Path) -> None:
+    """Refuse a directory that nobody has made as an environment.
+
+    Args:
+        prefix: the directory.
+        path: what it was unpacked from, or itself.
+
+    Raises:
+        ModelEnvironmentError: it has no ``bin/activate``.
+    """
     activate = prefix / "bin" / "activate"
     if activate.is_file():
         return

@@ -65,6 +65,15 @@ class SpecificationCache:
         finally:
             lock.release()
 
+    def clear_abandoned(self) -> None:
+        """Remove archives that were being written by a process that was killed."""
+        for draft in self._directory.glob("*.tar.zst*"):
+            with suppress(OSError):
+                lock = FileLock(self._directory / f"{draft.name.partition('.')[0]}.lock")
+                if lock.take_alone():
+                    draft.unlink(missing_ok=True)
+                lock.release()
+
     def _held(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
         with suppress(OSError):
             return self._cache.hold_key((self._directory / key).read_text(), cancelled)

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -108,7 +108,13 @@ def _facts_of(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def unpack(file: BinaryIO, source: str, directory: Path, cancelled: threading.Event) -> Inventory:
+def unpack(
+    file: BinaryIO,
+    source: str,
+    directory: Path,
+    cancelled: threading.Event,
+    wanted: Callable[[str], bool] | None = None,
+) -> Inventory:
     """Unpack an archive.
 
     Args:
@@ -116,6 +122,7 @@ def unpack(file: BinaryIO, source: str, directory: Path, cancelled: threading.Ev
         source: names it in messages.
         directory: is made; nobody else writes below it.
         cancelled: set when the result is not wanted any more.
+        wanted: true for the paths of files that are to be written, None for all; directories and links always are.
 
     Raises:
         ModelEnvironmentError: the archive is broken or not harmless, or it cannot be written; nothing is left behind then.
@@ -127,7 +134,7 @@ def unpack(file: BinaryIO, source: str, directory: Path, cancelled: threading.Ev
     except OSError as error:
         raise cannot_write(source, directory.parent, error) from error
     try:
-        inventory = _unpack(ArchiveReader(file, source), directory, cancelled)
+        inventory = _unpack(ArchiveReader(file, source), directory, cancelled, wanted or _everything)
         done = True
     except OSError as error:
         if error.errno in _NOT_A_NAME:
@@ -151,7 +158,13 @@ def cannot_write(source: str, cache: Path, error: OSError) -> ModelEnvironmentEr
     )
 
 
-def _unpack(reader: ArchiveReader, directory: Path, cancelled: threading.Event) -> Inventory:
+def _everything(_path: str) -> bool:
+    return True
+
+
+def _unpack(
+    reader: ArchiveReader, directory: Path, cancelled: threading.Event, wanted: Callable[[str], bool]
+) -> Inventory:
     inventory = Inventory()
     made = {""}
     directory.chmod(0o755)  # whatever the umask: models may run as another user
@@ -167,13 +180,16 @@ def _unpack(reader: ArchiveReader, directory: Path, cancelled: threading.Event) 
             inventory.links.pop(member.path, None)
             inventory.files.pop(member.path, None)
         match member.kind:
-            case MemberKind.FILE:
+            case MemberKind.FILE if wanted(member.path):
                 inventory.files[member.path] = _write(path, member, cancelled)
+            case MemberKind.FILE:
+                inventory.files[member.path] = member.size, ""
             case MemberKind.LINK:
                 path.symlink_to(member.target)
                 inventory.links[member.path] = member.target
             case MemberKind.HARD_LINK:
-                os.link(directory / member.target, path, follow_symlinks=False)
+                if wanted(member.target):
+                    os.link(directory / member.target, path, follow_symlinks=False)
                 inventory.files[member.path] = inventory.files[member.target]
     return inventory
 

@@ -1,0 +1,257 @@
+"""``pybackend env``: the environments of models, in the cache and before they get there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pybackend.cli.options import UsageError
+from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
+from pybackend.environment.inspection import Inspection, inspect_environment
+from pybackend.environment.interpreter import find_interpreter
+from pybackend.environment.specification import SpecificationCache
+from pybackend.errors import ModelEnvironmentError
+
+_KEY_CHARACTERS = 12
+"""Of a key, for people: any unambiguous beginning will do."""
+
+_MOST_DIFFERENCES = 10
+
+Outcome = tuple[int, object, list[str]]
+"""Exit status, what ``--json`` prints, and what is printed without."""
+
+_DAY_S = 24 * 3600.0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", self.format_usage())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line behind ``pybackend env``."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    common.add_argument(
+        "--environment-cache-directory",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="the cache, as the server was told",
+    )
+    parser: argparse.ArgumentParser = _Parser(
+        prog="pybackend env", description="Looks after the environments of models."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("list", parents=[common], help="the environments that are unpacked on this machine")
+    inspect = commands.add_parser(
+        "inspect", parents=[common], help="what is in an environment; 1 if it cannot be used here"
+    )
+    inspect.add_argument("path", type=Path, metavar="ARCHIVE_OR_DIRECTORY")
+    verify = commands.add_parser(
+        "verify", parents=[common], help="hold unpacked environments against what was unpacked; 1 if one differs"
+    )
+    verify.add_argument("keys", nargs="*", metavar="KEY", help="as `list` shows it [all]")
+    prune = commands.add_parser("prune", parents=[common], help="remove unpacked environments that no server uses")
+    prune.add_argument("--unused-for", type=float, default=0.0, metavar="DAYS", help="only those, in days [0]")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    return parser
+
+
+def run_env(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit status.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: what it names cannot be read.
+    """
+    given = make_parser().parse_args(list(arguments))
+    directory = given.environment_cache_directory
+    cache = EnvironmentCache((directory or default_cache_directory()).absolute())
+    commands: dict[str, Callable[[EnvironmentCache, argparse.Namespace], Outcome]] = {
+        "list": _list,
+        "inspect": _inspect,
+        "verify": _verify,
+        "prune": _prune,
+    }
+    status, document, lines = commands[given.command](cache, given)
+    text = json.dumps(document, indent=2) if given.json else "\n".join(lines)
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head`; nor is anything to be said at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+# list
+
+
+def _list(cache: EnvironmentCache, _given: argparse.Namespace) -> Outcome:
+    rows = [_row(entry) for entry in cache.entries()]
+    if not rows:
+        return 0, rows, [f"no environment is unpacked in {cache.directory}"]
+    table = [
+        (
+            row["key"][:_KEY_CHARACTERS],
+            row["python"],
+            _megabytes(row["total_bytes"]),
+            _ago(row["used"]),
+            row["state"],
+            row["source"],
+        )
+        for row in rows
+    ]
+    return 0, rows, _table(("KEY", "PYTHON", "SIZE", "USED", "STATE", "ARCHIVE"), table)
+
+
+def _row(entry: CacheEntry) -> dict[str, Any]:
+    mark = entry.mark
+    python = ""
+    if mark is not None:
+        try:
+            python = find_interpreter(entry.prefix, entry.key).describe()
+        except ModelEnvironmentError:
+            python = "none"
+    return {
+        "key": entry.key,
+        "prefix": str(entry.prefix),
+        "python": python,
+        "total_bytes": mark.total_bytes if mark else 0,
+        "used": entry.used_s,
+        "state": _state(entry),
+        "source": mark.source if mark else "",
+    }
+
+
+def _state(entry: CacheEntry) -> str:
+    if entry.mark is None:
+        return "being made" if entry.in_use else "incomplete"
+    return "in use" if entry.in_use else "unused"
+
+
+# inspect
+
+
+def _inspect(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
+    path = given.path.absolute()
+    if not path.exists() and any(entry.key.startswith(str(given.path)) for entry in cache.entries()):
+        path = _chosen(cache, [str(given.path)])[0].prefix
+    found = inspect_environment(path)
+    cached = any(entry.key == found.key and entry.mark for entry in cache.entries())
+    lines = _inspection_lines(found, cached=cached)
+    return (1 if found.refusal else 0), {**found.to_document(), "cached": cached}, lines
+
+
+def _inspection_lines(found: Inspection, *, cached: bool) -> list[str]:
+    interpreter = found.interpreter
+    manifest = interpreter.manifest if interpreter else None
+    facts = [("size", f"{found.files} files, {_megabytes(found.total_bytes)}")]
+    if found.key:
+        facts.insert(0, ("archive", f"{_megabytes(found.archive_bytes)}, key {found.key}"))
+        facts.append(("unpacked here", "yes" if cached else "no"))
+    if interpreter is not None:
+        facts.append(("python", interpreter.describe()))
+        facts.append(("platform", ", ".join(filter(None, (interpreter.platform, manifest.libc if manifest else "")))))
+        slow = "nothing: its models start slower; `pybackend pack` compiles"
+        facts.append(("compiled", f"{found.compiled_files} modules" if found.compiled_files else slow))
+    if manifest is not None and manifest.created_by:
+        facts.append(("packed by", manifest.created_by))
+    facts.append(("usable here", f"no: {found.refusal}" if found.refusal else "yes"))
+    facts.append(("packages", str(len(found.packages))))
+    packages = [
+        f"    {package.name} {package.version}" + (f" ({package.source})" if package.source else "")
+        for package in found.packages
+    ]
+    return [str(found.path), *(f"  {name:<14} {text}" for name, text in facts), *packages]
+
+
+# verify
+
+
+def _verify(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
+    lines, results = [], []
+    for entry in _chosen(cache, given.keys):
+        differences = _differences(cache, entry)
+        results.append({"key": entry.key, "prefix": str(entry.prefix), "differences": differences})
+        lines.append(f"{entry.key[:_KEY_CHARACTERS]}  {'differs' if differences else 'as it was unpacked'}")
+        lines += [f"  {text}" for text in differences[:_MOST_DIFFERENCES]]
+        if len(differences) > _MOST_DIFFERENCES:
+            lines.append(f"  and {len(differences) - _MOST_DIFFERENCES} more")
+    failed = any(result["differences"] for result in results)
+    if failed:
+        lines.append("`pybackend env prune` removes what no server uses; it is unpacked again when a model needs it")
+    return (1 if failed else 0), results, lines or [f"no environment is unpacked in {cache.directory}"]
+
+
+def _differences(cache: EnvironmentCache, entry: CacheEntry) -> list[str]:
+    inventory = cache.inventory(entry.key)
+    if entry.mark is None or inventory is None:
+        return [] if entry.in_use else ["it is not complete"]
+    return inventory.differences(entry.prefix, contents=True)
+
+
+def _chosen(cache: EnvironmentCache, keys: Sequence[str]) -> list[CacheEntry]:
+    entries = cache.entries()
+    if not keys:
+        return entries
+    chosen = []
+    for key in keys:
+        matching = [entry for entry in entries if entry.key.startswith(key)]
+        if len(matching) != 1:
+            count = "no" if not matching else "more than one"
+            raise ModelEnvironmentError(f"{count} environment in {cache.directory} has a key that begins with '{key}'")
+        chosen += matching
+    return chosen
+
+
+# prune
+
+
+def _prune(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
+    removed, failed = [], []
+    before_s = time.time() - given.unused_for * _DAY_S
+    for entry in cache.entries():
+        if entry.in_use or (entry.mark is not None and entry.used_s > before_s):
+            continue
+        try:
+            if given.dry_run or cache.remove(entry.key):
+                removed.append(entry)
+        except OSError as error:
+            failed.append(f"{entry.prefix}: {error.strerror}")
+    if not given.dry_run:
+        SpecificationCache(cache).clear_abandoned()
+    total_bytes = sum(entry.mark.total_bytes for entry in removed if entry.mark)
+    lines = [f"{entry.key[:_KEY_CHARACTERS]}  {entry.mark.source if entry.mark else 'incomplete'}" for entry in removed]
+    lines.append(f"{'would remove' if given.dry_run else 'removed'} {len(removed)}, {_megabytes(total_bytes)}")
+    lines += [f"cannot remove {text}" for text in failed]
+    document = {"removed": [entry.key for entry in removed], "bytes": total_bytes, "failed": failed}
+    return (1 if failed else 0), document, lines
+
+
+# Words
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    table = [names, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(names))]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _ago(when_s: float) -> str:
+    minutes = max(0, time.time() - when_s) / 60
+    if minutes < 2:
+        return "just now"
+    if minutes < 120:
+        return f"{minutes:.0f} minutes ago"
+    return f"{minutes / 60:.0f} hours ago" if minutes < 48 * 60 else f"{minutes / 60 / 24:.0f} days ago"
