@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pybackend.cache.choice import make_cache
 from pybackend.engine import EngineState, InferenceEngine
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.errors import ServerError
 from pybackend.frontend.bls.services import ModelServices
@@ -31,6 +32,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
+from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Server:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
+        self._sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle)
         options = LoadOptions(
             auto_complete=settings.auto_complete,
             model_load_count=settings.model_load_count,
@@ -75,6 +78,7 @@ class Server:
             host_policies=settings.host_policies,
             resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
             environments=environments(settings.environments),
+            sandbox=self._sandbox,
         )
         self._services = ModelServices()
         door = InnerDoor(self._services)
@@ -113,6 +117,7 @@ class Server:
         finally:
             trimming.cancel()
             self._launcher.close()
+            self._sandbox.close()
         if failed:
             raise ServerError(
                 f"creating server: Internal - failed to load all models: {', '.join(failed)} (reasons are given above). "
@@ -242,7 +247,7 @@ def environments(settings: EnvironmentSettings) -> EnvironmentProvider:
     """What makes the environments ready that models name."""
     directory = settings.cache_directory or default_cache_directory()
     cache = EnvironmentCache(directory, settings.cache_limit_bytes)
-    return EnvironmentProvider(cache)
+    return EnvironmentProvider(cache, pack_in_process if settings.pack_at_load else None)
 
 
 def raise_descriptor_limit() -> None:

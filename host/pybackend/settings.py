@@ -91,10 +91,27 @@ class EnvironmentSettings:
     Attributes:
         cache_directory: where archives are unpacked, None for the usual place.
         cache_limit_bytes: unused ones are removed when all together are larger, None for never.
+        pack_at_load: lists of packages are packed when a model that names one is loaded.
     """
 
     cache_directory: Path | None = None
     cache_limit_bytes: int | None = None
+    pack_at_load: bool = False
+
+
+@dataclass(frozen=True)
+class SandboxSettings:
+    """How far models are kept from what is not theirs.
+
+    Attributes:
+        level: of models that name none: ``off``, ``standard`` or ``strict``.
+        floor: no model runs at a lower one, or widens it.
+        required: a model is not loaded if a layer is not in force.
+    """
+
+    level: str = "off"
+    floor: str = "off"
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ class Settings:
         max_queued_bytes: bound of the bytes of requests that wait or are executed, None for none.
         resource_limits: how much there is of resources, by name and device; None if instances need not hold any.
         environments: the environments that models name.
+        sandbox: how far models are kept from what is not theirs.
     """
 
     repositories: tuple[Path, ...]
@@ -142,3 +160,4 @@ class Settings:
     max_queued_bytes: int | None = None
     resource_limits: Mapping[tuple[str, int | None], int] | None = None
     environments: EnvironmentSettings = EnvironmentSettings()
+    sandbox: SandboxSettings = SandboxSettings()

@@ -24,6 +24,7 @@ from pybackend_stub.model_control import ModelControl
 from pybackend_stub.model_output import flush_output
 from pybackend_stub.readiness import ReadinessCheck
 from pybackend_stub.receiver import Attendant, Receiver, Work
+from pybackend_stub.refusals import note, watch
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter
 from pybackend_stub.runtime import StubRuntime
@@ -143,6 +144,8 @@ class StubLoop:
         debugger: "Optional[List[Any]]",
     ) -> bool:
         self._channel.use_codec(codec)
+        if self._confined:
+            watch(instance_name)
         self._model_file = model_file
         self._instance_name = instance_name
         self._runtime = StubRuntime(version_directory, instance_name)
@@ -270,4 +273,5 @@ class StubLoop:
 
 def _format_error(error: BaseException) -> str:
     """The error's text with where it happened, without the stub's own frames."""
+    note(error)
     return format_exception(error, [_BUNDLE, "<frozen importlib"])

@@ -22,12 +22,13 @@ LAYERS = {
     "no_new_privileges": "it cannot get privileges by running a program",
     "memory": "other processes of its user cannot read its memory",
     "files": "it reaches only the files that it may",
+    "neighbours": "the files of other models, and of the server, are not among those",
     "signals": "it signals only processes that it has started, and uses no socket names of others",
     "system_calls": "it uses only those parts of the kernel that models need",
 }
 """Every layer, with what holds for a process while it is in force."""
 
-READ, EXECUTE, WRITE, DEVICE = "r", "x", "w", "d"
+READ, EXECUTE, WRITE, DEVICE, LIST = "r", "x", "w", "d", "l"
 """What a process may do below a path; several letters in one word."""
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,13 @@ class Reply:
 class ServerProcess:
     """A server that was started; its output is collected line by line."""
 
-    def __init__(self, repositories: list[Path], *flags: str, **popen: Any) -> None:
+    def __init__(
+        self, repositories: list[Path], *flags: str, python: Sequence[str] = (sys.executable,), **popen: Any
+    ) -> None:
         arguments = [f"--model-repository={repository}" for repository in repositories]
         ports = ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pybackend", "serve", *arguments, *ports, *flags],
+            [*python, "-m", "pybackend", "serve", *arguments, *ports, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

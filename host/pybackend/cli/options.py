@@ -15,6 +15,7 @@ from pybackend.cli.backend_config import backend_setting
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
+from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
 from pybackend.errors import ServerError
 from pybackend.observability.logging import LogSettings
 from pybackend.settings import (
@@ -133,11 +134,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     )
     _add_repository(serve)
     _add_environments(serve)
+    _add_sandbox(serve)
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
-    # These have parsers of their own: they are listed here.
-    commands.add_parser("env", help="look after the environments of models", add_help=False)
+    # Has a parser of its own: it is listed here.
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     commands.add_parser("pack", help="pack an environment that models run in", add_help=False)
     return parser, serve
@@ -240,6 +241,13 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="remove environments that nobody uses when all together are larger than this [never]",
     )
+    _flag(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
+
+
+def _add_sandbox(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("sandbox of models")
+    add_sandbox_flags(group)
+    _flag(group, "--sandbox-required", default=False, text="load no model if a layer of its sandbox is not in force")
 
 
 def _add_http(serve: argparse.ArgumentParser) -> None:
@@ -413,8 +421,10 @@ def _settings(given: argparse.Namespace) -> Settings:
         environments=EnvironmentSettings(
             given.environment_cache_directory and given.environment_cache_directory.absolute(),
             given.environment_cache_size,
+            given.allow_pack_at_load,
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
+        sandbox=sandbox_settings(given),
     )
 
 

@@ -128,6 +128,14 @@ class MetricsApp:
             "Number of lines that models printed or logged and that the server's log did not take",
             [(_labels(model), sum(each.output.dropped_lines for each in model.instances)) for model in models],
         )
+        confined = [(_labels(model), model.confinement) for model in models if model.confinement is not None]
+        if confined:
+            yield Family(
+                "pybackend_sandbox_missing_layers",
+                "gauge",
+                "Number of layers of the model's sandbox that are not in force",
+                [({**labels, "level": what["level"]}, len(what["not_in_force"])) for labels, what in confined],
+            )
         if self._cache is not None:
             yield from cache_families(self._cache, [(_labels(model), model) for model in models])
         yield from self._machine()

@@ -73,8 +73,10 @@ def _sources() -> list[tuple[str, Path]]:
 
 def _cache_directories() -> list[Path]:
     """Where a bundle may lie, the best place first; nothing there is temporary, so nothing is left behind by a crash."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(home) / "pybackend", Path(tempfile.gettempdir()) / f"pybackend-{os.getuid()}"]
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    # The superuser's home directory is closed to others, and processes of models may be others.
+    usual = Path("/var/cache") if os.getuid() == 0 else Path.home() / ".cache"
+    return [(Path(chosen) if chosen else usual) / "pybackend", Path(tempfile.gettempdir()) / f"pybackend-{os.getuid()}"]
 
 
 def _stage(sources: list[tuple[str, Path]], target: Path) -> None:

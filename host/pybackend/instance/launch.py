@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pybackend.environment.environment import Environment
+from pybackend.sandbox.model_sandbox import InstanceSandbox
 from pybackend_wire.confinement import Confinement
 from pybackend_wire.messages import DebuggerPoint
 
@@ -40,6 +41,7 @@ class StubSettings:
         cores: where its process may run; everywhere if there are none.
         environment: the Python to run it with; the host's own if None.
         confinement: what its process may do; everything that the host may if None.
+        sandbox: looks whether the process is confined so, and ends what it leaves behind.
     """
 
     instance_name: str
@@ -52,8 +54,23 @@ class StubSettings:
     cores: frozenset[int] = frozenset()
     environment: Environment | None = None
     confinement: Confinement | None = None
+    sandbox: InstanceSandbox | None = None
 
     @property
     def launch(self) -> StubLaunch:
         """How to start its process."""
         return StubLaunch(self.environment, self.cores, self.confinement)
+
+    def check_confined(self, pid: int, report: Mapping[str, str]) -> None:
+        """Hear what a process says about its sandbox.
+
+        Raises:
+            ModelLoadError: it must not run the model.
+        """
+        if self.sandbox is not None:
+            self.sandbox.check(pid, report)
+
+    async def end_leftovers(self) -> None:
+        """Its process has ended: so does what that has started and left behind."""
+        if self.sandbox is not None:
+            await self.sandbox.end_leftovers()

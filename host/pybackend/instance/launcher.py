@@ -37,6 +37,11 @@ class StubLauncher:
         self._own = own
         self._spare: list[StubProcess] = []
 
+    @property
+    def bundle(self) -> Path:
+        """The directory that stubs are started from."""
+        return self._bundle
+
     def start_ahead(self, count: int) -> None:
         """Start stubs that the next calls of :meth:`start` will hand out."""
         for _ in range(count):

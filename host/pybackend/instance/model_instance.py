@@ -479,9 +479,9 @@ class ModelInstance:
         assert self._plan is not None
         self._backoff.on_death()
         while self.state is not InstanceState.READY:
-            if self._plan.restart_limit and self._backoff.restarts >= self._plan.restart_limit:
+            await self._plan.settings.end_leftovers()
+            if self._plan.restart_limit and (restarts := self._backoff.restarts) >= self._plan.restart_limit:
                 self.state = InstanceState.GIVEN_UP
-                restarts = self._backoff.restarts
                 log.error("instance '%s' is given up after %d restarts. %s", self.name, restarts, self.trouble)
                 self._owner.on_available()
                 self._services.on_given_up()

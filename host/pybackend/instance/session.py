@@ -125,6 +125,11 @@ class StubSession:
                 "remove the cached runner and start again"
             )
         self.confined = hello.confined
+        try:
+            self._settings.check_confined(self.pid, hello.confined)
+        except ModelLoadError:
+            self.kill()
+            raise
         codec = "msgpack" if "msgpack" in hello.codecs else "json"
         settings = self._settings
         try:

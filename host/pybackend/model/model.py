@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import CANCELLED, PendingRequest, failure
@@ -68,6 +68,11 @@ class Model(ABC):
         self._holds = 0
         self._drain_is_over = False
         self._idle: asyncio.Event | None = None
+
+    @property
+    def confinement(self) -> Mapping[str, Any] | None:
+        """What confines its processes, for whoever looks at it: ``level`` and ``not_in_force``; None if nothing does."""
+        return None
 
     # Life
 

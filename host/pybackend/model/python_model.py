@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pybackend.environment.provider import ModelEnvironment
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
@@ -28,6 +29,7 @@ from pybackend.model.cached_answers import CachedAnswers, cached_answers, versio
 from pybackend.model.environment import open_environment
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_error
+from pybackend.model.sandbox import open_sandbox
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.modelconfig.instances import InstanceSpec, instances
@@ -38,6 +40,7 @@ from pybackend.modelconfig.rate_limits import rate_limit_of
 from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
 from pybackend.modelconfig.signature import signature_of
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
+from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
 from pybackend_wire.messages import INLINE_BYTES, DebuggerPoint
@@ -50,6 +53,7 @@ class PythonModel(Model):
 
     Attributes:
         options: what its parameters ask of this server.
+        sandbox: what confines its processes, None if nothing does.
     """
 
     def __init__(self, source: ModelSource, launcher: StubLauncher, services: StubServices) -> None:
@@ -68,6 +72,7 @@ class PythonModel(Model):
         self._debugger_points: list[DebuggerPoint] = []
         self._warmup: tuple[WarmupSample, ...] = ()
         self._environment: ModelEnvironment | None = None
+        self.sandbox: ModelSandbox | None = None
 
     # Life
 
@@ -82,8 +87,7 @@ class PythonModel(Model):
             await self._load()
         except (ModelLoadError, InferenceError) as error:
             await asyncio.gather(*(instance.stop(finalize_timeout_s=0) for instance in self._instances))
-            self._forget_instances()
-            self._release_environment()
+            await self._forget_instances()
             failed = ModelLoadError(error.message, error.code)
             self.state, self.reason = ModelState.UNAVAILABLE, failed.reason()
             raise failed from error
@@ -101,6 +105,8 @@ class PythonModel(Model):
             log.info("model '%s' runs on %s", self.name, self._environment.interpreter.describe())
         planned = planned_instances(source.config, source.gpu_count)
         name = planned[0].name if planned else f"{source.name}_0"
+        environment = None if self._environment is None else self._environment.environment
+        self.sandbox = await open_sandbox(source, environment, planned)
         if source.debugger is not None:
             self._debugger_points = source.debugger.take([spec.name for spec in planned] or [name])
         first = self._instance(name)
@@ -123,6 +129,8 @@ class PythonModel(Model):
         for spec in specs[1:]:
             self._instances.append(self._instance(spec.name))
         self._limit_instances(specs)
+        if self.sandbox is not None:
+            await asyncio.to_thread(self.sandbox.prepare, len(specs))
         plans = [self._plan(spec, index) for index, spec in enumerate(specs)]
         outcomes = await asyncio.gather(
             *(instance.initialize(plan) for instance, plan in zip(self._instances, plans, strict=True)),
@@ -164,27 +172,27 @@ class PythonModel(Model):
             await self._answers.finish()
         # What a killed stub was sent and had not begun waits for another one, which does not come.
         self._reject_waiting()
-        self._forget_instances()
-        self._release_environment()
+        await self._forget_instances()
         if self._scheduler is not None:
             self._scheduler.close()
         self._arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained and all(ended)
 
-    def _forget_instances(self) -> None:
+    async def _forget_instances(self) -> None:
         self._instances.clear()
         if self._source.debugger is not None:
             self._source.debugger.give_back(self._debugger_points)
             self._debugger_points = []
-
-    def _release_environment(self) -> None:
+        if self.sandbox is not None:
+            await self.sandbox.close()
         if self._environment is not None:
             self._environment.release()
             self._environment = None
 
     def _settings(self, instance_name: str, index: int, policy_name: str) -> StubSettings:
         source = self._source
+        sandbox = None if self.sandbox is None else self.sandbox.of_instance(index)
         return StubSettings(
             instance_name=instance_name,
             model_name=source.name,
@@ -195,6 +203,8 @@ class PythonModel(Model):
             debugger=self._debugger_points[index] if self._debugger_points else None,
             cores=source.host_policies.get(policy_name, frozenset()),
             environment=None if self._environment is None else self._environment.environment,
+            confinement=None if sandbox is None else sandbox.confinement,
+            sandbox=sandbox,
         )
 
     def _plan(self, spec: InstanceSpec, index: int) -> InstancePlan:
@@ -223,6 +233,11 @@ class PythonModel(Model):
         )
 
     # Health and figures
+
+    @property
+    def confinement(self) -> Mapping[str, Any] | None:
+        """What confines its processes; None if nothing does."""
+        return None if self.sandbox is None else self.sandbox.summary()
 
     @property
     def is_ready(self) -> bool:

@@ -11,6 +11,7 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ModelSource:
         resources: that instances must hold to execute, None if they need none.
         environments: makes the environment ready that the model names.
         environment_path: of that environment, None if the model runs on the host's own Python.
+        sandbox: of the server, None if models are not confined.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ModelSource:
     resources: ResourceTable | None = None
     environments: EnvironmentProvider | None = None
     environment_path: Path | None = None
+    sandbox: Sandbox | None = None
 
     @property
     def version_directory(self) -> Path:

@@ -5,7 +5,7 @@ Where: front ends send them as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,24 +43,26 @@ def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSI
     return _encode({"name": name, "version": version, "extensions": extensions})
 
 
-def model_metadata(signature: ModelSignature, versions: Sequence[str], platform: str) -> bytes:
+def model_metadata(
+    signature: ModelSignature, versions: Sequence[str], platform: str, confinement: Mapping[str, Any] | None = None
+) -> bytes:
     """The JSON document that describes a model's tensors.
 
     Args:
         signature: of the highest version in ``versions``.
         versions: decimal, ascending: the ready ones, or the one that was asked for.
         platform: the configuration's ``platform``, or its backend's name.
+        confinement: what there is to say about its sandbox, None if it has none.
     """
     batching = signature.max_batch_size > 0
-    return _encode(
-        {
-            "name": signature.model_name,
-            "versions": versions,
-            "platform": platform,
-            "inputs": _tensors(signature.inputs.values(), batching),
-            "outputs": _tensors(signature.outputs.values(), batching),
-        }
-    )
+    document = {
+        "name": signature.model_name,
+        "versions": versions,
+        "platform": platform,
+        "inputs": _tensors(signature.inputs.values(), batching),
+        "outputs": _tensors(signature.outputs.values(), batching),
+    }
+    return _encode(document if confinement is None else {**document, "sandbox": confinement})
 
 
 def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.repository.version_policy import choose_versions
+from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class LoadOptions:
         resources: that instances must hold to execute, None for none.
         environments: makes the environments ready that models name.
         finalize_timeout_s: how long ``finalize`` may take when a version is replaced or unloaded, None for ever.
+        sandbox: of the server, None if models are not confined.
     """
 
     auto_complete: bool
@@ -61,6 +63,7 @@ class LoadOptions:
         default_factory=lambda: EnvironmentProvider(EnvironmentCache(default_cache_directory()))
     )
     finalize_timeout_s: float | None = None
+    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class ModelReading:
             debugger=options.debugger if options.debugger and options.debugger.debugs(config.name) else None,
             environments=options.environments,
             environment_path=self._environment_path(options.backend_directory),
+            sandbox=options.sandbox,
         )
         files = None if self.files is None else self.files.of_version(version)
         return Candidate(

@@ -61,6 +61,7 @@ def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, 
     _set_environment(confinement)
     known = landlock.version()
     report.layer("files", lambda: _restrict_files(known, confinement))
+    report.layer("neighbours", lambda: _check_files(report))
     report.layer("signals", lambda: _check_scopes(known, report))
     report.layer("memory", lambda: _hide_memory(confinement, report))
     report.layer("system_calls", lambda: seccomp.install(confinement, known >= landlock.SCOPES))
@@ -170,6 +171,11 @@ def _restrict_files(known: int, confinement: Confinement) -> None:
                 return
             raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {confinement.canary}") from error
         raise OSError(errno.EPERM, f"{confinement.canary} can be opened although it must not be")
+
+
+def _check_files(report: "Dict[str, str]") -> None:
+    if report["files"]:
+        raise OSError(errno.EPERM, report["files"])
 
 
 def _check_scopes(known: int, report: "Dict[str, str]") -> None:

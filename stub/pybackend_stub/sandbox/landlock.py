@@ -11,7 +11,7 @@ import struct
 from typing import Iterable, Sequence
 
 from pybackend_stub.sandbox.kernel import syscall
-from pybackend_wire.confinement import DEVICE, EXECUTE, READ, WRITE
+from pybackend_wire.confinement import DEVICE, EXECUTE, LIST, READ, WRITE
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_OF_KERNEL = 1
@@ -26,6 +26,7 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
 """Rights that a rule for something else than a directory can give."""
 
 _RIGHTS = {
+    LIST: _READ_DIR,
     READ: _READ_FILE | _READ_DIR,
     EXECUTE: _EXECUTE,
     WRITE: (

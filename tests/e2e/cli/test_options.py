@@ -9,7 +9,7 @@ import pytest
 
 from pybackend.cli.options import UsageError, parse
 from pybackend.errors import ServerError
-from pybackend.settings import CacheSettings, DebugSettings
+from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings
 
 WRONG = {
     "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x".'),
@@ -176,6 +176,11 @@ FLAGS = {
     "--rate-limit": ("resource_limits", None, "execution_count", {}),
     "--max-queued-bytes": ("max_queued_bytes", None, "5", 5),
     "--cache-config": ("cache", None, "local,size=7", CacheSettings("local", {"size": "7"})),
+    "--environment-cache-directory": ("environments.cache_directory", None, "cache", Path("cache").absolute()),
+    "--environment-cache-size": ("environments.cache_limit_bytes", None, "5", 5),
+    "--sandbox": ("sandbox.level", SandboxSettings().level, "strict", "strict"),
+    "--sandbox-floor": ("sandbox.floor", "off", "standard", "standard"),
+    "--sandbox-required": ("sandbox.required", False, "on", True),
     "--response-cache-byte-size": ("cache", None, "7", CacheSettings("local", {"size": "7"})),
 }
 WITHOUT_EFFECT = {"--backend-config"}

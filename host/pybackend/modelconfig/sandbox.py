@@ -1,0 +1,98 @@
+"""What a model's ``parameters`` say about its sandbox: the keys that begin with SANDBOX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.schema import ModelConfig
+from pybackend.sandbox.options import HOST_UID, SandboxOptions
+from pybackend_wire.confinement import LEVELS
+
+_T = TypeVar("_T")
+
+_PREFIX = "SANDBOX"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_HIGHEST_UID = 2**32 - 2
+
+
+def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOptions:
+    """Read the options.
+
+    Raises:
+        ModelConfigError: a value that is none, or a key that does not exist.
+    """
+    known = set()
+
+    def read(key: str, parse: Callable[[str], _T], expected: str) -> _T | None:
+        known.add(key)
+        text = config.parameters.get(key)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError:
+            raise ModelConfigError(
+                f"model '{config.name}': parameters {key} must be {expected}, it is '{text}' ({config.source})"
+            ) from None
+
+    def paths(text: str) -> tuple[str, ...]:
+        return _paths(text.replace(_MODEL_DIRECTORY, str(model_directory)))
+
+    listed = "absolute paths with colons between them"
+    options = SandboxOptions(
+        level=read("SANDBOX", _level, '"standard", "strict" or "off"'),
+        network=read("SANDBOX_NETWORK", _yes, '"yes" or "no"'),
+        unix_sockets=read("SANDBOX_UNIX_SOCKETS", _yes, '"yes" or "no"'),
+        subprocesses=read("SANDBOX_SUBPROCESSES", _yes, '"yes" or "no"'),
+        read=read("SANDBOX_READ", paths, listed) or (),
+        write=read("SANDBOX_WRITE", paths, listed) or (),
+        memory_mb=read("SANDBOX_MEMORY_MB", _positive, "a whole number from 1 on"),
+        processes=read("SANDBOX_PROCESSES", _positive, "a whole number from 1 on"),
+        uid=read("SANDBOX_UID", _uid, 'the number of a user, or "host" for that of the server'),
+    )
+    # A misspelt key would leave a model with less protection, or with less than it needs, and nobody would know why.
+    unknown = sorted(key for key in config.parameters if key.startswith(_PREFIX + "_") and key not in known)
+    if unknown:
+        raise ModelConfigError(
+            f"model '{config.name}': parameters {unknown[0]} is no option of the sandbox: they are "
+            f"{', '.join(sorted(known))} ({config.source})"
+        )
+    return options
+
+
+def _level(text: str) -> str:
+    if text not in LEVELS:
+        raise ValueError(text)
+    return text
+
+
+def _yes(text: str) -> bool:
+    if text not in {"yes", "no"}:
+        raise ValueError(text)
+    return text == "yes"
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _uid(text: str) -> int:
+    if text == "host":
+        return HOST_UID
+    uid = _positive(text)
+    if uid > _HIGHEST_UID:
+        raise ValueError(text)
+    return uid
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(text.split(":"))
+    if not all(os.path.isabs(path) and os.path.normpath(path) != "/" and "\0" not in path for path in paths):
+        raise ValueError(text)
+    return paths

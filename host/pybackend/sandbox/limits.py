@@ -1,0 +1,48 @@
+"""Bounds of a model's processes, by the names of the kernel's resource limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pybackend.sandbox.options import SandboxOptions
+from pybackend_wire.confinement import STRICT
+
+MIB = 1024 * 1024
+
+PROCESSES, SHARED_PROCESSES, STRICT_PROCESSES = 4096, 32_768, 1024
+"""Processes and threads of a user. The kernel counts all that a user has: where that is the server's, more is there already."""
+
+DESCRIPTORS, STRICT_DESCRIPTORS = 65_536, 4096
+
+STRICT_FILE_BYTES = 4096 * MIB
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def resource_limits(level: str, options: SandboxOptions, *, own_user: bool) -> dict[str, int]:
+    """The limits of each process; descriptors, files and memory count by process, processes by user."""
+    strict = level == STRICT
+    memory_bytes = machine_memory_bytes() // (2 if strict else 1)
+    processes = STRICT_PROCESSES if strict else PROCESSES
+    limits = {
+        "CORE": 0,
+        "MSGQUEUE": 0,
+        "NOFILE": STRICT_DESCRIPTORS if strict else DESCRIPTORS,
+        "NPROC": options.processes or (processes if own_user else SHARED_PROCESSES),
+        "DATA": memory_bytes if options.memory_mb is None else options.memory_mb * MIB,
+    }
+    if strict:
+        limits["FSIZE"] = STRICT_FILE_BYTES
+    return limits
+
+
+def machine_memory_bytes() -> int:
+    """What there is, or what the container may have of it."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        try:
+            return min(physical, int(path.read_text()))
+        except (OSError, ValueError):
+            continue  # there is none, or it says "max"
+    return physical

@@ -1,0 +1,77 @@
+"""Runs a command under the limits that containers usually have, without a container: capabilities, system calls, user.
+
+``python -m tests.sandbox.container docker COMMAND...``: root with the fourteen capabilities and the filter of Docker's default.
+``python -m tests.sandbox.container kubernetes UID COMMAND...``: the "restricted" profile: another user, no capabilities, no
+new privileges, the same filter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+
+from pybackend_stub.sandbox import seccomp
+from pybackend_stub.sandbox.kernel import MACHINE, prctl, syscall
+from pybackend_stub.sandbox.seccomp_numbers import MACHINES
+
+_KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
+
+_ALLOWED_THERE = {
+    "mq_open", "msgget", "pidfd_getfd", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev",
+    "ptrace", "semget", "shmat", "shmctl", "shmget", "chroot", "migrate_pages",
+}  # fmt: skip
+
+_PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP = 38, 24
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE3 = 435
+_NEW_NAMESPACES = 0x7E020000
+
+
+def load_filter() -> None:
+    """Refuse what containers refuse."""
+    machine = MACHINES[MACHINE]
+    code = seccomp._Code()
+    code.add(seccomp._LOAD, seccomp._SYSTEM_CALL)
+    namespaces = [
+        seccomp._argument(0),
+        (seccomp._ANY_BIT, 0, 1, _NEW_NAMESPACES),
+        *seccomp._refused(errno.EPERM),
+        *seccomp._allowed(),
+    ]
+    for number, body in ((_CLONE[MACHINE], namespaces), (_CLONE3, seccomp._refused(errno.ENOSYS))):
+        code.add(seccomp._EQUAL, number, 0, len(body))
+        code.extend(body)
+    code.refuse(sorted(number for name, number in machine.for_nobody.items() if name not in _ALLOWED_THERE))
+    code.add(seccomp._RETURN, seccomp._ALLOW)
+    raw = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    buffer = ctypes.create_string_buffer(raw, len(raw))
+    syscall(machine.seccomp, 1, 0, ctypes.byref(seccomp._Program(len(code), ctypes.addressof(buffer))))
+
+
+def main(arguments: list[str]) -> None:
+    """Become confined, and run the rest of the arguments."""
+    kind, *command = arguments
+    kept = _KEPT_CAPABILITIES if kind == "docker" else set()
+    for capability in range(64):
+        if capability not in kept:
+            try:
+                prctl(_PR_CAPBSET_DROP, capability)
+            except OSError:
+                break
+    if kind == "docker":
+        load_filter()
+    else:
+        uid = int(command.pop(0))
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        load_filter()
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
