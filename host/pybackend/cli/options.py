@@ -138,7 +138,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
-    # Has a parser of its own: it is listed here.
+    # These have parsers of their own: they are listed here.
+    commands.add_parser("env", help="look after the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     commands.add_parser("pack", help="pack an environment that models run in", add_help=False)
     return parser, serve
@@ -241,7 +242,6 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="remove environments that nobody uses when all together are larger than this [never]",
     )
-    _flag(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
 
 
 def _add_sandbox(serve: argparse.ArgumentParser) -> None:
@@ -421,7 +421,6 @@ def _settings(given: argparse.Namespace) -> Settings:
         environments=EnvironmentSettings(
             given.environment_cache_directory and given.environment_cache_directory.absolute(),
             given.environment_cache_size,
-            given.allow_pack_at_load,
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
