@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.bench import (
     call_memory,
     footprint,
+    instances,
     ladder,
     large_tensors,
     loadgen,
@@ -43,6 +44,14 @@ def _startup(results: Results, launchers: Sequence[servers.Launcher], scratch: P
 
 def _footprint(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.footprints = footprint.measure(launchers, results.plan, scratch)
+
+
+def _instances(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.instances = instances.measure(results.plan, scratch)
+
+
+def _sandbox(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.sandbox = instances.measure_requests(results.plan, scratch)
 
 
 def _ladder(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
@@ -91,7 +100,9 @@ def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratc
 
 _SECTIONS: dict[str, Section] = {
     "startup": _startup,
+    "instances": _instances,
     "footprint": _footprint,
+    "sandbox": _sandbox,
     "ladder": _ladder,
     "batched": _batched,
     "large": _large,

@@ -99,6 +99,11 @@ def add_sub_direct() -> Workload:
     return _binary(DIRECT, repositories.ADD_SUB, _add_sub_inputs(), _sum_and_difference())
 
 
+def add_sub_confined(sandbox: str, model: str) -> Workload:
+    """The same to a model whose sandbox is of this level."""
+    return replace(add_sub_binary(model), name=confined_name(sandbox))
+
+
 def bls_add_sub() -> Workload:
     """The same, to a model that calls add_sub once for it."""
     return _binary(ONE_CALL, repositories.BLS_ADD_SUB, _add_sub_inputs(), _sum_and_difference())
@@ -151,6 +156,11 @@ def strings() -> Workload:
     return _binary(STRINGS, repositories.STRINGS, {"INPUT0": data}, {"OUTPUT0": data[::-1]})
 
 
+def load(model: str) -> Workload:
+    """Have a model load another one; what it answers is how long that took."""
+    return _binary(f"load of {model}", repositories.LOADER, {"INPUT0": np.array([model.encode()], np.object_)}, {})
+
+
 def large_calls(calls: int, call_bytes: int) -> Workload:
     """A small request that makes a model send so many tensors of so many bytes through identity, one by one."""
     name = f"{calls} BLS calls of {size_name(call_bytes)}"
@@ -161,6 +171,11 @@ def large_calls(calls: int, call_bytes: int) -> Workload:
 def chain_name(size_bytes: int) -> str:
     """How tables call :func:`identity_chain`."""
     return f"{size_name(size_bytes)}, ensemble: {repositories.CHAINED_STEPS} x identity"
+
+
+def confined_name(sandbox: str) -> str:
+    """How tables call :func:`add_sub_confined`."""
+    return f"add_sub, sandbox {sandbox}"
 
 
 def size_name(size_bytes: int) -> str:
@@ -186,6 +201,15 @@ def fetch(port: int, workload: Workload) -> tuple[http.client.HTTPMessage, bytes
     if reply.status != http.client.OK:
         raise WrongReplyError(f"{workload.name}: status {reply.status}: {body[:300]!r}")
     return reply.headers, body
+
+
+def ask(port: int, workload: Workload) -> dict[str, Array]:
+    """Send one request; returns the outputs.
+
+    Raises:
+        WrongReplyError: no reply came, or its status is not 200.
+    """
+    return _outputs(*fetch(port, workload))
 
 
 def check(port: int, workload: Workload) -> int:

@@ -13,6 +13,7 @@ class Plan:
 
     Attributes:
         connections: steps of the ladder; the first is the single connection.
+        busy_connections: the step of the ladder by which load is judged.
         batched_connections: of the load on a model that executes batches.
         single_rounds: rounds with a single connection and small tensors, whose latency drifts with the machine; and of
             that load.
@@ -29,10 +30,12 @@ class Plan:
             has the fewest calls, and what the others take is compared with it.
         start_rounds: how often each start-up is repeated.
         start_models: repositories of these many models are started; neighbours show what one more model costs.
+        load_rounds: how often one more model of each kind is loaded into a server that runs.
         footprint_models: repositories of these many models have their memory read.
     """
 
     connections: tuple[int, ...]
+    busy_connections: int
     batched_connections: int
     single_rounds: int
     rounds: int
@@ -47,11 +50,13 @@ class Plan:
     call_series: tuple[tuple[int, int], ...]
     start_rounds: int
     start_models: tuple[int, ...]
+    load_rounds: int
     footprint_models: tuple[int, ...]
 
 
 FULL = Plan(
     connections=(1, 8, 32, 128),
+    busy_connections=32,
     batched_connections=64,
     single_rounds=5,
     rounds=3,
@@ -66,11 +71,13 @@ FULL = Plan(
     call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
     start_models=(1, 2, 10, 11),
+    load_rounds=15,
     footprint_models=(1, 10, 50),
 )
 
 QUICK = Plan(
     connections=(1, 32),
+    busy_connections=32,
     batched_connections=64,
     single_rounds=2,
     rounds=1,
@@ -85,5 +92,6 @@ QUICK = Plan(
     call_series=((1, 5), (1, 20)),
     start_rounds=2,
     start_models=(1, 2),
+    load_rounds=2,
     footprint_models=(1, 4),
 )

@@ -26,7 +26,9 @@ def render(results: Results) -> str:
         _queues,
         _call_memory,
         _starts,
+        _instances,
         _footprints,
+        _sandbox,
         _targets,
     )
     parts = [machine, *filter(None, (section(results) for section in sections))]
@@ -225,6 +227,21 @@ def _starts(results: Results) -> str:
         )
     header = ["server", "models", "ready after s", "range", "foreign cores", "rounds"]
     return _section("Start-up", header, rows)
+
+
+def _instances(results: Results) -> str:
+    rows = []
+    for start, sandbox in dict.fromkeys((sample.start, sample.sandbox) for sample in results.instances):
+        ms = [seconds * 1e3 for seconds in results.load_seconds(start, sandbox).values()]
+        rows.append(
+            [start, sandbox, f"{statistics.median(ms):.1f}", f"{min(ms):.1f} to {max(ms):.1f}", len(ms)],
+        )
+    header = ["process", "sandbox", "loaded after ms", "range", "rounds"]
+    return _section("One instance more in a server that runs", header, rows)
+
+
+def _sandbox(results: Results) -> str:
+    return _under_load("The sandbox's cost per request", results.sandbox)
 
 
 def _footprints(results: Results) -> str:

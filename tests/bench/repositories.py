@@ -16,6 +16,7 @@ BATCHED = "add_sub_batched"
 MULTIPLY = "multiply"
 ADD_SUB_MULTIPLY = "add_sub_multiply"
 IDENTITY_CHAIN = "identity_chain"
+LOADER = "loader"
 LARGE_CALLS = "large_calls"
 
 GATHERED_CALLS = 4
@@ -209,6 +210,26 @@ class TritonPythonModel:
         return responses
 """
 
+# Answers how many seconds the load took.
+_LOADER_CODE = """\
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            name = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()[0].decode()
+            began = time.perf_counter()
+            pb_utils.load_model(model_name=name)
+            seconds = np.array([time.perf_counter() - began], np.float32)
+            responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", seconds)]))
+        return responses
+"""
+
 _FP32 = "TYPE_FP32"
 
 _Step = tuple[str, Mapping[str, str], Mapping[str, str]]
@@ -228,9 +249,13 @@ def write_copies(repository: Path, copies: int) -> list[str]:
     return names
 
 
-def write_add_sub(repository: Path, names: list[str]) -> None:
+def write_add_sub(repository: Path, names: list[str], parameters: Mapping[str, str] | None = None) -> None:
     """The sum and the difference of two FP32 tensors of four elements, unbatched, one instance."""
-    _write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE))
+    settings = [
+        f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+        for key, value in (parameters or {}).items()
+    ]
+    _write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE), settings)
 
 
 def write_calls(repository: Path) -> None:
@@ -247,6 +272,11 @@ def write_stream(repository: Path) -> None:
 def write_strings(repository: Path) -> None:
     """A model that turns the order of a BYTES tensor's elements round."""
     _write(repository, STRINGS, _STRINGS_CODE, {"INPUT0": -1}, {"OUTPUT0": -1}, datatype="TYPE_STRING")
+
+
+def write_loader(repository: Path) -> None:
+    """A model that loads the model of the name that it gets."""
+    _write(repository, LOADER, _LOADER_CODE, {"INPUT0": 1}, {"OUTPUT0": 1}, input_datatype="TYPE_STRING")
 
 
 def write_large_calls(repository: Path) -> None:
@@ -298,9 +328,10 @@ def _write_identity(repository: Path) -> None:
     _write(repository, IDENTITY, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1})
 
 
-def _write_pairwise(repository: Path, code_of: Mapping[str, str]) -> None:
+def _write_pairwise(repository: Path, code_of: Mapping[str, str], settings: Sequence[str] = ()) -> None:
+    inputs, outputs = {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4}
     for name, code in code_of.items():
-        _write(repository, name, code, {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4})
+        _write(repository, name, code, inputs, outputs, settings=settings)
 
 
 def _write(
@@ -311,6 +342,7 @@ def _write(
     outputs: Mapping[str, int],
     *,
     datatype: str = _FP32,
+    input_datatype: str = "",
     decoupled: bool = False,
     max_batch_size: int = 0,
     settings: Sequence[str] = (),
@@ -319,7 +351,11 @@ def _write(
     version = repository / name / "1"
     version.mkdir(parents=True, exist_ok=True)
     (version / "model.py").write_text(code, encoding="utf-8")
-    lines = ['backend: "python"', f"max_batch_size: {max_batch_size}", *_signature(inputs, outputs, datatype)]
+    lines = [
+        'backend: "python"',
+        f"max_batch_size: {max_batch_size}",
+        *_signature(inputs, outputs, datatype, input_datatype or datatype),
+    ]
     if decoupled:
         lines.append("model_transaction_policy { decoupled: true }")
     lines.append("instance_group { count: 1 kind: KIND_CPU }")
@@ -330,7 +366,7 @@ def _write_ensemble(
     repository: Path, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], steps: Sequence[_Step]
 ) -> None:
     (repository / name / "1").mkdir(parents=True)
-    lines = ['platform: "ensemble"', "max_batch_size: 0", *_signature(inputs, outputs, _FP32)]
+    lines = ['platform: "ensemble"', "max_batch_size: 0", *_signature(inputs, outputs, _FP32, _FP32)]
     lines.append("ensemble_scheduling {")
     for model, input_map, output_map in steps:
         maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in input_map.items()]
@@ -339,10 +375,10 @@ def _write_ensemble(
     _write_config(repository / name, [*lines, "}"])
 
 
-def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int], datatype: str) -> list[str]:
+def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int], datatype: str, input_datatype: str) -> list[str]:
     return [
-        f'{kind} {{ name: "{tensor}" data_type: {datatype} dims: [ {dims} ] }}'
-        for kind, tensors in (("input", inputs), ("output", outputs))
+        f'{kind} {{ name: "{tensor}" data_type: {type_} dims: [ {dims} ] }}'
+        for kind, tensors, type_ in (("input", inputs, input_datatype), ("output", outputs, datatype))
         for tensor, dims in tensors.items()
     ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.bench import bodies
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import Plan
@@ -42,6 +43,8 @@ class Results:
     queues: list[QueueSample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
+    instances: list[InstanceSample] = field(default_factory=list)
+    sandbox: list[LoadSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -54,7 +57,7 @@ class Results:
         samples = (*self.ladder, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
         return {
             sample.round: sample.result
-            for sample in (*samples, *self.stream, *self.strings)
+            for sample in (*samples, *self.stream, *self.strings, *self.sandbox)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
 
@@ -65,6 +68,10 @@ class Results:
         simple = self.loads(server, over, 1)
         whole = self.loads(server, workload, 1)
         return {round_: value(whole[round_]) - value(simple[round_]) for round_ in whole if round_ in simple}
+
+    def load_seconds(self, start: str, sandbox: str) -> dict[int, float]:
+        """How long it took to load one model more of a kind, by round."""
+        return {s.round: s.seconds for s in self.instances if (s.start, s.sandbox) == (start, sandbox)}
 
     def start_seconds(self, server: str, models: int) -> dict[int, float]:
         """How long the starts of one server with so many models took, by round."""

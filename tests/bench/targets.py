@@ -11,15 +11,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, servers, startup
+from tests.bench import bodies, instances, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
 
 JSON = "add_sub JSON"
 BINARY = "add_sub binary"
-BUSY_CONNECTIONS = 32
-
 CPU_VERSUS_REFERENCE = 0.4
 HOST_CPU_VERSUS_ECHO = 1.2
 THROUGHPUT_VERSUS_REFERENCE = 2.0
@@ -35,7 +33,14 @@ BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
 LONG_QUEUE_VERSUS_SHORT = 2.0
 START_OVER_IMPORT_S = 0.3
 ONE_MORE_MODEL_S = 0.2
-ONE_MORE_STUB_BYTES = 20 * MB
+ONE_MORE_STUB_BYTES = 4 * MB
+MANY_MODELS = 50
+MANY_MODELS_S = 3.0
+MANY_MODELS_BYTES = 250 * MB
+ONE_MORE_INSTANCE_S = {instances.ZYGOTE: 0.010, instances.SPAWN: 0.150}
+SANDBOX_PER_START_S = 0.005
+# What two equal models on one server may differ by here.
+SANDBOX_PER_REQUEST = 1.05
 # Socket buffers' bookkeeping and the allocator's grain; a kept or doubled tensor is far more from 16 MB on.
 GROWTH_SLACK_BYTES = 2 * MB
 # For three processes; a single tensor that was kept would be twenty times as much.
@@ -64,26 +69,29 @@ def judge(results: Results) -> list[Verdict]:
         *_queue_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
+        *_instance_verdicts(results),
         *_footprint_verdicts(results),
+        *_sandbox_verdicts(results),
     ]
 
 
 def _load_verdicts(results: Results) -> Iterator[Verdict]:
-    busy = f"{BUSY_CONNECTIONS} connections"
+    many = results.plan.busy_connections
+    busy = f"{many} connections"
     yield from _at_most(
         f"{BINARY}, {busy}: CPU of host + stub against the reference's",
-        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.REFERENCE, _cpu_us),
+        _ratios(results, BINARY, many, servers.REFERENCE, _cpu_us),
         CPU_VERSUS_REFERENCE,
     )
     yield from _at_most(
         f"{BINARY}, {busy}: CPU of the host against a bare uvicorn echo's",
-        _ratios(results, BINARY, BUSY_CONNECTIONS, servers.ECHO, lambda r: r.host_cpu_us),
+        _ratios(results, BINARY, many, servers.ECHO, lambda r: r.host_cpu_us),
         HOST_CPU_VERSUS_ECHO,
     )
     for workload in (BINARY, JSON):
         yield from _at_least(
             f"{workload}, {busy}: infer/s against the reference's",
-            _ratios(results, workload, BUSY_CONNECTIONS, servers.REFERENCE, lambda r: r.infer_per_s),
+            _ratios(results, workload, many, servers.REFERENCE, lambda r: r.infer_per_s),
             THROUGHPUT_VERSUS_REFERENCE,
         )
     for workload in (BINARY, JSON):
@@ -207,6 +215,31 @@ def _start_verdicts(results: Results) -> Iterator[Verdict]:
             yield _seconds(f"start with {more} models, over {fewer}", extra, ONE_MORE_MODEL_S)
 
 
+def _instance_verdicts(results: Results) -> Iterator[Verdict]:
+    for start, limit in ONE_MORE_INSTANCE_S.items():
+        seconds = list(results.load_seconds(start, instances.OFF).values())
+        if seconds:
+            yield _milliseconds(f"one instance more by {start}", seconds, limit)
+    for start in instances.STARTS:
+        more = _differences(results.load_seconds(start, instances.STANDARD), results.load_seconds(start, instances.OFF))
+        if more:
+            yield _milliseconds(f"one instance more by {start}: what its sandbox adds", more, SANDBOX_PER_START_S)
+
+
+def _sandbox_verdicts(results: Results) -> Iterator[Verdict]:
+    plan = results.plan
+    for connections in (min(plan.connections), plan.busy_connections):
+        confined, free = (
+            results.loads(servers.PYBACKEND, bodies.confined_name(sandbox), connections)
+            for sandbox in (instances.STANDARD, instances.OFF)
+        )
+        ratios = [_cpu_us(confined[round_]) / _cpu_us(free[round_]) for round_ in confined if round_ in free]
+        if ratios:
+            name = f"add_sub in the sandbox, {connections} connections: CPU of host + stub against add_sub outside"
+            verdict = statistics.median(ratios) <= SANDBOX_PER_REQUEST
+            yield Verdict(name, f"<= {SANDBOX_PER_REQUEST:.2f}x", _spread(ratios, "x"), verdict)
+
+
 def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
     own = [sample for sample in results.footprints if sample.server == servers.PYBACKEND]
     for few, many in itertools.pairwise(own):
@@ -225,6 +258,21 @@ def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
             f"{many.host_threads} against {few.host_threads}",
             many.host_threads <= few.host_threads,
         )
+    for sample in own:
+        if sample.models == MANY_MODELS:
+            ready_s, total_bytes = sample.ready_s, sample.total_pss_bytes
+            yield Verdict(
+                f"{MANY_MODELS} models of one environment: ready",
+                f"<= {MANY_MODELS_S:.0f} s",
+                f"{ready_s:.2f} s",
+                ready_s <= MANY_MODELS_S,
+            )
+            yield Verdict(
+                f"{MANY_MODELS} models of one environment: PSS of all processes",
+                f"<= {MANY_MODELS_BYTES // MB} MB",
+                f"{total_bytes / MB:.0f} MB",
+                total_bytes <= MANY_MODELS_BYTES,
+            )
 
 
 def _p50_us(result: LoadResult) -> float:
@@ -266,6 +314,11 @@ def _at_least(name: str, ratios: list[float], limit: float) -> Iterator[Verdict]
 
 def _seconds(name: str, differences: list[float], limit: float) -> Verdict:
     return Verdict(name, f"<= {limit:.1f} s", _spread(differences, " s"), statistics.median(differences) <= limit)
+
+
+def _milliseconds(name: str, seconds: list[float], limit_s: float) -> Verdict:
+    spread = _spread([each * 1e3 for each in seconds], " ms")
+    return Verdict(name, f"<= {limit_s * 1e3:.0f} ms", spread, statistics.median(seconds) <= limit_s)
 
 
 def _spread(values: list[float], unit: str) -> str:

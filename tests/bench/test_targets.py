@@ -7,6 +7,7 @@ import pytest
 from tests.bench import bodies, report, servers, startup, targets
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.instances import InstanceSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import FULL, MB
 from tests.bench.procstat import Memory, PeakMemory
@@ -196,7 +197,40 @@ def test_start_up_is_judged_over_the_import_and_over_one_model_less() -> None:
 def test_one_more_stub_is_what_all_processes_grow_by() -> None:
     footprints = [
         FootprintSample(servers.PYBACKEND, 1, Memory(0, 0), 3, 1, Memory(0, 0), 1, 40 * MB, 0.5),
-        FootprintSample(servers.PYBACKEND, 10, Memory(0, 0), 4, 10, Memory(0, 0), 1, 130 * MB, 1.0),
+        FootprintSample(servers.PYBACKEND, 10, Memory(0, 0), 4, 10, Memory(0, 0), 1, 76 * MB, 1.0),
     ]
     verdicts = targets.judge(results(footprints=footprints))
-    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("10.0 MB", True), ("4 against 3", False)]
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("4.0 MB", True), ("4 against 3", False)]
+
+
+def test_fifty_models_are_judged_by_when_they_are_ready_and_by_all_their_memory() -> None:
+    footprints = [FootprintSample(servers.PYBACKEND, 50, Memory(0, 0), 3, 51, Memory(0, 0), 1, 251 * MB, 2.9)]
+    verdicts = targets.judge(results(footprints=footprints))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("2.90 s", True), ("251 MB", False)]
+
+
+def test_an_instance_more_is_judged_without_its_sandbox_and_the_sandbox_without_the_instance() -> None:
+    kinds = {
+        ("zygote", "off"): 0.009,
+        ("zygote", "standard"): 0.012,
+        ("spawn", "off"): 0.2,
+        ("spawn", "standard"): 0.21,
+    }
+    samples = [InstanceSample(start, sandbox, 0, seconds) for (start, sandbox), seconds in kinds.items()]
+    measured = results(instances=samples)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [
+        ("9.00 ms", True),
+        ("200.00 ms", False),
+        ("3.00 ms", True),
+        ("10.00 ms", False),
+    ]
+    assert "| zygote | standard | 12.0 | 12.0 to 12.0 | 1 |" in report.render(measured)
+
+
+def test_a_sandbox_is_judged_by_the_model_beside_it() -> None:
+    sandbox = [
+        one_client(servers.PYBACKEND, bodies.confined_name(level), 0, host_cpu_us=host_us)
+        for level, host_us in (("off", 90.0), ("standard", 94.0))
+    ]
+    assert [(verdict.measured, verdict.met) for verdict in targets.judge(results(sandbox=sandbox))] == [("1.04x", True)]

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.bench import bodies, progress, servers
 from tests.bench.loadgen import Load, LoadResult, drive
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,6 @@ def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], 
     return samples
 
 
-def alternating(running: Sequence[servers.RunningServer], round_: int) -> list[servers.RunningServer]:
-    """The order in which servers take their turn in a round."""
-    return list(running) if round_ % 2 == 0 else list(reversed(running))
+def alternating(taking_turns: Sequence[_T], round_: int) -> list[_T]:
+    """The order in which servers, or whatever else is compared, take their turn in a round."""
+    return list(taking_turns) if round_ % 2 == 0 else list(reversed(taking_turns))

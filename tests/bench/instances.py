@@ -1,0 +1,93 @@
+"""One instance more: how long a model takes to be loaded into a server that runs, by how its process starts.
+
+Each model says in its parameters how it wants to be started and how far it is confined, so that one server starts all
+kinds in turn. What confinement costs per request is measured on the same server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import bodies, progress, repositories, servers
+from tests.bench.loadgen import Load
+from tests.bench.plan import Plan
+from tests.bench.turns import LoadSample, Step, alternating, take_turns
+
+ZYGOTE, SPAWN = "zygote", "spawn"
+OFF, STANDARD = "off", "standard"
+STARTS = (ZYGOTE, SPAWN)
+SANDBOXES = (OFF, STANDARD)
+
+_ZYGOTE_PARAMETER = {ZYGOTE: "yes", SPAWN: "no"}
+
+
+@dataclass(frozen=True)
+class InstanceSample:
+    """One load.
+
+    Attributes:
+        start: whether its process is forked from one that has numpy already, or is a new interpreter.
+        sandbox: its level.
+        seconds: as the model sees it that has asked for the load.
+    """
+
+    start: str
+    sandbox: str
+    round: int
+    seconds: float
+
+
+def measure(plan: Plan, scratch: Path) -> list[InstanceSample]:
+    """Load models of all kinds, in turn; the first of each kind is not counted: it may have to prepare what others use."""
+    kinds = [(start, sandbox) for start in STARTS for sandbox in SANDBOXES]
+    repository = scratch / "models"
+    for start, sandbox in kinds:
+        parameters = {"ZYGOTE": _ZYGOTE_PARAMETER[start], "SANDBOX": sandbox}
+        names = [_name(start, sandbox, round_) for round_ in range(-1, plan.load_rounds)]
+        repositories.write_add_sub(repository, names, parameters)
+    repositories.write_loader(repository)
+    samples: list[InstanceSample] = []
+    with loading_launcher().start(repository) as server:
+        for round_ in range(-1, plan.load_rounds):
+            for start, sandbox in alternating(kinds, round_):
+                seconds = load(server.port, _name(start, sandbox, round_))
+                progress.show(f"one instance more by {start}, sandbox {sandbox}: ready after {seconds * 1e3:.1f} ms")
+                if round_ >= 0:
+                    samples.append(InstanceSample(start, sandbox, round_, seconds))
+    return samples
+
+
+def measure_requests(plan: Plan, scratch: Path) -> list[LoadSample]:
+    """Put the same load on a model that is confined and on one that is not."""
+    repository = scratch / "models"
+    for sandbox in SANDBOXES:
+        repositories.write_add_sub(repository, [f"add_sub_{sandbox}"], {"SANDBOX": sandbox})
+    workloads = [bodies.add_sub_confined(sandbox, f"add_sub_{sandbox}") for sandbox in SANDBOXES]
+    with servers.pybackend_launcher().start(repository) as server:
+        for workload in workloads:
+            bodies.check(server.port, workload)
+        steps = [
+            Step(workload, Load(connections, plan.duration_s, plan.warm_up_s), plan.single_rounds)
+            for connections in (min(plan.connections), plan.busy_connections)
+            for workload in workloads
+        ]
+        return take_turns([server], steps, scratch)
+
+
+def loading_launcher() -> servers.Launcher:
+    """A server that starts with nothing but the model that loads others."""
+    return servers.pybackend_launcher(options=["--model-control-mode=explicit", f"--load-model={repositories.LOADER}"])
+
+
+def load(port: int, model: str) -> float:
+    """Have a server load a model, by the model that does so; returns how many seconds that took.
+
+    Raises:
+        WrongReplyError: it could not be loaded.
+    """
+    return float(bodies.ask(port, bodies.load(model))["OUTPUT0"][0])
+
+
+def _name(start: str, sandbox: str, round_: int) -> str:
+    return f"{start}_{sandbox}_{round_ + 1}"
