@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from pybackend.environment.activation import activation_variables
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
-from pybackend.environment.specification import SpecificationCache, is_specification
+from pybackend.environment.specification import Packer, SpecificationCache, is_specification
 from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's directory in a configuration."""
-
-Packer = Callable[[Path, Path], object]
-"""Makes an archive from a list of packages: takes the list, and the archive to write."""
 
 
 def environment_path(text: str, model_directory: Path) -> Path:
@@ -105,7 +101,7 @@ class EnvironmentProvider:
         if self._packer is None:
             raise ModelEnvironmentError(
                 f"{path} lists packages, and this server does not install any: `pybackend pack {path}` makes an "
-                "environment of it"
+                "environment of it, --allow-pack-at-load has the server do so when the model is loaded"
             )
         return self._specifications.hold(path, self._packer, cancelled)
 

@@ -18,6 +18,9 @@ from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
 
+Packer = Callable[[Path, Path, threading.Event], object]
+"""Makes an archive of a list of packages: takes the list, the archive to write, and what is set when it is not wanted."""
+
 _SUFFIXES = frozenset({".yml", ".yaml", ".txt", ".toml"})
 _KEY_BYTES = 16
 
@@ -38,9 +41,7 @@ class SpecificationCache:
         self._cache = cache
         self._directory = cache.directory.parent / "packed"
 
-    def hold(
-        self, specification: Path, packer: Callable[[Path, Path], object], cancelled: threading.Event
-    ) -> HeldEnvironment:
+    def hold(self, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         """The environment of a list of packages, packed unless that was done before.
 
         Raises:
@@ -79,13 +80,11 @@ class SpecificationCache:
             return self._cache.hold_key((self._directory / key).read_text(), cancelled)
         return None
 
-    def _pack(
-        self, key: str, specification: Path, packer: Callable[[Path, Path], object], cancelled: threading.Event
-    ) -> HeldEnvironment:
+    def _pack(self, key: str, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         archive = self._directory / f"{key}.tar.zst"
         log.info("packing %s", specification)
         try:
-            packer(specification, archive)
+            packer(specification, archive, cancelled)
             held = self._cache.hold(archive, cancelled)
         finally:
             archive.unlink(missing_ok=True)
