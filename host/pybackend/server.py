@@ -175,7 +175,7 @@ class Server:
             await asyncio.wait({loading})
             return []
         complete = loading.result()
-        self._launcher.close()  # stubs that were started ahead for models that turned out to need none
+        self._launcher.close_unused()  # models turned out to need less than was started ahead
         self._print_models()
         if not complete and self._settings.exit_on_error:
             return sorted({f"'{row.name}'" for row in self._repository.table() if row.status != ModelState.READY.value})
@@ -206,6 +206,7 @@ class Server:
         while True:
             await asyncio.sleep(1)
             self._repository.trim()
+            self._launcher.tend()
 
     # End
 

@@ -126,6 +126,7 @@ class Settings:
         exit_on_error: a model that fails to load at start ends the server.
         strict_readiness: the server is ready only if every model is.
         model_load_count: models that load at the same time.
+        zygotes: processes of models may be forked from one that has imported what they need.
         model_memory_limit_bytes: most input memory per model, and most output memory per instance.
         exit_timeout_s: how long requests under way and ``finalize`` may take when the server stops.
         http: endpoints.
@@ -148,6 +149,7 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     model_load_count: int = 4
+    zygotes: bool = False
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30
     http: HttpSettings = HttpSettings()

@@ -1,26 +1,33 @@
 """From process start to the first word to the host: what has to hold before any code of a model runs.
 
-Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid> <confinement>``; all but the pid are inherited descriptors,
-the last one -1 where nothing confines the process. Needs only the standard library; numpy is imported where an import error
-can still be told to the host.
+Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid> <mark> <confinement>``, or forked by a zygote. Socket,
+counter of nudges and confinement are inherited descriptors, the last one -1 where nothing confines the process. Needs only the
+standard library; numpy is imported where an import error can still be told to the host.
 """
 
 import os
 import signal
 import sys
 import threading
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
-_PR_SET_PDEATHSIG = 1
+from pybackend_stub.process import bear_mark, die_with_host
+from pybackend_wire.zygote import ARGUMENT
 
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _held = threading.local()
 
 
 def main(arguments: "List[str]") -> int:
-    """Run the stub on the inherited socket; returns the exit status."""
-    descriptor, nudges, host_pid, confinement = map(int, arguments)
+    """Run a stub, or a zygote until it is asked for one; returns the exit status."""
+    if arguments[0] == ARGUMENT:
+        from pybackend_stub import zygote
+
+        birth = zygote.main(arguments[1:])
+        return 0 if birth is None else be_stub(*birth)
+    descriptor, nudges, host_pid, mark, confinement = map(int, arguments)
     die_with_host(host_pid)
+    bear_mark(mark)
     os.set_inheritable(nudges, False)
     text = b""
     if confinement >= 0:
@@ -29,13 +36,16 @@ def main(arguments: "List[str]") -> int:
     return be_stub(descriptor, nudges, text)
 
 
-def be_stub(descriptor: int, nudges: int, confinement: bytes) -> int:
+def be_stub(
+    descriptor: int, nudges: int, confinement: bytes, on_confined: "Optional[Callable[[], None]]" = None
+) -> int:
     """Run the stub in this process, which dies with the host already; returns the exit status.
 
     Args:
         descriptor: its socket.
         nudges: the counter by which the host asks to be heard at once.
         confinement: as JSON; empty if nothing confines it.
+        on_confined: called once threads may be started.
     """
     ignore_terminal_signals()
     sys.argv = [""]  # a program without a name, as models have always seen
@@ -54,6 +64,8 @@ def be_stub(descriptor: int, nudges: int, confinement: bytes) -> int:
             channel.refuse(str(error))
             return 1
     open_output()
+    if on_confined is not None:
+        on_confined()
     try:
         from pybackend_stub.loop import StubLoop
     except ImportError as error:
@@ -62,16 +74,6 @@ def be_stub(descriptor: int, nudges: int, confinement: bytes) -> int:
         )
         return 1
     return StubLoop(channel, nudges, confined).run()
-
-
-def die_with_host(host_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the host dies, even while the model computes or holds the GIL."""
-    if sys.platform.startswith("linux"):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != host_pid:  # it died before the request to the kernel was in force
-        os._exit(1)
 
 
 def ignore_terminal_signals() -> None:

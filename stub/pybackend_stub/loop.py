@@ -22,6 +22,7 @@ from pybackend_stub.metrics import StubMetrics
 from pybackend_stub.model_calls import ModelCalls
 from pybackend_stub.model_control import ModelControl
 from pybackend_stub.model_output import flush_output
+from pybackend_stub.process import be_called
 from pybackend_stub.readiness import ReadinessCheck
 from pybackend_stub.receiver import Attendant, Receiver, Work
 from pybackend_stub.refusals import note, watch
@@ -148,6 +149,7 @@ class StubLoop:
             watch(instance_name)
         self._model_file = model_file
         self._instance_name = instance_name
+        be_called(instance_name)
         self._runtime = StubRuntime(version_directory, instance_name)
         bind_runtime(self._runtime)
         try:

@@ -33,7 +33,10 @@ def open_output() -> None:
     _line_buffer_native_code()
     if _is_one_pipe():
         _records = os.dup(_STDOUT)
-        sys.meta_path.insert(0, _LoggingFinder())
+        if "logging" in sys.modules:
+            _take_over_logging()
+        else:
+            sys.meta_path.insert(0, _LoggingFinder())
 
 
 def write_record(level: int, file: str, line: int, message: str) -> bool:
@@ -90,6 +93,12 @@ def _is_one_pipe() -> bool:
     return stat.S_ISFIFO(out.st_mode) and (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
 
+def _take_over_logging() -> None:
+    from pybackend_stub.python_logging import take_over
+
+    take_over(write_record)
+
+
 class _LoggingFinder:
     """Notices the first import of ``logging``, which costs models that do without it nothing."""
 
@@ -106,9 +115,7 @@ class _LoggingFinder:
 
         def run_and_take_over(module: Any) -> None:
             run(module)
-            from pybackend_stub.python_logging import take_over
-
-            take_over(write_record)
+            _take_over_logging()
 
         loader.exec_module = run_and_take_over
         return spec

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.instance.warden_program import NAME as WARDEN_NAME
+from pybackend_wire.zygote import ZYGOTE_NAME
+
 DEADLINE_S = 30
 
 
@@ -157,6 +160,19 @@ class ServerProcess:
         return self
 
     def stub_pids(self) -> list[int]:
+        """The live processes that are, or are to be, instances of models."""
+        helpers = self.helper_pids()
+        return [pid for pid in self.child_pids() if pid not in helpers]
+
+    def helper_pids(self) -> list[int]:
+        """The live processes that run no model."""
+        return [pid for pid in self.child_pids() if name_of(pid) in {ZYGOTE_NAME, WARDEN_NAME}]
+
+    def zygote_pids(self) -> list[int]:
+        """The live processes that others are forked from."""
+        return [pid for pid in self.child_pids() if name_of(pid) == ZYGOTE_NAME]
+
+    def child_pids(self) -> list[int]:
         """The live processes that the server has started."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
@@ -193,6 +209,14 @@ def serving(
     finally:
         if server.process.stdout is not None and not server.process.stdout.closed:
             server.stop()
+
+
+def name_of(pid: int) -> str:
+    """What ``ps`` calls a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def free_of_processes(pids: list[int], deadline_s: float = 5) -> bool:

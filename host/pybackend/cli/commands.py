@@ -49,6 +49,7 @@ def serve(settings: Settings) -> int:
     """
     from pybackend.instance.bundle import stage_bundle
     from pybackend.instance.launcher import StubLauncher
+    from pybackend.instance.orphans import Orphans
     from pybackend.observability.logging import set_up_logging, take_closed_descriptors
     from pybackend.repository.layout import scan_repositories
 
@@ -57,7 +58,8 @@ def serve(settings: Settings) -> int:
     take_closed_descriptors()
     set_up_logging(settings.log)
     scan = scan_repositories(settings.repositories)
-    launcher = StubLauncher(stage_bundle())
+    orphans = Orphans()
+    launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
     first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
     launcher.start_ahead(min(first, settings.model_load_count))
     try:
@@ -75,3 +77,4 @@ def serve(settings: Settings) -> int:
         return uvloop.run(main())
     finally:
         launcher.close()
+        orphans.sweep_all()

@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pybackend.environment.environment import Environment
+from pybackend.modelconfig.options import StartOptions
 from pybackend.sandbox.model_sandbox import InstanceSandbox
 from pybackend_wire.confinement import Confinement
 from pybackend_wire.messages import DebuggerPoint
+
+_AS_USUAL = StartOptions()
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,15 @@ class StubLaunch:
         environment: the Python to run it with; the host's own if None.
         cores: where it may run; everywhere if there are none.
         confinement: what it may do; everything that the host may if None.
+        zygote: it may be forked from a process that has imported what stubs need.
+        preload: modules that this process has imported too, as a fork shares them.
     """
 
     environment: Environment | None = None
     cores: Collection[int] = ()
     confinement: Confinement | None = None
+    zygote: bool = True
+    preload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class StubSettings:
         environment: the Python to run it with; the host's own if None.
         confinement: what its process may do; everything that the host may if None.
         sandbox: looks whether the process is confined so, and ends what it leaves behind.
+        start: how its process may be started.
     """
 
     instance_name: str
@@ -55,11 +63,12 @@ class StubSettings:
     environment: Environment | None = None
     confinement: Confinement | None = None
     sandbox: InstanceSandbox | None = None
+    start: StartOptions = _AS_USUAL
 
     @property
     def launch(self) -> StubLaunch:
         """How to start its process."""
-        return StubLaunch(self.environment, self.cores, self.confinement)
+        return StubLaunch(self.environment, self.cores, self.confinement, self.start.zygote, self.start.preload)
 
     def check_confined(self, pid: int, report: Mapping[str, str]) -> None:
         """Hear what a process says about its sandbox.

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.affinity import pin
+from pybackend.instance.child_process import Process
 from pybackend.instance.launch import StubLaunch
-from pybackend.instance.stub_ends import StubEnds, connected_ends
+from pybackend.instance.orphans import Orphans
+from pybackend.instance.process_variables import process_variables
+from pybackend.instance.stub_ends import HostEnds, StubEnds, connected_ends
 from pybackend.instance.stub_process import StubProcess
+from pybackend.instance.zygote import ZygoteError
+from pybackend.instance.zygotes import Zygotes
 from pybackend_wire.confinement import Confinement
-
-_LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
 
 _NOT_CONFINED = -1
 
@@ -26,15 +30,33 @@ _ANYHOW = StubLaunch()
 
 
 class StubLauncher:
-    """Starts stubs from one bundle.
+    """Starts stubs from one bundle, or has them forked.
 
     Stubs are alike until they are told which model to load, so they can be started ahead of time: while the host still
-    reads configurations and imports its own packages, they already import numpy.
+    reads configurations and imports its own packages, they, or the process to fork them from, already import numpy.
+
+    Args:
+        bundle: see below.
+        own: the environment of models that name none.
+        orphans: looks after what models leave behind; None where this process is not a server of its own.
+        forks: whether stubs may be forked, which takes ``orphans``.
+
+    Attributes:
+        bundle: what stubs are started from.
     """
 
-    def __init__(self, bundle: Path, own: Environment = HOST_ENVIRONMENT) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        own: Environment = HOST_ENVIRONMENT,
+        orphans: Orphans | None = None,
+        *,
+        forks: bool = False,
+    ) -> None:
         self._bundle = bundle
         self._own = own
+        self._orphans = orphans
+        self._zygotes = Zygotes(bundle, own, orphans) if forks and orphans is not None and orphans.adopts else None
         self._spare: list[StubProcess] = []
 
     @property
@@ -43,7 +65,10 @@ class StubLauncher:
         return self._bundle
 
     def start_ahead(self, count: int) -> None:
-        """Start stubs that the next calls of :meth:`start` will hand out."""
+        """Get ready for so many calls of :meth:`start`."""
+        if self._zygotes is not None and count:
+            self._zygotes.start_ahead(_ANYHOW)
+            return
         for _ in range(count):
             self._spare.append(self._spawn(_ANYHOW))
 
@@ -53,8 +78,12 @@ class StubLauncher:
         Raises:
             ModelLoadError: the process cannot be started.
         """
-        spare = self._take_spare() if launch.environment is None and launch.confinement is None else None
-        stub = spare or self._spawn(launch)
+        stub = await self._fork(self._zygotes, launch) if self._zygotes is not None else None
+        if stub is not None:
+            return stub
+        if launch.environment is None and launch.confinement is None:
+            stub = self._take_spare()
+        stub = stub or self._spawn(launch)
         if launch.cores:
             pin(stub.pid, launch.cores)
         return stub
@@ -67,28 +96,75 @@ class StubLauncher:
             stub.discard()
         return None
 
-    def close(self) -> None:
-        """End the stubs that nobody asked for."""
+    def tend(self) -> None:
+        """Look after what models have left behind; to be called about once a second."""
+        if self._orphans is not None:
+            self._orphans.tend()
+
+    def close_unused(self) -> None:
+        """End what was started ahead of time, and nobody has asked for."""
         for stub in self._spare:
             stub.discard()
         self._spare.clear()
+        if self._zygotes is not None:
+            self._zygotes.close_unused()
+
+    def close(self) -> None:
+        """End what stubs are forked from, those that nobody has asked for, and what models have left behind."""
+        self.close_unused()
+        if self._zygotes is not None:
+            self._zygotes.close()
+
+    async def _fork(self, zygotes: Zygotes, launch: StubLaunch) -> StubProcess | None:
+        """A stub that was forked; None if it has to be started."""
+        kind = zygotes.kind_of(launch)
+        if kind is None:
+            return None
+        mark = self._new_mark()
+        try:
+            with connected_ends() as (ours, theirs):
+                process = await zygotes.fork(kind, launch, theirs, mark)
+        except BaseException as error:
+            self._on_end(mark)
+            if isinstance(error, (OSError, ZygoteError)):
+                return None
+            raise
+        return self._stub(process, ours, mark, partial(zygotes.on_stub_end, kind))
 
     def _spawn(self, launch: StubLaunch) -> StubProcess:
         environment = launch.environment or self._own
+        mark = self._new_mark()
         try:
             with connected_ends() as (ours, theirs), _written(launch.confinement) as confinement:
-                return StubProcess(self._execute(environment, theirs, launch.confinement, confinement), ours)
+                process = self._execute(environment, theirs, launch.confinement, mark, confinement)
         except OSError as error:
+            self._on_end(mark)
             raise ModelLoadError(
                 f"cannot start a model process with {environment.python}: {error.strerror}", ErrorCode.UNAVAILABLE
             ) from error
+        return self._stub(process, ours, mark)
+
+    def _new_mark(self) -> int:
+        return 0 if self._orphans is None else self._orphans.new_mark()
+
+    def _stub(
+        self, process: Process, ends: HostEnds, mark: int, on_end: Callable[[], None] = lambda: None
+    ) -> StubProcess:
+        if self._orphans is not None:
+            self._orphans.know(mark, process.pid)
+        return StubProcess(process, ends, partial(self._on_end, mark, on_end))
+
+    def _on_end(self, mark: int, on_end: Callable[[], None] = lambda: None) -> None:
+        on_end()
+        if self._orphans is not None:
+            self._orphans.end(mark)
 
     def _execute(
-        self, environment: Environment, ends: StubEnds, confinement: Confinement | None, written: int
+        self, environment: Environment, ends: StubEnds, confinement: Confinement | None, mark: int, written: int
     ) -> subprocess.Popen[bytes]:
         inherited = [ends.socket, ends.nudges] + [written] * (written != _NOT_CONFINED)
-        variables = {**stub_environment(os.environ), **environment.variables}
-        arguments = map(str, (ends.socket, ends.nudges, os.getpid(), written))
+        variables = process_variables(environment)
+        arguments = map(str, (ends.socket, ends.nudges, os.getpid(), mark, written))
         return subprocess.Popen(
             [str(environment.python), "-I", "-B", str(self._bundle), *arguments],
             stdin=subprocess.DEVNULL,
@@ -116,8 +192,3 @@ def _unnamed_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("pybackend-confinement"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
-
-
-def stub_environment(host: Mapping[str, str]) -> dict[str, str]:
-    """The host's environment less what would change which code the stub's Python runs."""
-    return {name: value for name, value in host.items() if not name.startswith("PYTHON") and name not in _LEFT_OUT}

@@ -6,12 +6,12 @@ import asyncio
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from pybackend.instance.child_process import Process
 from pybackend.instance.stub_ends import HostEnds
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
@@ -24,10 +24,17 @@ _STAT_FLAGS, _PF_EXITING = 6, 0x4
 
 
 class StubProcess:
-    """A started stub, the host's end of its socket, and of the pipe that it prints into."""
+    """A started stub, the host's end of its socket, and of the pipe that it prints into.
 
-    def __init__(self, process: subprocess.Popen[bytes], ends: HostEnds) -> None:
+    Args:
+        process: which it is.
+        ends: what connects the host with it; closed with the stub's end, but for the socket.
+        on_end: called once when the process has ended and is waited for.
+    """
+
+    def __init__(self, process: Process, ends: HostEnds, on_end: Callable[[], None]) -> None:
         self._process = process
+        self._on_end = on_end
         self._nudges = ends.nudges
         self._output = OutputPipe(ends.output, process.pid)
         self.socket = ends.socket
@@ -56,6 +63,7 @@ class StubProcess:
         self._process.wait()
         self._close_nudges()
         self._kill_group()
+        self._on_end()
         self._output.finish()
         if self._on_exit is not None:
             self._on_exit()
@@ -126,4 +134,5 @@ class StubProcess:
         self._close_nudges()
         self.socket.close()
         self._process.wait()
+        self._on_end()
         self._output.finish()

@@ -35,7 +35,7 @@ from pybackend.model.statistics import FailureReason
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, planned_instances
-from pybackend.modelconfig.options import ModelOptions, options_of
+from pybackend.modelconfig.options import ModelOptions, options_of, start_options_of
 from pybackend.modelconfig.rate_limits import rate_limit_of
 from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
 from pybackend.modelconfig.signature import signature_of
@@ -202,6 +202,7 @@ class PythonModel(Model):
             of_backend=source.backend_file is not None,
             debugger=self._debugger_points[index] if self._debugger_points else None,
             cores=source.host_policies.get(policy_name, frozenset()),
+            start=start_options_of(source.config),
             environment=None if self._environment is None else self._environment.environment,
             confinement=None if sandbox is None else sandbox.confinement,
             sandbox=sandbox,

@@ -36,6 +36,31 @@ class ModelOptions:
     cancels_calls: bool = False
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """How the processes of one model may be started.
+
+    Attributes:
+        zygote: ZYGOTE, they may be forked from a process that has imported what they need.
+        preload: PRELOAD, modules that such a process has imported too.
+    """
+
+    zygote: bool = True
+    preload: tuple[str, ...] = ()
+
+
+def start_options_of(config: ModelConfig) -> StartOptions:
+    """Read how its processes may be started.
+
+    Raises:
+        ModelConfigError: a value that is none.
+    """
+    return StartOptions(
+        zygote=_read(config, "ZYGOTE", True, _yes, '"yes" or "no"'),
+        preload=_read(config, "PRELOAD", (), _modules, "names of modules with commas between them"),
+    )
+
+
 def options_of(config: ModelConfig) -> ModelOptions:
     """Read the options.
 
@@ -82,6 +107,13 @@ def _seconds(text: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(text)
     return value
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError(text)
+    return names
 
 
 def _yes(text: str) -> bool:

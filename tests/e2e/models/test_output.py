@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -20,7 +19,7 @@ from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import lines_with, log_lines
 from tests.support.repositories import identity_config, write_model
-from tests.support.server import serving
+from tests.support.server import free_of_processes, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -327,7 +326,8 @@ def test_last_words_of_a_process_that_dies(server, lab):
 
 
 @pytest.mark.faults
-def test_a_child_that_outlives_the_process_keeps_nobody_waiting(server, lab, repository):
+def test_a_child_that_holds_the_pipe_keeps_nobody_waiting(server, lab, repository):
+    """It would outlive the model's process, and ends with it."""
     lab(
         f"""
         import subprocess
@@ -339,12 +339,9 @@ def test_a_child_that_outlives_the_process_keeps_nobody_waiting(server, lab, rep
         """
     )
     child = int((repository / "child").read_text())
-    try:
-        server.wait_for("(?s)outlived: by a child.*instance 'laboratory_0_0' is restarted")
-        assert lab("return out(OUT=np.ones(1))")["OUT"].tolist() == [1]
-        os.kill(child, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
+    server.wait_for("(?s)outlived: by a child.*instance 'laboratory_0_0' is restarted")
+    assert lab("return out(OUT=np.ones(1))")["OUT"].tolist() == [1]
+    assert free_of_processes([child])
 
 
 @pytest.mark.spec("pb-G02")

@@ -38,7 +38,7 @@ class PlayedHost:
         self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
         self._heard: deque[list] = deque()
         inherited = [theirs.fileno(), self._nudges]
-        arguments = [sys.executable, "-I", "-B", str(stage_bundle()), *map(str, inherited), str(os.getpid()), "-1"]
+        arguments = [sys.executable, "-I", "-B", str(stage_bundle()), *map(str, inherited), str(os.getpid()), "0", "-1"]
         self.process = subprocess.Popen(
             arguments, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

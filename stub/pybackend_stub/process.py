@@ -1,0 +1,47 @@
+"""What a stub asks of the operating system for itself: to end with its host, to bear a mark, to have a name."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+from pybackend_wire.zygote import MARK
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_MOST_NAME_BYTES = 15
+
+_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
+"""Where /proc/<pid>/stat says at which addresses the arguments lie, counted from behind the name."""
+
+
+def die_with_host(host_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the host dies, even while the model computes or holds the GIL."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != host_pid:  # it died before the request to the kernel was in force
+        os._exit(1)
+
+
+def bear_mark(mark: int) -> None:
+    """Mark this process, and all that it starts, for the host that looks for what is left of it; 0 is no mark."""
+    if mark:
+        resource.setrlimit(MARK, (mark, mark))
+
+
+def be_called(name: str) -> None:
+    """Show a name in ``ps`` and ``top``: its end if it is long, where instances differ."""
+    if not sys.platform.startswith("linux"):
+        return
+    encoded = name.encode("utf-8", "replace")
+    short = encoded[-_MOST_NAME_BYTES:].lstrip(bytes(range(0x80, 0xC0)))  # of no character that is cut in two
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(short), 0, 0, 0)
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
+    except (OSError, IndexError, ValueError):  # a kernel, or something that plays one, that does not say
+        return
+    if 0 < begin < end:
+        room = end - begin
+        ctypes.memmove(begin, encoded[: room - 1].ljust(room, b"\0"), room)
