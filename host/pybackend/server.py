@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pybackend.cache.choice import make_cache
 from pybackend.engine import EngineState, InferenceEngine
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.errors import ServerError
 from pybackend.frontend.bls.services import ModelServices
@@ -247,7 +248,7 @@ def environments(settings: EnvironmentSettings) -> EnvironmentProvider:
     """What makes the environments ready that models name."""
     directory = settings.cache_directory or default_cache_directory()
     cache = EnvironmentCache(directory, settings.cache_limit_bytes)
-    return EnvironmentProvider(cache)
+    return EnvironmentProvider(cache, pack_in_process if settings.pack_at_load else None)
 
 
 def raise_descriptor_limit() -> None:

@@ -91,10 +91,12 @@ class EnvironmentSettings:
     Attributes:
         cache_directory: where archives are unpacked, None for the usual place.
         cache_limit_bytes: unused ones are removed when all together are larger, None for never.
+        pack_at_load: lists of packages are packed when a model that names one is loaded.
     """
 
     cache_directory: Path | None = None
     cache_limit_bytes: int | None = None
+    pack_at_load: bool = False
 
 
 @dataclass(frozen=True)

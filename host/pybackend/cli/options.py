@@ -242,6 +242,7 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="remove environments that nobody uses when all together are larger than this [never]",
     )
+    _flag(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
 
 
 def _add_sandbox(serve: argparse.ArgumentParser) -> None:
@@ -421,6 +422,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         environments=EnvironmentSettings(
             given.environment_cache_directory and given.environment_cache_directory.absolute(),
             given.environment_cache_size,
+            given.allow_pack_at_load,
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
