@@ -16,6 +16,7 @@ from pybackend.frontend.http import infer_body, infer_protocol, serial_protocol
 from pybackend.inference import copying
 from pybackend.instance import backoff, model_instance, readiness, session
 from pybackend.ipc import channel
+from pybackend.model import ensemble_run
 from pybackend.modelconfig import options
 from pybackend.protocol import infer_plan, plan_cache
 from pybackend.server import GC_THRESHOLD
@@ -101,6 +102,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("authors/bls", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
         ("authors/decoupled", f"{calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
         ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),
+        ("authors/ensembles", f"while a step behind it has {ensemble_run.MOST_INFLIGHT} requests of this one request"),
         ("authors/life-cycle", f"takes longer than {readiness.READINESS_LIMIT_S:.0f} seconds"),
         ("authors/life-cycle", f"After {options.DEFAULT_RESTART_LIMIT} restarts in a row"),
         ("operators/limits", f"| {calls.MOST_OPEN_CALLS:,} |"),

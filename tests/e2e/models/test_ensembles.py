@@ -12,7 +12,7 @@ from tests.support.connection import connected
 from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import Gate, wait_until
 from tests.support.inference import infer, infer_message
-from tests.support.repositories import tensors
+from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.streams import function, write_streams
 
@@ -21,7 +21,36 @@ pytestmark = pytest.mark.e2e
 FP32, TEXT, CODE = ("TYPE_FP32", [-1]), ("TYPE_STRING", [-1]), ("TYPE_STRING", [1])
 
 
+TOTAL = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.totals = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        key, array = request.correlation_id(), request.inputs()[0].as_numpy()
+        if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+            self.totals[key] = 0
+        self.totals[key] = self.totals.get(key, 0) + array  # an empty slot has no key
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.totals[key])])
+"""
+
+
 def write_all(repository):
+    config = f'backend: "python" max_batch_size: 2 input [ {tensors(IN=FP32)} ] output [ {tensors(OUT=FP32)} ]'
+    write_model(
+        repository, "total", TOTAL, f"{config} sequence_batching {{ max_sequence_idle_microseconds: 60000000 }}"
+    )
+    twice = [step("total", {"IN": "IN"}, {"OUT": "x"}), step("total_too", {"IN": "x"}, {"OUT": "OUT"})]
+    write_model(
+        repository,
+        "total_too",
+        TOTAL,
+        f"{config} sequence_batching {{ oldest {{ }} max_sequence_idle_microseconds: 60000000 }}",
+    )
+    write_ensemble(repository, "remembers", twice, extra="max_batch_size: 2")
     write_targets(repository, "double", "repeat")
     write_caller(repository)
     write_caller(repository, "other")
@@ -109,6 +138,22 @@ def test_the_status_of_an_error(server, code, status):
     fails = function(f"return [failed('no luck', pb_utils.TritonError.{code})]")
     answer = infer(server, "coded", {"CODE": fails})
     assert (answer.status, answer.error) == (status, "in ensemble 'coded', no luck")
+
+
+@pytest.mark.spec("srv-R17", "srv-H21")
+def test_sequences_run_through_the_parts_that_have_them(server):
+    def ask(value, **parameters):
+        answer = infer(server, "remembers", {"IN": np.array([[value]], np.float32)}, parameters=parameters)
+        return answer["OUT"].ravel().tolist() if answer.status == 200 else answer.error
+
+    missing = "inference request for sequence 7 to model 'total' must specify the START flag on the first request"
+    assert ask(1).startswith("in ensemble 'remembers', inference request to model 'total' must specify a non-zero or")
+    assert ask(1, sequence_id=7).startswith(f"in ensemble 'remembers', {missing}")
+    assert ask(1, sequence_id=7, sequence_start=True) == [1]
+    assert ask(5, sequence_id=8, sequence_start=True) == [5]
+    assert ask(2, sequence_id=7) == [1 + 3]
+    assert ask(3, sequence_id=7, sequence_end=True) == [1 + 3 + 6]
+    assert missing in ask(1, sequence_id=7)
 
 
 def test_bad_input_is_the_ensemble_s_own_matter(server):
