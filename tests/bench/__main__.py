@@ -20,6 +20,7 @@ from tests.bench import (
     large_tensors,
     loadgen,
     one_client,
+    packing,
     progress,
     queue_cost,
     report,
@@ -27,6 +28,7 @@ from tests.bench import (
     startup,
 )
 from tests.bench.bodies import WrongReplyError
+from tests.bench.packing import PackingError
 from tests.bench.plan import FULL, QUICK
 from tests.bench.reference import ReferenceUnavailableError
 from tests.bench.results import Results, describe_machine
@@ -48,6 +50,13 @@ def _footprint(results: Results, launchers: Sequence[servers.Launcher], scratch:
 
 def _instances(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.instances = instances.measure(results.plan, scratch)
+
+
+def _environments(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    for name in ("loads", "pack"):
+        (scratch / name).mkdir()
+    results.environment_loads = packing.measure_loads(results.plan, scratch / "loads")
+    results.packs = packing.measure_pack(results.plan, scratch / "pack")
 
 
 def _sandbox(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
@@ -101,6 +110,7 @@ def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratc
 _SECTIONS: dict[str, Section] = {
     "startup": _startup,
     "instances": _instances,
+    "environments": _environments,
     "footprint": _footprint,
     "sandbox": _sandbox,
     "ladder": _ladder,
@@ -133,7 +143,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             try:
                 _SECTIONS[name](results, launchers, Path(scratch))
-            except (servers.ServerError, loadgen.LoadError, WrongReplyError) as error:
+            except (servers.ServerError, loadgen.LoadError, WrongReplyError, PackingError) as error:
                 print(f"error: {name} could not be measured: {error}", file=sys.stderr)
                 failed = True
         results.save(options.output)

@@ -6,6 +6,7 @@ kinds in turn. What confinement costs per request is measured on the same server
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +76,11 @@ def measure_requests(plan: Plan, scratch: Path) -> list[LoadSample]:
         return take_turns([server], steps, scratch)
 
 
-def loading_launcher() -> servers.Launcher:
+def loading_launcher(options: Sequence[str] = ()) -> servers.Launcher:
     """A server that starts with nothing but the model that loads others."""
-    return servers.pybackend_launcher(options=["--model-control-mode=explicit", f"--load-model={repositories.LOADER}"])
+    return servers.pybackend_launcher(
+        options=["--model-control-mode=explicit", f"--load-model={repositories.LOADER}", *options]
+    )
 
 
 def load(port: int, model: str) -> float:

@@ -31,6 +31,7 @@ class Plan:
         start_rounds: how often each start-up is repeated.
         start_models: repositories of these many models are started; neighbours show what one more model costs.
         load_rounds: how often one more model of each kind is loaded into a server that runs.
+        pack_rounds: how often an environment is packed.
         footprint_models: repositories of these many models have their memory read.
     """
 
@@ -51,6 +52,7 @@ class Plan:
     start_rounds: int
     start_models: tuple[int, ...]
     load_rounds: int
+    pack_rounds: int
     footprint_models: tuple[int, ...]
 
 
@@ -72,6 +74,7 @@ FULL = Plan(
     start_rounds=5,
     start_models=(1, 2, 10, 11),
     load_rounds=15,
+    pack_rounds=3,
     footprint_models=(1, 10, 50),
 )
 
@@ -93,5 +96,6 @@ QUICK = Plan(
     start_rounds=2,
     start_models=(1, 2),
     load_rounds=2,
+    pack_rounds=1,
     footprint_models=(1, 4),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from tests.bench import bodies, startup, targets
+from tests.bench import bodies, packing, startup, targets
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results, load_median
@@ -27,6 +27,7 @@ def render(results: Results) -> str:
         _call_memory,
         _starts,
         _instances,
+        _environments,
         _footprints,
         _sandbox,
         _targets,
@@ -238,6 +239,21 @@ def _instances(results: Results) -> str:
         )
     header = ["process", "sandbox", "loaded after ms", "range", "rounds"]
     return _section("One instance more in a server that runs", header, rows)
+
+
+def _environments(results: Results) -> str:
+    rows: list[list[object]] = []
+    for part in (packing.PACK, *packing.PARTS):
+        rows += _seconds_row(part if part == packing.PACK else f"{part}, alone", results.pack_seconds(part).values())
+    for environment in (packing.PLAIN, packing.PACKED):
+        rows += _seconds_row(f"load in {environment}", results.environment_load_seconds(environment).values())
+    return _section("An environment with numpy", ["what", "s", "range", "rounds"], rows)
+
+
+def _seconds_row(what: str, seconds: Collection[float]) -> list[list[object]]:
+    if not seconds:
+        return []
+    return [[what, f"{statistics.median(seconds):.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}", len(seconds)]]
 
 
 def _sandbox(results: Results) -> str:

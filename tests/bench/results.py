@@ -17,6 +17,7 @@ from tests.bench.footprint import FootprintSample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
+from tests.bench.packing import EnvironmentLoadSample, PackSample
 from tests.bench.plan import Plan
 from tests.bench.queue_cost import QueueSample
 from tests.bench.startup import StartSample
@@ -44,6 +45,8 @@ class Results:
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     instances: list[InstanceSample] = field(default_factory=list)
+    packs: list[PackSample] = field(default_factory=list)
+    environment_loads: list[EnvironmentLoadSample] = field(default_factory=list)
     sandbox: list[LoadSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
 
@@ -72,6 +75,14 @@ class Results:
     def load_seconds(self, start: str, sandbox: str) -> dict[int, float]:
         """How long it took to load one model more of a kind, by round."""
         return {s.round: s.seconds for s in self.instances if (s.start, s.sandbox) == (start, sandbox)}
+
+    def pack_seconds(self, part: str) -> dict[int, float]:
+        """How long one part of packing took, by round."""
+        return {s.round: s.seconds for s in self.packs if s.part == part}
+
+    def environment_load_seconds(self, environment: str) -> dict[int, float]:
+        """How long it took to load a model in an environment, by round."""
+        return {s.round: s.seconds for s in self.environment_loads if s.environment == environment}
 
     def start_seconds(self, server: str, models: int) -> dict[int, float]:
         """How long the starts of one server with so many models took, by round."""

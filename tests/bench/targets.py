@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, instances, servers, startup
+from tests.bench import bodies, instances, packing, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -39,6 +39,8 @@ MANY_MODELS_S = 3.0
 MANY_MODELS_BYTES = 250 * MB
 ONE_MORE_INSTANCE_S = {instances.ZYGOTE: 0.010, instances.SPAWN: 0.150}
 SANDBOX_PER_START_S = 0.005
+PACK_VERSUS_PARTS = 1.2
+CACHED_ENVIRONMENT_S = 0.1
 # What two equal models on one server may differ by here.
 SANDBOX_PER_REQUEST = 1.05
 # Socket buffers' bookkeeping and the allocator's grain; a kept or doubled tensor is far more from 16 MB on.
@@ -70,6 +72,7 @@ def judge(results: Results) -> list[Verdict]:
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
         *_instance_verdicts(results),
+        *_environment_verdicts(results),
         *_footprint_verdicts(results),
         *_sandbox_verdicts(results),
     ]
@@ -224,6 +227,24 @@ def _instance_verdicts(results: Results) -> Iterator[Verdict]:
         more = _differences(results.load_seconds(start, instances.STANDARD), results.load_seconds(start, instances.OFF))
         if more:
             yield _milliseconds(f"one instance more by {start}: what its sandbox adds", more, SANDBOX_PER_START_S)
+
+
+def _environment_verdicts(results: Results) -> Iterator[Verdict]:
+    parts = [results.pack_seconds(part) for part in packing.PARTS]
+    yield from _at_most(
+        "an environment with numpy: packed, against the sum of its parts alone",
+        [
+            seconds / sum(part[round_] for part in parts)
+            for round_, seconds in results.pack_seconds(packing.PACK).items()
+            if all(round_ in part for part in parts)
+        ],
+        PACK_VERSUS_PARTS,
+    )
+    more = _differences(
+        results.environment_load_seconds(packing.PACKED), results.environment_load_seconds(packing.PLAIN)
+    )
+    if more:
+        yield _milliseconds("load of a model: what an environment that is unpacked adds", more, CACHED_ENVIRONMENT_S)
 
 
 def _sandbox_verdicts(results: Results) -> Iterator[Verdict]:

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from tests.bench import bodies, report, servers, startup, targets
+from tests.bench import bodies, packing, report, servers, startup, targets
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
 from tests.bench.instances import InstanceSample
 from tests.bench.loadgen import LoadResult
+from tests.bench.packing import EnvironmentLoadSample, PackSample
 from tests.bench.plan import FULL, MB
 from tests.bench.procstat import Memory, PeakMemory
 from tests.bench.queue_cost import QueueSample
@@ -226,6 +227,15 @@ def test_an_instance_more_is_judged_without_its_sandbox_and_the_sandbox_without_
         ("10.00 ms", False),
     ]
     assert "| zygote | standard | 12.0 | 12.0 to 12.0 | 1 |" in report.render(measured)
+
+
+def test_a_pack_is_judged_by_the_sum_of_its_parts_and_a_load_by_one_without_an_environment() -> None:
+    packs = [PackSample(part, 0, 2.0) for part in packing.PARTS] + [PackSample(packing.PACK, 0, 9.2)]
+    loads = [EnvironmentLoadSample(packing.PLAIN, 0, 0.1), EnvironmentLoadSample(packing.PACKED, 0, 0.25)]
+    measured = results(packs=packs, environment_loads=loads)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("1.15x", True), ("150.00 ms", False)]
+    assert "| compile, alone | 2.000 | 2.000 to 2.000 | 1 |" in report.render(measured)
 
 
 def test_a_sandbox_is_judged_by_the_model_beside_it() -> None:
