@@ -12,6 +12,7 @@ import threading
 from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_stub.process import bear_mark, die_with_host
+from pybackend_wire.library_path import forget_library_path
 from pybackend_wire.zygote import ARGUMENT
 
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -20,6 +21,7 @@ _held = threading.local()
 
 def main(arguments: "List[str]") -> int:
     """Run a stub, or a zygote until it is asked for one; returns the exit status."""
+    forget_library_path()
     if arguments[0] == ARGUMENT:
         from pybackend_stub import zygote
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pybackend.environment.manifest import EnvironmentManifest
+from pybackend_wire.library_path import LIBRARY_PATH
 
 _MOST_STATE_BYTES = 1024 * 1024
 
@@ -33,7 +34,7 @@ def activation_variables(
     variables["VIRTUAL_ENV_PROMPT"] = f"({prefix})"
     variables["PATH"] = f"{bin_directory}{os.pathsep}{outer_path}" if outer_path else bin_directory
     # The host's own would have a foreign interpreter load the host's libraries.
-    variables["LD_LIBRARY_PATH"] = str(prefix / "lib")
+    variables["LD_LIBRARY_PATH"] = variables[LIBRARY_PATH] = str(prefix / "lib")
     if (prefix / "conda-meta").is_dir():
         variables["CONDA_PREFIX"] = str(prefix)
     return variables

@@ -19,6 +19,7 @@ def test_it_looks_activated(tmp_path):
         "VIRTUAL_ENV_PROMPT": f"({tmp_path})",
         "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
         "LD_LIBRARY_PATH": f"{tmp_path}/lib",
+        "PYBACKEND_LIBRARY_PATH": f"{tmp_path}/lib",
     }
     assert activation_variables(tmp_path, None, {})["PATH"] == f"{tmp_path}/bin"
 
