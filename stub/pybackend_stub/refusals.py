@@ -68,4 +68,8 @@ def _hint(error: BaseException) -> str:
         return (
             "SANDBOX_READ in the model's parameters lets it read that, SANDBOX_WRITE change it, if permissions do too"
         )
-    return ""
+    # From a function written in C, of which a traceback shows nothing.
+    return (
+        "SANDBOX_SUBPROCESSES in the model's parameters lets it start processes; for anything else that the kernel "
+        "refuses it takes another level of SANDBOX"
+    )

@@ -40,7 +40,7 @@ instance_group { kind: KIND_CPU }
 ATTACKER = """
 import json, os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import attacks
+import attacks, honest
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -48,7 +48,8 @@ class TritonPythonModel:
 
     def answer(self, asked):
         names, context = asked
-        said = json.dumps({"pid": os.getpid(), "uid": os.getuid(), "results": attacks.run_all(names, context)})
+        module = honest if context.get("honest") else attacks
+        said = json.dumps({"pid": os.getpid(), "uid": os.getuid(), "results": module.run_all(names, context)})
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([said], dtype=object))])
 """
 
@@ -110,7 +111,9 @@ def parameters(**values: str) -> str:
 
 def write_attacker(repository: Path, name: str, **options: str) -> Path:
     directory = write_model(repository, name, ATTACKER, CONFIG + parameters(**options))
-    shutil.copy(Path(__file__).with_name("attacks.py"), directory / "1")
+    for module in ("attacks.py", "honest.py"):
+        shutil.copy(Path(__file__).with_name(module), directory / "1")
+    (directory / "1" / "weights.txt").write_text("weights")
     return directory
 
 
@@ -140,7 +143,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             "HOME": str(home),
-            "XDG_CACHE_HOME": str(home if not as_root else base) + "/cache",
+            "XDG_CACHE_HOME": str(base / "cache" if as_root else home / ".cache"),
             "TMPDIR": "/tmp",
             "ATTACK_TEST_SECRET": "to be kept",
             "OPENBLAS_NUM_THREADS": "1",
@@ -168,6 +171,7 @@ def _command(kind: str, python: str) -> tuple[list[str], dict[str, Any]]:
 def write_home(home: Path) -> None:
     """A home directory with a secret, whose permissions would let anybody read it."""
     (home / ".ssh").mkdir(parents=True)
+    (home / ".cache" / "matplotlib").mkdir(parents=True)
     for name in (".bashrc", ".ssh/id_attacked"):
         (home / name).write_text("secret\n")
     for path in (home, *home.rglob("*")):

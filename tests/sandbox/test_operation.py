@@ -1,0 +1,208 @@
+"""What operators and authors see of the sandbox: levels, the floor, what is missing, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from pybackend_stub.sandbox import landlock
+from tests.sandbox.hosts import IS_ROOT, arena, parameters
+from tests.support.gates import wait_until
+from tests.support.laboratory import laboratory, write_laboratory
+from tests.support.server import free_of_processes, serving
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
+]
+
+needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root gives users away")
+
+
+def write(repository: Path, name: str, **options: str) -> None:
+    write_laboratory(repository, name, extra=parameters(**options))
+
+
+class TestLevels:
+    def test_a_model_says_its_own(self, tmp_path):
+        write(tmp_path, "none")
+        write(tmp_path, "own", SANDBOX="strict")
+        write(tmp_path, "off", SANDBOX="off")
+        with serving(tmp_path, flags=("--sandbox=standard",)) as server:
+            levels = {name: server.get(f"/v2/models/{name}").json.get("sandbox") for name in ("none", "own", "off")}
+            assert levels["off"] is None
+            assert {name: said["level"] for name, said in levels.items() if said} == {
+                "none": "standard",
+                "own": "strict",
+            }
+            for name, filters in (("none", 2), ("own", 2), ("off", 0)):
+                (told,) = laboratory(server, name)(
+                    "status = open('/proc/self/status').read()\n"
+                    "return out(OUT=text(status.split('Seccomp:')[1].split()[0]))"
+                )["OUT"]
+                assert int(told) == filters
+            counted = {name: value for name, value in server.metrics().items() if "sandbox_missing_layers" in name}
+            assert len(counted) == 2
+            for name, said in levels.items():
+                if said:
+                    (value,) = [count for labels, count in counted.items() if f'model="{name}"' in labels]
+                    assert value == len(said["not_in_force"])
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"SANDBOX": "off"}, "parameters SANDBOX is 'off', and this server has --sandbox-floor=strict"),
+            ({"SANDBOX": "standard"}, "parameters SANDBOX is 'standard', and this server has --sandbox-floor=strict"),
+            ({"SANDBOX_NETWORK": "yes"}, "parameters SANDBOX_NETWORK would let it have more"),
+            ({"SANDBOX_READ": "/etc"}, "parameters SANDBOX_READ would let it have more"),
+            ({"SANDBOX_UID": "host"}, "parameters SANDBOX_UID would let it have more"),
+        ],
+        ids=["off", "standard", "network", "read", "uid"],
+    )
+    def test_no_model_goes_below_the_floor(self, tmp_path, options, reason):
+        write(tmp_path, "low", **options)
+        write(tmp_path, "fine", SANDBOX_NETWORK="no")
+        flags = ("--sandbox-floor=strict", "--exit-on-error=false")
+        with serving(tmp_path, flags=flags, ready=False) as server:
+            assert reason in server.wait_for(r'"low +\| 1 \| (UNAVAILABLE.*)"')[1]
+            assert server.get("/v2/models/fine").json["sandbox"]["level"] == "strict"
+
+    def test_the_models_own_code_has_no_say(self, tmp_path):
+        write(tmp_path, "sly", SANDBOX="strict")
+        path = tmp_path / "sly" / "1" / "model.py"
+        path.write_text(
+            path.read_text().replace(
+                "class TritonPythonModel:\n",
+                "class TritonPythonModel:\n"
+                "    @staticmethod\n"
+                "    def auto_complete_config(config):\n"
+                "        document = config.as_dict()\n"
+                "        document['parameters'] = {'SANDBOX': {'string_value': 'off'}}\n"
+                "        return config\n",
+            )
+        )
+        with serving(tmp_path) as server:
+            assert server.get("/v2/models/sly").json["sandbox"]["level"] == "strict"
+            answer = laboratory(server, "sly")("import socket; socket.socket(); return out(OUT=text('open'))")
+            assert "PermissionError" in answer.error
+
+
+def test_what_is_required_and_missing_keeps_a_model_from_being_loaded(tmp_path):
+    """Under /tmp models of others cannot be hidden, which is said where it is not required."""
+    write(tmp_path, "model", SANDBOX="standard")
+    if "neighbours" not in _missing(tmp_path):
+        pytest.skip("temporary files do not lie below /tmp here")
+    flags = ("--sandbox-required", "--exit-on-error=false")
+    with serving(tmp_path, flags=flags, ready=False) as server:
+        reason = server.wait_for(r'"model +\| 1 \| (UNAVAILABLE.*)"')[1]
+        assert "neighbours: models may write where" in reason
+
+
+def _missing(repository: Path) -> dict[str, str]:
+    with serving(repository) as server:
+        missing = server.get("/v2/models/model").json["sandbox"]["not_in_force"]
+        for reason in missing.values():
+            assert server.output.count(reason) == 1, "each reason is said once"
+        return missing
+
+
+@pytest.mark.parametrize(
+    ("code", "option"),
+    [
+        ("open('/etc/passwd')", "SANDBOX_READ"),
+        ("import subprocess; subprocess.run(['/bin/true'])", "SANDBOX_SUBPROCESSES"),
+        ("os.fork()", "SANDBOX_SUBPROCESSES"),
+        ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
+        ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
+    ],
+    ids=["file", "program", "fork", "network", "memory"],
+)
+def test_a_refusal_names_the_option_once(tmp_path, code, option):
+    write(tmp_path, "model", SANDBOX="strict")
+    with serving(tmp_path) as server:
+        for _ in range(2):
+            assert laboratory(server, "model")(code).status == 500
+        line = server.wait_for(rf"W.*sandbox of 'model_0[^']*': .*{option}.*")[0]
+        assert "model's parameters" in line
+        laboratory(server, "model")("return out(OUT=text('x'))")
+        assert server.output.count("sandbox of 'model_0") == 1
+
+
+class TestUsers:
+    """A root server whose models have users of their own."""
+
+    pytestmark = needs_root
+
+    def test_nothing_of_a_model_outlives_it(self):
+        with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
+            host.server.wait_ready()
+            said = host.ask("victim")
+            uid, scratch = said["uid"], Path("/run/pybackend")
+            assert uid > 60_000
+            rooms = [room for room in scratch.glob("*/*") if room.is_dir() and room.stat().st_uid == uid]
+            assert len(rooms) == 1
+            host.context["honest"] = True
+            assert host.ask("victim", ["leaves_processes_behind"])["results"] == {"leaves_processes_behind": ""}
+            left = processes_of(uid)
+            assert len(left) >= 2
+            assert host.server.stop() == 0
+            assert free_of_processes(left)
+            assert not [room for room in rooms if room.exists()]
+
+    def test_what_a_dead_process_has_started_is_gone_before_the_next_one_comes(self):
+        with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
+            host.server.wait_ready()
+            said = host.ask("victim")
+            host.context["honest"] = True
+            host.ask("victim", ["leaves_processes_behind"])
+            left = processes_of(said["uid"])
+            assert len(left) >= 3
+            os.kill(said["pid"], signal.SIGKILL)
+            host.server.wait_for("is restarted")
+            assert free_of_processes(left)
+            assert host.ask("victim")["uid"] == said["uid"]
+
+    def test_the_next_server_clears_up_after_one_that_was_killed(self):
+        with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
+            host.server.wait_ready()
+            uid = host.ask("victim")["uid"]
+            (left,) = [
+                room for room in Path("/run/pybackend").glob("*/*") if room.is_dir() and room.stat().st_uid == uid
+            ]
+            host.server.stop(signal.SIGKILL)
+            assert left.exists()
+        with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
+            host.server.wait_ready()
+            wait_until(lambda: not left.exists(), "the directory of a dead server is still there")
+
+    def test_a_user_of_the_operators_choice(self):
+        with arena("root", models={"victim": {"SANDBOX": "standard", "SANDBOX_UID": "54322"}}) as host:
+            host.server.wait_ready()
+            assert host.ask("victim")["uid"] == 54322
+
+
+def processes_of(uid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                lines = (entry / "status").read_text().splitlines()
+            except OSError:
+                continue
+            if any(line.split()[:2] == ["Uid:", str(uid)] for line in lines):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_secret_of_the_server_does_not_reach_a_strict_model(tmp_path):
+    write(tmp_path, "model", SANDBOX="strict")
+    with serving(tmp_path, env={**os.environ, "SERVER_SECRET": "to be kept", "OMP_NUM_THREADS": "1"}) as server:
+        (told,) = laboratory(server, "model")("return out(OUT=text(json.dumps(dict(os.environ))))")["OUT"]
+        variables = json.loads(told)
+        assert "SERVER_SECRET" not in variables
+        assert variables["OMP_NUM_THREADS"] == "1"
+        assert variables["HOME"] == variables["TMPDIR"]

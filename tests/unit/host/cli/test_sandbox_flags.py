@@ -1,0 +1,31 @@
+"""The flags of the sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend.cli.options import UsageError, parse
+from pybackend.errors import ServerError
+from pybackend.settings import SandboxSettings
+
+
+def sandbox_of(*flags: str) -> SandboxSettings:
+    settings = parse(["serve", "models", *flags])
+    assert settings is not None
+    return settings.sandbox
+
+
+def test_the_floor_lifts_the_level_that_nobody_has_named():
+    assert sandbox_of("--sandbox-floor=strict") == SandboxSettings("strict", "strict")
+    assert sandbox_of("--sandbox=strict", "--sandbox-floor=standard") == SandboxSettings("strict", "standard")
+
+
+def test_a_level_below_the_floor_contradicts_it():
+    with pytest.raises(ServerError, match="--sandbox=off is below --sandbox-floor=standard"):
+        sandbox_of("--sandbox=off", "--sandbox-floor=standard")
+
+
+@pytest.mark.parametrize("flag", ["--sandbox", "--sandbox-floor"])
+def test_a_level_that_does_not_exist(flag):
+    with pytest.raises(UsageError, match=f'Bad option: "{flag}"'):
+        sandbox_of(f"{flag}=paranoid")

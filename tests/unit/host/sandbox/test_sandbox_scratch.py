@@ -1,0 +1,71 @@
+"""Private directories: made, removed, and cleared up after those who could not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pybackend.sandbox.scratch import ScratchRoom
+
+
+def test_a_directory_is_made_and_removed(tmp_path):
+    room = ScratchRoom([tmp_path / "rooms"])
+    assert not (tmp_path / "rooms").exists()
+    made = room.make(-1, -1)
+    assert os.stat(made).st_mode & 0o777 == 0o700
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").write_text("x")
+    os.symlink(tmp_path / "elsewhere", os.path.join(made, "link"))
+    room.remove(made)
+    assert not os.path.exists(made)
+    assert (tmp_path / "elsewhere" / "kept").exists(), "a link was followed"
+    room.close()
+    assert list((tmp_path / "rooms").iterdir()) == []
+
+
+def test_directories_in_directories_without_end(tmp_path):
+    room = ScratchRoom([tmp_path / "rooms"])
+    made = room.make(-1, -1)
+    here = os.getcwd()
+    try:
+        os.chdir(made)
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    room.remove(made)
+    assert not os.path.exists(made)
+    room.close()
+
+
+def test_what_a_dead_server_left_is_removed_and_what_a_living_one_has_is_not(tmp_path):
+    living = ScratchRoom([tmp_path])
+    kept = living.make(-1, -1)
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom pybackend.sandbox.scratch import ScratchRoom\n"
+        "print(ScratchRoom([Path(sys.argv[1])]).make(-1, -1), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    left = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    left_behind = left.stdout.strip()
+    assert os.path.isdir(left_behind)
+    next_one = ScratchRoom([tmp_path])
+    next_one.make(-1, -1)
+    assert not os.path.exists(left_behind)
+    assert os.path.isdir(kept)
+    next_one.close()
+    living.close()
+
+
+def test_a_place_that_others_can_write_to_is_not_taken(tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(0o777)
+    room = ScratchRoom([shared, own])
+    assert room.make(-1, -1).startswith(str(own))
+    room.close()
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        ScratchRoom([shared]).make(-1, -1)

@@ -1,0 +1,34 @@
+"""Users for processes: each number once, none that another server has."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pybackend.sandbox.users import NoUsersError, UserRange
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives users away")
+
+
+def test_two_servers_have_none_in_common():
+    one, other = UserRange(), UserRange()
+    try:
+        assert not {one.take() for _ in range(100)} & {other.take() for _ in range(100)}
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_number_comes_again_only_when_it_was_given_back():
+    users = UserRange()
+    try:
+        first = users.take()
+        count = users._count
+        assert len({users.take() for _ in range(count - 1)} | {first}) == count
+        with pytest.raises(NoUsersError, match=f"all {count} users"):
+            users.take()
+        users.give_back(first)
+        assert users.take() == first
+    finally:
+        users.close()
