@@ -42,6 +42,11 @@ class ModelEnvironment:
         self.path = path
         self._held = held
 
+    def facts(self) -> dict[str, str]:
+        """For the model's metadata."""
+        interpreter = self.interpreter
+        return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
+
     def release(self) -> None:
         """No process of the model uses it any more."""
         if self._held is not None:

@@ -70,6 +70,11 @@ class Model(ABC):
         self._idle: asyncio.Event | None = None
 
     @property
+    def environment(self) -> Mapping[str, Any] | None:
+        """For its metadata, what there is to say about the Python that it brings; None if it runs on the server's."""
+        return None
+
+    @property
     def confinement(self) -> Mapping[str, Any] | None:
         """What confines its processes, for whoever looks at it: ``level`` and ``not_in_force``; None if nothing does."""
         return None

@@ -236,6 +236,10 @@ class PythonModel(Model):
     # Health and figures
 
     @property
+    def environment(self) -> Mapping[str, Any] | None:
+        return None if self._environment is None else self._environment.facts()
+
+    @property
     def confinement(self) -> Mapping[str, Any] | None:
         """What confines its processes; None if nothing does."""
         return None if self.sandbox is None else self.sandbox.summary()

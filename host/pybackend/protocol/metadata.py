@@ -44,7 +44,11 @@ def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSI
 
 
 def model_metadata(
-    signature: ModelSignature, versions: Sequence[str], platform: str, confinement: Mapping[str, Any] | None = None
+    signature: ModelSignature,
+    versions: Sequence[str],
+    platform: str,
+    confinement: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The JSON document that describes a model's tensors.
 
@@ -53,16 +57,18 @@ def model_metadata(
         versions: decimal, ascending: the ready ones, or the one that was asked for.
         platform: the configuration's ``platform``, or its backend's name.
         confinement: what there is to say about its sandbox, None if it has none.
+        environment: what there is to say about the Python that it brings, None if it runs on the server's.
     """
     batching = signature.max_batch_size > 0
-    document = {
+    document: dict[str, Any] = {
         "name": signature.model_name,
         "versions": versions,
         "platform": platform,
         "inputs": _tensors(signature.inputs.values(), batching),
         "outputs": _tensors(signature.outputs.values(), batching),
     }
-    return _encode(document if confinement is None else {**document, "sandbox": confinement})
+    own = {"sandbox": confinement, "environment": environment}
+    return _encode({**document, **{name: facts for name, facts in own.items() if facts is not None}})
 
 
 def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:

@@ -92,7 +92,8 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         model = engine.model(model_name(request), version(request))
         versions = [model.version] if version(request) else _versions(engine, model)
         platform = model.config.platform or model.config.backend
-        return Response(model_metadata(model.signature, versions, platform, model.confinement), media_type=_JSON)
+        document = model_metadata(model.signature, versions, platform, model.confinement, model.environment)
+        return Response(document, media_type=_JSON)
 
     async def config(request: Request) -> Response:
         model = engine.model(model_name(request), version(request))
