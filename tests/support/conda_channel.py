@@ -230,15 +230,42 @@ def small_interpreter(minor: int) -> Path:
         interpreter = probe(interpreters()[minor])
         assert interpreter is not None
         copy_interpreter(interpreter, directory / "tree")
-        _make_smaller(directory / "tree")
+        _make_smaller(directory / "tree", _RARELY_USED)
 
     return kept(f"cpython-3.{minor}", [interpreters()[minor]], make) / "tree"
 
 
-def _make_smaller(tree: Path) -> None:
+_RARELY_USED = (
+    *(
+        "_pyrepl",
+        "asyncio",
+        "concurrent",
+        "distutils",
+        "email",
+        "html",
+        "http",
+        "multiprocessing",
+        "tomllib",
+        "unittest",
+        "xml",
+    ),
+    *(
+        "_pydatetime.py",
+        "doctest.py",
+        "encodings/cp*",
+        "encodings/iso*",
+        "encodings/mac*",
+        "encodings/euc*",
+        "optparse.py",
+    ),
+    *("pdb.py", "pickletools.py", "smtplib.py", "statistics.py", "tarfile.py", "zoneinfo"),
+)
+
+
+def _make_smaller(tree: Path, more: Sequence[str] = ()) -> None:
     """Leave out what models need even less than the rest, since compiling it takes most of a test's time."""
     (library,) = tree.glob("lib*/python3.*")
-    for name in (
+    names = (
         "lib2to3",
         "pydoc_data",
         "xmlrpc",
@@ -249,9 +276,9 @@ def _make_smaller(tree: Path) -> None:
         "mailbox.py",
         "pydoc.py",
         "_pydecimal.py",
-    ):
-        path = library / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    )
+    for path in [path for name in (*names, *more) for path in library.glob(name)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _numpy(channel: Path, minor: int) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from pybackend.cli.options import UsageError
 from pybackend.pack import PackError, PackOptions, PackResult, pack
+from pybackend.pack.errors import SpecificationError
 from pybackend.pack.options import FORMATS
 from pybackend.pack.progress import Progress, TerminalProgress
 from pybackend.pack.surprises import Wanted, gigabytes, surprises
@@ -82,12 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_pack(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-    """
-    given = make_parser().parse_args(list(arguments))
+    """Run the command; returns the exit status."""
+    try:
+        given = make_parser().parse_args(list(arguments))
+    except UsageError as error:
+        sys.stderr.write(f"{error.usage}{error}\n")
+        return SpecificationError.status
     archive_format = None if given.format is None else next(name for name in FORMATS if name.endswith(given.format))
     archive = given.output or Path(f"env.{archive_format or 'tar.gz'}")
     warnings: list[str] = []

@@ -147,6 +147,7 @@ def _known_to_conda(records: list[dict[str, Any]]) -> list[Wanted]:
 
 
 def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
+    order = wheel_order(given, options)
     with options.progress.step("copy interpreter"):
         interpreter = find_interpreter(wanted_python(given, options, lock), given.requires_python)
         if lock is not None and lock.python != interpreter.version:
@@ -154,7 +155,6 @@ def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, 
                 f"the lock was written with CPython {lock.python}, this is {interpreter.version}: the packages are the same"
             )
         python = copy_interpreter(interpreter, prefix)
-    order = wheel_order(given, options)
     _install_wheels(order, python, options, lock, [])
     return _describe(prefix, is_conda=False, wanted=order, hashes=options.lock is not None, lock=lock)
 
@@ -263,7 +263,7 @@ def _ask(python: Path, prefix: Path) -> dict[str, Any]:
     if not python.exists():
         raise UnpackableError(f"{prefix} has no bin/python: an environment of models needs one")
     done = subprocess.run(
-        [python, "-I", "-c", _QUESTION], capture_output=True, text=True, check=False, env={"PATH": os.defpath}
+        [python, "-I", "-B", "-c", _QUESTION], capture_output=True, text=True, check=False, env={"PATH": os.defpath}
     )
     if done.returncode:
         raise UnpackableError(f"{python} does not start: {done.stderr.strip()[-500:]}")

@@ -74,7 +74,7 @@ def probe(path: str) -> Interpreter | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
         done = subprocess.run(
-            [path, "-I", "-S", "-c", _QUESTION],
+            [path, "-I", "-S", "-B", "-c", _QUESTION],
             capture_output=True,
             text=True,
             check=False,
@@ -111,23 +111,31 @@ def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
     """
     if wanted is not None and not re.fullmatch(r"\d+(\.\d+){0,2}", wanted):
         return _checked(_of_path(wanted), requires, f"--python {wanted}")
-    found = [interpreter for interpreter in _of_this_machine() if interpreter.release >= OLDEST]
-    fitting = [
-        interpreter
-        for interpreter in found
-        if _matches(interpreter, wanted) and _fulfils(interpreter, requires) and not interpreter.free_threaded
-    ]
+    own = probe(_own())
+    if wanted is None and own is not None and _does(own, wanted, requires):
+        return own
+    likely = _of_this_machine(wanted) if wanted is not None else ()
+    fitting = [interpreter for interpreter in likely or _of_this_machine(None) if _does(interpreter, wanted, requires)]
     if not fitting:
         asked = f"CPython {wanted}" if wanted else f"CPython {requires}"
         if wanted and requires:
             asked += f" ({requires})"
+        found = [interpreter for interpreter in _of_this_machine(None) if interpreter.release >= OLDEST]
         have = ", ".join(f"{interpreter.version} ({interpreter.executable})" for interpreter in found)
         raise SpecificationError(
             f"there is no {asked} on this machine. Found: {have or 'none'}. Install one (`uv python install {wanted or '3.12'}`), or "
             "name one with --python /path/to/python"
         )
-    own = next((interpreter for interpreter in fitting if interpreter.release == sys.version_info[:3]), None)
-    return own if own is not None and wanted is None else max(fitting, key=lambda interpreter: interpreter.release)
+    return max(fitting, key=lambda interpreter: interpreter.release)
+
+
+def _does(interpreter: Interpreter, wanted: str | None, requires: str) -> bool:
+    return (
+        interpreter.release >= OLDEST
+        and not interpreter.free_threaded
+        and _matches(interpreter, wanted)
+        and _fulfils(interpreter, requires)
+    )
 
 
 def _of_path(wanted: str) -> Interpreter:
@@ -174,18 +182,25 @@ def _fulfils(interpreter: Interpreter, requires: str) -> bool:
 
 
 @cache
-def _of_this_machine() -> tuple[Interpreter, ...]:
-    """Every CPython that can be found, one for each place."""
+def _of_this_machine(wanted: str | None) -> tuple[Interpreter, ...]:
+    """Every CPython that can be found, one for each place; with a version, those whose paths do not name another."""
     found: dict[Path, Interpreter] = {}
     for path in _candidates():
+        named = re.search(r"(?:^|[/-]|python)(\d+\.\d+)(?:\.\d+)?[^/]*(?:/bin/python3)?$", path)
+        if wanted is not None and named is not None and named[1] != ".".join(wanted.split(".")[:2]):
+            continue
         interpreter = probe(path)
         if interpreter is not None:
             found.setdefault(interpreter.executable, interpreter)
     return tuple(found.values())
 
 
+def _own() -> str:
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
 def _candidates() -> Iterator[str]:
-    yield getattr(sys, "_base_executable", sys.executable)
+    yield _own()
     home = Path.home()
     pyenv = Path(os.environ.get("PYENV_ROOT", home / ".pyenv")) / "versions"
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")

@@ -6,12 +6,12 @@ all but the C library's, and find each other by paths relative to themselves.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from pybackend.environment.elf import read_binary
@@ -60,7 +60,7 @@ def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
     if interpreter.include.is_dir():
         _copy_tree(interpreter.include, tree / "include" / interpreter.include.name)
     _make_like_any_other(tree, library)
-    _make_relocatable(tree, python)
+    _make_relocatable(interpreter, tree, python, tree / library / "lib-dynload")
     _rename_prefix(interpreter, tree / library)
     _check_start(interpreter, python, tree)
     return python
@@ -73,7 +73,12 @@ def _copy_tree(source: Path, target: Path) -> None:
         return [name for name, path in paths.items() if _LEFT_OUT.search(path) or _leads_out(source, directory, name)]
 
     # Links are kept, so that nothing is there twice.
-    shutil.copytree(source, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    except shutil.Error as error:  # it has tried all others too: the first one says enough
+        _, name, reason = error.args[0][0]
+        number = re.match(r"\[Errno (\d+)\]", reason)
+        raise OSError(int(number[1]) if number else errno.EIO, reason, name) from None
 
 
 def _leads_out(source: Path, directory: str, name: str) -> bool:
@@ -89,34 +94,30 @@ def _make_like_any_other(tree: Path, library: Path) -> None:
     (tree / "local").symlink_to(".")
 
 
-def _make_relocatable(tree: Path, python: Path) -> None:
-    """Let the program and its libraries find each other by relative paths; those of the system that are not everywhere come along."""
-    binaries = [path for path in (python, *_libraries(tree)) if _is_binary(path)]
-    needs = _needed_libraries(binaries)
-    brought = {
-        path.name: path for found in needs.values() for path in found.values() if not _OF_THE_SYSTEM.match(path.name)
-    }
+def _make_relocatable(interpreter: Interpreter, tree: Path, python: Path, extensions: Path) -> None:
+    """Let the program and its libraries find each other by relative paths; those that are not on every system come along."""
+    # Looked up where they were installed: the copies do not find anything yet.
+    originals = {python: interpreter.executable}
+    originals |= {path: interpreter.extensions / path.name for path in sorted(extensions.glob("*.so"))}
+    needs = _needed_libraries([path for path in originals.values() if _is_binary(path)])
+    brought = {name: path for found in needs.values() for name, path in found.items() if not _OF_THE_SYSTEM.match(name)}
     (tree / "lib").mkdir(exist_ok=True)
     for name, path in brought.items():
-        if not (tree / "lib" / name).exists():
-            shutil.copy2(path, tree / "lib" / name)
-            (tree / "lib" / name).chmod(0o755)
-            binaries.append(tree / "lib" / name)
+        shutil.copy2(path, tree / "lib" / name)
+        (tree / "lib" / name).chmod(0o755)
     patchelf = program("patchelf")
-    for path in binaries:
+    for path in [*originals, *(tree / "lib" / name for name in brought)]:
+        if not _is_binary(path):
+            continue
         found = subprocess.run(
             [patchelf, "--print-rpath", path], capture_output=True, text=True, check=False
         ).stdout.strip()
-        needs_ours = any(name in brought for name in needs.get(path, {})) or path.parent == tree / "lib"
-        if found.startswith("$ORIGIN") or not (found or needs_ours):
+        has_ours = path.parent == tree / "lib" or any(name in brought for name in needs.get(originals[path], ()))
+        if found.startswith("$ORIGIN") or not (found or has_ours):
             continue
         up = os.path.relpath(tree / "lib", path.parent)
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
         subprocess.run([patchelf, "--set-rpath", "$ORIGIN" if up == "." else f"$ORIGIN/{up}", path], check=True)
-
-
-def _libraries(tree: Path) -> Iterator[Path]:
-    yield from sorted(path for path in tree.rglob("*.so*") if not path.is_symlink() and path.is_file())
 
 
 def _is_binary(path: Path) -> bool:
@@ -128,13 +129,14 @@ def _needed_libraries(binaries: list[Path]) -> dict[Path, dict[str, Path]]:
     """The libraries that each one is linked with, as the loader of this machine finds them."""
     done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False, env={"PATH": os.defpath})
     needs: dict[Path, dict[str, Path]] = {}
-    current: dict[str, Path] = {}
+    # With one file, its name is not printed.
+    current: dict[str, Path] = needs.setdefault(binaries[0], {})
     for line in done.stdout.splitlines():
         if not line[:1].isspace():
             current = needs.setdefault(Path(line.rstrip(":")), {})
         elif found := re.match(r"\s+(\S+) => (/\S+)", line):
             current[found[1]] = Path(found[2])
-    return {path: {name: target.with_name(name) for name, target in found.items()} for path, found in needs.items()}
+    return needs
 
 
 def _rename_prefix(interpreter: Interpreter, library: Path) -> None:

@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from pybackend.environment.cache import default_cache_directory
 from pybackend.pack.errors import OutputError, output_error
 
 _PREFIX = "pack-"
 
 
 def default_work_directory() -> Path:
-    """Where packages are put together: on a disk, and on that of conda's and uv's caches, from which they can be linked."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = Path(cache) / "pybackend" / "pack"
+    """Where packages are put together: on a disk, which the directory for temporary files need not be."""
+    directory = default_cache_directory() / "pack"
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:

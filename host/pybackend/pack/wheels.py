@@ -202,7 +202,7 @@ def _error(complaint: str) -> PackError:
         return UnsolvableError(f"no set of packages does what is asked for: {message}")
     if re.search(r"Distribution not found|Failed to (build|fetch|download|prepare|install)|does not exist", message):
         return UnsolvableError(f"a package cannot be had: {message}")
-    if re.search(r"Couldn't parse|Failed to parse|Invalid|Unsupported|Extra|File not found|expected", message):
+    if re.search(r"Couldn't parse|Failed to parse|[Ii]nvalid|Unsupported|Extra|File not found|expected", message):
         return SpecificationError(f"the requirements cannot be read: {message}")
     if "editable" in message.lower():
         return UnpackableError(message)

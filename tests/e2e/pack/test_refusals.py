@@ -1,0 +1,214 @@
+"""What ``pybackend pack`` says when it cannot, and with which status it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.conda_channel import write_wheel
+from tests.support.packed_environments import run_pack, second_minor
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+QUICK = {"UV_HTTP_RETRIES": "0"}
+
+
+def _refused(status, pattern, *arguments, **options):
+    done = run_pack(*arguments, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert re.search(pattern, done.stderr, re.DOTALL), done.stderr
+    assert done.stdout == ""
+
+
+def _yml(directory, channel, *dependencies, more=""):
+    path = directory / "environment.yml"
+    path.write_text(f"channels: ['{channel}']\ndependencies: [{', '.join(dependencies)}]\n{more}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "reason"),
+    [
+        (["python=3.3"], r"No candidates were found for python 3\.3"),
+        (["python", "no-such-package"], "No candidates were found for no-such-package"),
+        (["python", "greeter=1.0", "wants-old"], r"greeter.*(<1|cannot be installed|No candidates)"),
+        (["python", "numpy=1.2.3"], r"No candidates were found for numpy 1\.2\.3"),
+    ],
+    ids=["python", "package", "conflict", "version"],
+)
+def test_unsolvable(dependencies, reason, channel, tmp_path):
+    path = _yml(tmp_path, channel, *dependencies)
+    _refused(
+        3,
+        rf"error: no set of packages from file://.* does what is asked for \(python.*\):.*{reason}",
+        path,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("channel", "reason"),
+    [
+        ("/nowhere/at/all", "there is no channel file:///nowhere/at/all/"),
+        ("http://127.0.0.1:9/channel", "a channel cannot be reached .*Connection refused"),
+    ],
+    ids=["directory", "url"],
+)
+def test_channel_that_is_not_there(channel, reason, tmp_path):
+    _refused(4, reason, _yml(tmp_path, channel, "python"), cwd=tmp_path)
+
+
+def test_specs_that_are_none(channel, tmp_path):
+    _refused(2, "cannot be read", _yml(tmp_path, channel, "python", "'numpy >=!!'"), cwd=tmp_path)
+    _refused(2, "asks for no python: add one to its dependencies", _yml(tmp_path, channel, "awkward"), cwd=tmp_path)
+
+
+def test_wheels_that_do_not_exist(python, tmp_path):
+    (tmp_path / "wheels").mkdir()
+    for line, reason in (
+        ("leaf==9", "leaf"),
+        ("./none-1.0-py3-none-any.whl", "none-1.0"),
+        ("numpy===", "cannot be read"),
+    ):
+        (tmp_path / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{line}\n")
+        status = 2 if line == "numpy===" else 3
+        _refused(status, reason, tmp_path / "requirements.txt", "--python", python, cwd=tmp_path)
+
+
+def test_index_that_does_not_answer(python, tmp_path):
+    (tmp_path / "requirements.txt").write_text("--index-url http://127.0.0.1:9/simple\nleaf\n")
+    cache = {"UV_CACHE_DIR": str(tmp_path / "cache")}
+    _refused(
+        4, "an index cannot be reached: .*Connection refused", tmp_path / "requirements.txt", "--python", python, cwd=tmp_path,
+        env=os.environ | QUICK | cache,
+    )  # fmt: skip
+
+
+def test_editable_packages(python, tmp_path):
+    (tmp_path / "requirements.txt").write_text("-e .\n")
+    _refused(6, "asks for an editable package", tmp_path / "requirements.txt", cwd=tmp_path)
+    venv = tmp_path / "venv"
+    subprocess.run([python / "bin" / "python", "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/python3.*/site-packages")
+    (packages / "thing-1.0.dist-info").mkdir()
+    (packages / "thing-1.0.dist-info" / "direct_url.json").write_text(
+        '{"url": "file:///x", "dir_info": {"editable": true}}'
+    )
+    _refused(6, r"has editable packages \(thing\).*install them without -e", venv, cwd=tmp_path)
+    (packages / "thing-1.0.dist-info" / "direct_url.json").unlink()
+    (packages / "elsewhere.pth").write_text(f"{tmp_path}\n")
+    _refused(6, f"elsewhere.pth puts {tmp_path} on the import path", venv, cwd=tmp_path)
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
+    _refused(6, "include-system-site-packages", venv, cwd=tmp_path)
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (venv / "bin" / "python").unlink()
+    _refused(6, "the interpreter of .* does not start", venv, cwd=tmp_path)
+
+
+def test_conda_environments_that_are_none(tmp_path):
+    (tmp_path / "prefix" / "conda-meta").mkdir(parents=True)
+    _refused(6, "has no bin/python", tmp_path / "prefix", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "required: FILE"),
+        (("none.yml",), "none.yml is not there"),
+        (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
+        (("requirements.txt", "-o", "env.zip"), "does not say what to write: let the name end in one of .tar.gz"),
+        (("requirements.txt", "-o", "env.tar.gz", "--format", "zst"), "does not go with --format tar.zst"),
+        (("requirements.txt", "--python", "3.7"), "no CPython 3.7 on this machine"),
+        (("requirements.txt", "--python", "/bin/true"), "is no CPython that starts"),
+        (("requirements.txt", "--extra", "x"), "--extra is for a pyproject.toml"),
+        (("requirements.txt", "--lock", "none/env.lock"), "is not a directory that is there"),
+        (("requirements.txt", "--lock", "requirements.txt"), "is no lock that pybackend has written"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else None,
+)
+def test_wrong_command_lines(arguments, reason, tmp_path):
+    (tmp_path / "requirements.txt").write_text("leaf\n")
+    done = run_pack(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["requirements.txt"]
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "requirements.txt").write_text("leaf\n")
+    for target in ("/proc/env.tar.gz", tmp_path / "none" / "env.tar.gz"):
+        _refused(5, "cannot write", tmp_path / "requirements.txt", "-o", target)
+    (tmp_path / "file").touch()
+    _refused(
+        5,
+        "cannot put packages together",
+        tmp_path / "requirements.txt",
+        "--work-directory",
+        tmp_path / "file" / "x",
+        cwd=tmp_path,
+    )
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path):
+    """Run by an interpreter that sees pybackend, and none of the packages that pack."""
+    (tmp_path / "requirements.txt").write_text("leaf\n")
+    code = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name in {'rattler', 'uv'} else find(name, *rest)\n"
+        "from pybackend.cli import main\n"
+        "sys.exit(main(['pack', sys.argv[1]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "requirements.txt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 7
+    assert "py-rattler, uv. Install them with: pip install 'pybackend[pack]'" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_full_disk(python, tmp_path):
+    """A file system of a few megabytes, where this user may make one."""
+    small = tmp_path / "small"
+    small.mkdir()
+    write_wheel(tmp_path / "wheels", "leaf", "1.0", {"leaf.py": "X = 1\n"})
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
+    inner = f"mount -t tmpfs -o size=3m tmpfs {small} && exec {sys.executable} -m pybackend pack {tmp_path}/requirements.txt --python {python}"
+    for flags, place in (
+        (f"-o {small}/env.tar.gz", small),
+        (f"-o {tmp_path}/env.tar.gz --work-directory {small}", small),
+    ):
+        done = subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{inner} {flags}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "unshare" in done.stderr or "mount:" in done.stderr:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        assert done.returncode == 5, done.stderr
+        assert f"no space left in {place}" in done.stderr
+        assert "make room, or name another place" in done.stderr
+    assert not (tmp_path / "env.tar.gz").exists()
+
+
+def test_python_of_another_version_in_a_conda_environment(channel, tmp_path):
+    path = _yml(tmp_path, channel, "python")
+    _refused(
+        2,
+        "a conda environment gets its python from a channel: write a version",
+        path,
+        "--python",
+        "/usr/bin/python3",
+        cwd=tmp_path,
+    )
+    done = run_pack(path, "--python", f"3.{second_minor()}", "--dry-run", cwd=tmp_path)
+    assert f" 3.{second_minor()}." in done.stdout
