@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pybackend.instance.warden_program import NAME as WARDEN_NAME
 from tests.support.gates import wait_until
-from tests.support.server import ServerProcess, free_of_processes, serving
+from tests.support.server import ServerProcess, free_of_processes, name_of, serving
 
 IDLE_S = 40
 """Within it a host that has nothing to do gives warm memory back."""
@@ -35,28 +36,38 @@ def mappings(server: ServerProcess) -> int:
     return Path(f"/proc/{server.process.pid}/maps").read_text().count("memfd:")
 
 
+def _has_warden(server: ServerProcess) -> bool:
+    """Whether the process is there that ends what models leave behind, should the server be killed."""
+    return WARDEN_NAME in map(name_of, server.child_pids())
+
+
 def figure(server: ServerProcess, name: str) -> int:
     """A number of /proc/<host>/status."""
     lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
+def _holdings(server: ServerProcess) -> tuple[Counter[str], int, list[int]]:
+    return descriptors(server), mappings(server), server.stub_pids()
+
+
+def _totals(holdings: tuple[Counter[str], int, list[int]]) -> tuple[int, int, int]:
+    return holdings[0].total(), holdings[1], len(holdings[2])
+
+
 @contextmanager
 def serving_without_leaks(*repositories: Path, flags: tuple[str, ...] = ()) -> Iterator[ServerProcess]:
     """A server that holds no more at the end of a ``with`` block, once it is idle, than at its beginning."""
     with serving(*repositories, flags=flags) as server:
-        before = descriptors(server), mappings(server), len(server.stub_pids())
+        # It comes a second after the start, and takes a pipe.
+        wait_until(lambda: _has_warden(server), "nobody would look after orphans")
+        before = _holdings(server)
         yield server
-        for what, count, least in (
-            ("descriptors", lambda: descriptors(server).total(), before[0].total()),
-            ("mappings", lambda: mappings(server), before[1]),
-            ("processes", lambda: len(server.stub_pids()), before[2]),
-        ):
-            wait_until(
-                lambda count=count, least=least: count() <= least,
-                f"{what} grew from {before} to {descriptors(server), mappings(server), server.stub_pids()}",
-                IDLE_S,
-            )
+        wait_until(
+            lambda: all(now <= then for now, then in zip(_totals(_holdings(server)), _totals(before), strict=True)),
+            lambda: f"descriptors, mappings, processes grew from {before} to {_holdings(server)}",
+            IDLE_S,
+        )
         pids = server.stub_pids()
         assert server.stop() == 0
         assert free_of_processes(pids), "processes outlived their host"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_S = 30
@@ -60,15 +61,15 @@ class Gate:
         self._open.unlink()
 
 
-def wait_until(condition, what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(condition, what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> None:
     """Ask until a condition holds.
 
     Args:
         condition: called again and again.
-        what: what to say when the deadline passes first.
+        what: what to say when the deadline passes first; a function is asked then.
         deadline_s: how long to ask.
     """
     end = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.01)
