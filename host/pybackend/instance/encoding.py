@@ -44,3 +44,9 @@ def taken_back(session: StubSession, request: InferenceRequest) -> bool:
     leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
     taken = [session.take_back(lease) for lease in leases]
     return all(taken)
+
+
+def is_lent(session: StubSession, request: InferenceRequest) -> bool:
+    """True if the stub has not given back any of the request's input memory."""
+    leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
+    return all(session.has_lent(lease) for lease in leases)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pybackend.inference.pending import PendingRequest
+from pybackend.instance.encoding import is_lent
+from pybackend.instance.session import StubSession
 from pybackend_wire.errors import RemoteProtocolError
 
 
@@ -51,18 +53,21 @@ class Execution:
             raise RemoteProtocolError("requests to be executed once more that the execution does not have")
         self.rescheduled = places
 
-    def take_rescheduled(self, responses: Sequence[object]) -> list[PendingRequest]:
+    def take_rescheduled(self, responses: Sequence[object], session: StubSession) -> list[PendingRequest]:
         """The requests that are to be executed once more; they are no part of this execution any longer.
 
         Args:
             responses: those that came with the result, None for a request without one.
+            session: where it ran.
 
         Raises:
-            RemoteProtocolError: one of them is answered.
+            RemoteProtocolError: one of them is answered, or cannot be executed any more.
         """
         again = [self.pending[place] for place in self.rescheduled]
         if any(pending.answered for pending in again) or any(responses[place] for place in self.rescheduled):
             raise RemoteProtocolError("a request to be executed once more that is answered")
+        if not all(is_lent(session, pending.request) for pending in again):
+            raise RemoteProtocolError("a request to be executed once more whose input the stub had given back")
         self.unanswered -= len(again)
         return again
 

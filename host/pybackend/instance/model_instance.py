@@ -24,7 +24,7 @@ from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession, unhealthy
 from pybackend.instance.warmup import WarmupRun
 from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import IDLE_NS, ArenaLease
+from pybackend.ipc.arena import ArenaLease
 from pybackend.observability.model_output import ModelOutput
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import ATTENDED_FROM
@@ -80,7 +80,6 @@ class ModelInstance:
         self._rests = False
         self._answered = 0
         self._execution_ns = 0.0
-        self._last_execution_ns = 0
         self._last_answer_ns = 0
         self._backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
@@ -243,8 +242,7 @@ class ModelInstance:
         for pending in batch:
             if pending.paused:
                 self.flow(pending, paused=True)
-        self._last_execution_ns = now_ns = time.monotonic_ns()
-        self._in_flight[number] = Execution(number, batch, now_ns)
+        self._in_flight[number] = Execution(number, batch, time.monotonic_ns())
         if len(self._in_flight) > 1 and not self._watching and self._concurrency == 1:
             self._watching = True
             self._loop.call_later(PREFETCH_NS / 1e9, self._watch, self._answered)
@@ -280,9 +278,8 @@ class ModelInstance:
             None if item is None else self._response(pending, item, tail, final=True)
             for pending, item in zip(execution.pending, result.results, strict=True)
         ]
-        for place in execution.rescheduled:
-            if responses[place] is not None or execution.pending[place].answered:
-                raise RemoteProtocolError("a request to be executed once more that is answered")
+        assert self._session is not None
+        again = execution.take_rescheduled(responses, self._session)
         del self._in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
         execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
         self._answered += 1
@@ -291,8 +288,8 @@ class ModelInstance:
         took_ns = max(1, result.done_ns - result.began_ns)
         self._execution_ns = took_ns if not self._execution_ns else 0.8 * self._execution_ns + 0.2 * took_ns
         execution.unanswered -= len(responses) - responses.count(None)
-        if execution.rescheduled:
-            self._reschedule(execution)
+        if again:
+            self._reschedule(again)
         if execution.unanswered:
             self._streaming[execution.number] = execution
         self._owner.on_executed(execution, responses)
@@ -304,8 +301,7 @@ class ModelInstance:
             raise RemoteProtocolError("a request to be executed once more that the stub did not have")
         execution.reschedule(rescheduled.requests)
 
-    def _reschedule(self, execution: Execution) -> None:
-        again = [execution.pending[place] for place in execution.rescheduled]
+    def _reschedule(self, again: list[PendingRequest]) -> None:
         for pending in again:
             pending.runner, pending.execution = None, 0
             for tensor in pending.request.inputs:
@@ -437,9 +433,7 @@ class ModelInstance:
             self._session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
         for segment in dropped_inputs:
             self._session.detach_input(segment)
-        idle = not self._in_flight and now_ns - self._last_execution_ns >= IDLE_NS
-        if idle and self._last_execution_ns and self._session.outputs.trim():
-            self._last_execution_ns = 0
+        self._session.outputs.trim(now_ns)
 
     # Death
 

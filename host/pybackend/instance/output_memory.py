@@ -13,7 +13,7 @@ from math import prod
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import growth_bytes
+from pybackend.ipc.arena import IDLE_NS, growth_bytes
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.turn import turn_of
@@ -27,6 +27,9 @@ class _OutputSegment:
     memory: Segment
     held: set[int] = field(default_factory=set)
     """Offsets of blocks that the host still reads."""
+    used: bool = True
+    """The stub has left something in it since :meth:`OutputMemory.trim` looked last."""
+    idle_since_ns: int = 0
 
 
 class OutputMemory:
@@ -90,6 +93,7 @@ class OutputMemory:
         if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
             raise RemoteProtocolError(f"tensor '{place.name}' lies in memory that the stub may not use")
         output.held.add(place.offset)
+        output.used = True
         return output.memory.read(place.offset, place.nbytes)
 
     def let_go(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -141,15 +145,17 @@ class OutputMemory:
     def _grown(self) -> None:
         self._growing = False
 
-    def trim(self) -> bool:
-        """Ask for output segments that the host does not read from; False if it still reads from some.
+    def trim(self, now_ns: int) -> None:
+        """Ask for segments that were not used for :data:`~pybackend.ipc.arena.IDLE_NS`; called now and then.
 
-        The stub keeps those it is writing to.
+        The stub keeps those it is writing to, and is asked again.
         """
         for number, output in self._segments.items():
-            if not output.held:
+            if output.used or output.held:
+                output.used, output.idle_since_ns = False, now_ns
+            elif now_ns - output.idle_since_ns >= IDLE_NS:
+                output.idle_since_ns = now_ns
                 self._channel.post((HostMessage.DETACH, number))
-        return not any(output.held for output in self._segments.values())
 
     def detached(self, segment: int) -> None:
         """The stub has unmapped a segment.

@@ -271,6 +271,10 @@ class StubSession:
         """
         return self._returned((lease.segment, lease.offset)) is lease
 
+    def has_lent(self, lease: ArenaLease) -> bool:
+        """True until the stub gives the block back."""
+        return self._lent.get((lease.segment, lease.offset)) is lease
+
     def _returned(self, place: tuple[int, int]) -> ArenaLease | None:
         """What was lent there is the host's again, once; None if nothing was."""
         if place not in self._lent_again:

@@ -77,6 +77,10 @@ LIES = {
         "stub.result(['OUT', 'FP32', [0, 1 << 62], 0, 0, 4], tail=b'four')",
         "is no FP32",
     ),
+    "another turn where there is none": (
+        "stub.send((RESCHEDULED, stub.execution, [0]))\nstub.returned()",
+        "executed once more that the stub did not have",
+    ),
     "the configuration once more": ("stub.send((COMPLETED, {}))", "Completed is out of place while ready"),
     "the beginning once more": ("stub.send((INITIALIZED, True))", "Initialized is out of place while ready"),
     "a failure to load": ("stub.send((FAILED, 'load', [1, 'too late']))", "Failed is out of place while ready"),
@@ -264,6 +268,11 @@ ITERATIVE = {
     "another turn for what nobody sent": (
         "stub.send((RESCHEDULED, 999, [0]))",
         "executed once more that the stub did not have",
+    ),
+    "another turn without its input": (
+        "stub.send((FREE_INPUT, [[stub.segment(INPUT), 0]]))\n"
+        "stub.send((RESCHEDULED, stub.execution, [0]))\nstub.returned()",
+        "executed once more whose input the stub had given back",
     ),
     "another turn and a response": (
         "stub.send((RESCHEDULED, stub.execution, [0]))\nstub.returned()\nstub.respond()",
