@@ -18,7 +18,11 @@ _PYTHON = "PYTHON"
 
 
 def activation_variables(
-    prefix: Path, manifest: EnvironmentManifest | None, host: Mapping[str, str] | None = None
+    prefix: Path,
+    manifest: EnvironmentManifest | None,
+    host: Mapping[str, str] | None = None,
+    *,
+    keeps_library_path: bool = False,
 ) -> dict[str, str]:
     """The environment variables of a process in an environment, on top of the host's.
 
@@ -26,6 +30,7 @@ def activation_variables(
         prefix: the environment's directory.
         manifest: what it says of itself.
         host: the host's variables, those of this process if None.
+        keeps_library_path: its Python could not be started again without ``LD_LIBRARY_PATH``.
     """
     host = os.environ if host is None else host
     bin_directory, outer_path = str(prefix / "bin"), host.get("PATH", "")
@@ -34,7 +39,9 @@ def activation_variables(
     variables["VIRTUAL_ENV_PROMPT"] = f"({prefix})"
     variables["PATH"] = f"{bin_directory}{os.pathsep}{outer_path}" if outer_path else bin_directory
     # The host's own would have a foreign interpreter load the host's libraries.
-    variables["LD_LIBRARY_PATH"] = variables[LIBRARY_PATH] = str(prefix / "lib")
+    variables["LD_LIBRARY_PATH"] = str(prefix / "lib")
+    if not keeps_library_path:
+        variables[LIBRARY_PATH] = variables["LD_LIBRARY_PATH"]
     if (prefix / "conda-meta").is_dir():
         variables["CONDA_PREFIX"] = str(prefix)
     return variables

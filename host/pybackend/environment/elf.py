@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 _MAGIC = b"\x7fELF"
 _PT_INTERP = 3
 _MOST_HEADERS = 1024
+_MOST_BYTES = 256 * 1024 * 1024
 
 _MACHINES = {
     3: "i686",
@@ -26,7 +26,12 @@ _MACHINES = {
 }
 """Processors by their number in the header, named as ``uname -m`` does."""
 
-_GLIBC = re.compile(rb"\0GLIBC_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?=\0)")
+_GLIBC_NAME = b"\0GLIBC_"
+_GLIBC = re.compile(rb"\0GLIBC_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?\0")
+_LONGEST_NAME = 32
+
+_RELATIVE = b"$ORIGIN"
+_PYTHON_LIBRARY = b"\0libpython3"
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,13 @@ class Binary:
         machine: the processor that it is for, as ``uname -m`` names it.
         loader: the program that loads it, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library.
         glibc: the oldest glibc that it runs with, None if it needs none.
+        lacks_way: it needs Python's library, and does not say where to find it relative to itself.
     """
 
     machine: str
     loader: str = ""
     glibc: tuple[int, int] | None = None
+    lacks_way: bool = False
 
 
 def read_binary(path: Path) -> Binary | None:
@@ -53,14 +60,15 @@ def read_binary(path: Path) -> Binary | None:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            try:
-                return _read(content)
-            except (struct.error, IndexError, ValueError, OverflowError):
-                return None
+        file.seek(0)
+        content = file.read(_MOST_BYTES)
+    try:
+        return _read(content)
+    except (struct.error, IndexError, ValueError, OverflowError):
+        return None
 
 
-def _read(content: mmap.mmap) -> Binary:
+def _read(content: bytes) -> Binary:
     wide, order = content[4] == 2, "<" if content[5] == 1 else ">"
     (machine,) = struct.unpack_from(f"{order}H", content, 18)
     if wide:
@@ -80,9 +88,18 @@ def _read(content: mmap.mmap) -> Binary:
                 else struct.unpack_from(f"{order}I8xI", content, entry + 4)
             )
             loader = content[offset : offset + min(size, 4096)].rstrip(b"\0").decode("utf-8", "replace")
-    return Binary(_MACHINES.get(machine, f"processor number {machine}"), loader, _needed_glibc(content))
+    lacks_way = content.find(_PYTHON_LIBRARY) >= 0 and content.find(_RELATIVE) < 0
+    return Binary(_MACHINES.get(machine, f"processor number {machine}"), loader, _needed_glibc(content), lacks_way)
 
 
-def _needed_glibc(content: mmap.mmap) -> tuple[int, int] | None:
-    # The names of the versions that a binary needs stand in its table of strings: no need to find that table.
-    return max(((int(match[1]), int(match[2])) for match in _GLIBC.finditer(content)), default=None)
+def _needed_glibc(content: bytes) -> tuple[int, int] | None:
+    # The names of the versions that a binary needs stand in its table of strings: no need to find that table. Libraries are
+    # large, and a search for fixed bytes is many times faster than one for a pattern.
+    found = []
+    place = content.find(_GLIBC_NAME)
+    while place >= 0:
+        match = _GLIBC.match(content[place : place + _LONGEST_NAME])
+        if match:
+            found.append((int(match[1]), int(match[2])))
+        place = content.find(_GLIBC_NAME, place + 1)
+    return max(found, default=None)

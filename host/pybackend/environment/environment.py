@@ -24,6 +24,11 @@ class Environment:
     prefix: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def is_foreign(self) -> bool:
+        """True if the interpreter is not the one that the server itself runs on."""
+        return str(self.python) != sys.executable
+
 
 HOST_ENVIRONMENT = Environment(Path(sys.executable), "host")
 """The Python that the server itself runs in, with the packages beside it."""

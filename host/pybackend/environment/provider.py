@@ -94,7 +94,11 @@ class EnvironmentProvider:
             python=interpreter.python,
             identity=_identity_in_place(interpreter) if held is None else held.key,
             prefix=prefix,
-            variables=activation_variables(prefix, interpreter.manifest),
+            variables=activation_variables(
+                prefix,
+                interpreter.manifest,
+                keeps_library_path=interpreter.binary is not None and interpreter.binary.lacks_way,
+            ),
         )
         return ModelEnvironment(environment, interpreter, path, held)
 

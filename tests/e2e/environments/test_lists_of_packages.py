@@ -88,6 +88,8 @@ def test_a_conda_environment_knows_where_it_lies(tmp_path, about, write_about, f
     prefix = Path(facts["prefix"])
     assert facts["environ"]["CONDA_PREFIX"] == str(prefix)
     assert facts["environ"]["PACKED_BY"] == "conda"
+    # The loader of this process has read it; programs of the system that it starts are to find the system's.
+    assert not {"LD_LIBRARY_PATH", "PYBACKEND_LIBRARY_PATH"} & set(facts["environ"])
     files = [path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()]
     placeholders = [path.relative_to(prefix) for path in files if b"where_it_was_built_" in path.read_bytes()]
     # What conda itself keeps in its books stays as it is: nothing reads it here.

@@ -21,6 +21,9 @@ def test_it_looks_activated(tmp_path):
         "LD_LIBRARY_PATH": f"{tmp_path}/lib",
         "PYBACKEND_LIBRARY_PATH": f"{tmp_path}/lib",
     }
+    kept = activation_variables(tmp_path, None, HOST, keeps_library_path=True)
+    assert kept["LD_LIBRARY_PATH"] == f"{tmp_path}/lib"
+    assert "PYBACKEND_LIBRARY_PATH" not in kept
     assert activation_variables(tmp_path, None, {})["PATH"] == f"{tmp_path}/bin"
 
 

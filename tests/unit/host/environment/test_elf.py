@@ -50,3 +50,18 @@ def test_damaged_headers_harm_nobody(offset, replacement, tmp_path):
 def test_what_is_no_binary_is_none(content, tmp_path):
     (tmp_path / "file").write_bytes(content)
     assert read_binary(tmp_path / "file") is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (b"\0libpython3.12.so.1.0\0", True),
+        (b"\0libpython3.12.so.1.0\0$ORIGIN/../lib\0", False),
+        (b"", False),
+    ],
+    ids=["shared", "relative", "static"],
+)
+def test_a_program_that_does_not_find_its_library_by_itself_is_recognised(extra, expected, tmp_path):
+    content = OWN.read_bytes().replace(b"libpython3", b"libother39").replace(b"$ORIGIN", b"$other_")
+    (tmp_path / "python").write_bytes(content + extra)
+    assert read_binary(tmp_path / "python").lacks_way is expected
