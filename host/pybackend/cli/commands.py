@@ -27,6 +27,10 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.pack_command import run_pack
 
             return run_pack(arguments[1:])
+        if arguments[:1] == ["doctor"]:
+            from pybackend.cli.doctor_command import run_doctor
+
+            return run_doctor(arguments[1:])
         settings = parse(arguments)
         if settings is None:
             print_help()

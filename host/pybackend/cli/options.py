@@ -139,6 +139,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_server(serve)
     _add_debugging(serve)
     # These have parsers of their own: they are listed here.
+    commands.add_parser("doctor", help="look whether this machine has what a server needs", add_help=False)
     commands.add_parser("env", help="look after the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     commands.add_parser("pack", help="pack an environment that models run in", add_help=False)

@@ -1,0 +1,16 @@
+"""The whole examination, layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pybackend.doctor import machine, trial
+from pybackend.doctor.finding import Finding, Status
+
+
+async def examine(environment_cache: Path) -> list[Finding]:
+    """Look at every layer; what needs a process is left out where none could run."""
+    findings = [machine.python(), machine.kernel(), machine.descriptors(), machine.processes(), machine.shared_memory()]
+    if all(finding.status is not Status.FAIL for finding in findings):
+        findings += await trial.examine()
+    return [*findings, machine.environment_cache(environment_cache), machine.packing(), machine.gpus()]

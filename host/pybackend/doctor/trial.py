@@ -1,0 +1,137 @@
+"""What only a trial can tell: a process is started, forked and confined as that of a model would be."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+from pybackend.doctor.finding import Finding, fail, ok, warn
+from pybackend.environment.environment import HOST_ENVIRONMENT
+from pybackend.errors import PybackendError
+from pybackend.instance.bundle import stage_bundle
+from pybackend.instance.launch import StubLaunch
+from pybackend.instance.launcher import StubLauncher
+from pybackend.instance.orphans import Orphans
+from pybackend.instance.stub_ends import connected_ends
+from pybackend.instance.stub_process import StubProcess
+from pybackend.instance.zygote import ZygoteError
+from pybackend.instance.zygotes import Zygotes
+from pybackend.ipc import stub_messages as heard
+from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
+from pybackend.sandbox.options import SandboxOptions
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.settings import SandboxSettings
+from pybackend_wire.confinement import LAYERS, STANDARD
+from pybackend_wire.framing import FrameDecoder
+
+_LIMIT_S = 60.0
+"""How long a process may take to say its first word."""
+
+_OWN = "its own log lines say why; `pybackend serve --log-verbose=1` shows all"
+
+
+async def examine(cache_directory: Path | None = None) -> list[Finding]:
+    """Start, fork and confine a process; the first of these that fails says all there is to say.
+
+    Args:
+        cache_directory: where the code of such processes is staged; the usual place if None.
+    """
+    try:
+        bundle = stage_bundle(cache_directory)
+    except PybackendError as error:
+        return [fail("model processes", str(error), "set XDG_CACHE_HOME to a directory that this user can write")]
+    orphans = Orphans()
+    launcher = StubLauncher(bundle, orphans=orphans)
+    try:
+        started = await _started(launcher)
+        if started.advice:
+            return [started]
+        return [started, await _forked(bundle, orphans), await _confined(bundle, launcher)]
+    finally:
+        launcher.close()
+        orphans.sweep_all()
+
+
+async def _started(launcher: StubLauncher) -> Finding:
+    layer = "model processes"
+    began_s = time.perf_counter()
+    try:
+        hello = await _greeting(await launcher.start())
+    except (PybackendError, OSError, EOFError) as error:
+        return fail(layer, f"one was started and did not say what it should: {error}", _OWN)
+    took_ms = (time.perf_counter() - began_s) * 1e3
+    return ok(layer, f"Python {hello.python}, numpy {hello.numpy}, {hello.codecs[0]}; started in {took_ms:.0f} ms")
+
+
+async def _forked(bundle: Path, orphans: Orphans) -> Finding:
+    layer = "zygote"
+    zygotes, launch = Zygotes(bundle, HOST_ENVIRONMENT, orphans), StubLaunch()
+    kind = zygotes.kind_of(launch)
+    assert kind is not None
+    if not orphans.adopts:
+        return warn(layer, "orphans do not become children of the server", "processes are started one by one")
+    took_ms = 0.0
+    try:
+        for _ in range(2):  # the first has to wait for numpy
+            mark = orphans.new_mark()
+            began_s = time.perf_counter()
+            with connected_ends() as (ours, theirs):
+                process = await zygotes.fork(kind, launch, theirs, mark)
+            orphans.know(mark, process.pid)
+            await _greeting(StubProcess(process, ours, lambda mark=mark: orphans.end(mark)))  # type: ignore[misc]
+            took_ms = (time.perf_counter() - began_s) * 1e3
+    except (ZygoteError, OSError, EOFError) as error:
+        return warn(layer, f"the process to fork from {error}", "processes are started one by one; see the log")
+    finally:
+        zygotes.close()
+    return ok(layer, f"forked in {took_ms:.0f} ms")
+
+
+async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
+    layer = "sandbox"
+    with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory:
+        version = Path(directory)
+        sandbox = Sandbox(SandboxSettings(level=STANDARD), [], bundle)
+        files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
+        model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
+        try:
+            instance = model.of_instance(0)
+            hello = await _greeting(await launcher.start(StubLaunch(confinement=instance.confinement)))
+            await instance.end_leftovers()
+        except (PybackendError, OSError, EOFError) as error:
+            return warn(
+                layer, f"a process cannot be confined: {error}", "models that ask for a sandbox cannot be loaded"
+            )
+        finally:
+            sandbox.close()
+    missing = [f"{name} ({reason})" for name, reason in hello.confined.items() if reason]
+    if not missing:
+        return ok(layer, f"all {len(hello.confined)} layers of `standard` can be applied")
+    without = "; ".join(LAYERS[name] for name, reason in hello.confined.items() if reason)
+    return warn(layer, f"without {', '.join(missing)}", f"at `standard` it is not so that: {without}")
+
+
+async def _greeting(stub: StubProcess) -> heard.Hello:
+    """The first words of a process, which is ended then.
+
+    Raises:
+        EOFError: it ended without, or said why it cannot go on.
+    """
+    decoder, loop = FrameDecoder(), asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            while True:
+                count = await loop.sock_recv_into(stub.socket, decoder.room())
+                if not count:
+                    raise EOFError(f"it {stub.exit_cause or 'has closed its socket'}")
+                for frame in decoder.received(count):
+                    (message,) = heard.decode("json", frame)
+                    if isinstance(message, heard.Hello):
+                        return message
+                    raise EOFError(message.failure.message if isinstance(message, heard.Failed) else repr(message))
+    except TimeoutError:
+        raise EOFError(f"it says nothing for {_LIMIT_S:g} s") from None
+    finally:
+        stub.discard()
