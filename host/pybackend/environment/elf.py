@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 _MAGIC = b"\x7fELF"
-_PT_INTERP = 3
+_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
+_DT_NULL, _DT_STRTAB, _DT_STRSZ = 0, 5, 10
 _MOST_HEADERS = 1024
-_MOST_BYTES = 256 * 1024 * 1024
+_MOST_STRINGS_BYTES = 64 * 1024 * 1024
 
 _MACHINES = {
     3: "i686",
@@ -26,10 +28,7 @@ _MACHINES = {
 }
 """Processors by their number in the header, named as ``uname -m`` does."""
 
-_GLIBC_NAME = b"\0GLIBC_"
-_GLIBC = re.compile(rb"\0GLIBC_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?\0")
-_LONGEST_NAME = 32
-
+_GLIBC = re.compile(rb"\0GLIBC_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?=\0)")
 _RELATIVE = b"$ORIGIN"
 _PYTHON_LIBRARY = b"\0libpython3"
 
@@ -60,46 +59,66 @@ def read_binary(path: Path) -> Binary | None:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None
-        file.seek(0)
-        content = file.read(_MOST_BYTES)
-    try:
-        return _read(content)
-    except (struct.error, IndexError, ValueError, OverflowError):
-        return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                return _read(content)
+            except (struct.error, IndexError, ValueError, OverflowError):
+                return None
 
 
-def _read(content: bytes) -> Binary:
+@dataclass(frozen=True)
+class _Segment:
+    kind: int
+    offset: int
+    address: int
+    size: int
+
+
+def _read(content: mmap.mmap) -> Binary:
     wide, order = content[4] == 2, "<" if content[5] == 1 else ">"
     (machine,) = struct.unpack_from(f"{order}H", content, 18)
+    segments = _segments(content, order, wide=wide)
+    loader = next((segment for segment in segments if segment.kind == _PT_INTERP), None)
+    strings = b"\0" + _strings(content, segments, order, wide=wide) + b"\0"
+    return Binary(
+        machine=_MACHINES.get(machine, f"processor number {machine}"),
+        loader="" if loader is None else _text(content, loader),
+        glibc=max(((int(match[1]), int(match[2])) for match in _GLIBC.finditer(strings)), default=None),
+        lacks_way=_PYTHON_LIBRARY in strings and _RELATIVE not in strings,
+    )
+
+
+def _segments(content: mmap.mmap, order: str, *, wide: bool) -> list[_Segment]:
     if wide:
         (table,) = struct.unpack_from(f"{order}Q", content, 32)
         entry_size, count = struct.unpack_from(f"{order}HH", content, 54)
     else:
         (table,) = struct.unpack_from(f"{order}I", content, 28)
         entry_size, count = struct.unpack_from(f"{order}HH", content, 42)
-    loader = ""
-    for number in range(min(count, _MOST_HEADERS)):
-        entry = table + number * entry_size
-        (kind,) = struct.unpack_from(f"{order}I", content, entry)
-        if kind == _PT_INTERP:
-            offset, size = (
-                struct.unpack_from(f"{order}Q16xQ", content, entry + 8)
-                if wide
-                else struct.unpack_from(f"{order}I8xI", content, entry + 4)
-            )
-            loader = content[offset : offset + min(size, 4096)].rstrip(b"\0").decode("utf-8", "replace")
-    lacks_way = content.find(_PYTHON_LIBRARY) >= 0 and content.find(_RELATIVE) < 0
-    return Binary(_MACHINES.get(machine, f"processor number {machine}"), loader, _needed_glibc(content), lacks_way)
+    layout = struct.Struct(f"{order}I4xQQ8xQ" if wide else f"{order}III4xI")
+    places = range(table, table + entry_size * min(count, _MOST_HEADERS), entry_size or 1)
+    return [_Segment(*layout.unpack_from(content, place)) for place in places]
 
 
-def _needed_glibc(content: bytes) -> tuple[int, int] | None:
-    # The names of the versions that a binary needs stand in its table of strings: no need to find that table. Libraries are
-    # large, and a search for fixed bytes is many times faster than one for a pattern.
-    found = []
-    place = content.find(_GLIBC_NAME)
-    while place >= 0:
-        match = _GLIBC.match(content[place : place + _LONGEST_NAME])
-        if match:
-            found.append((int(match[1]), int(match[2])))
-        place = content.find(_GLIBC_NAME, place + 1)
-    return max(found, default=None)
+def _text(content: mmap.mmap, segment: _Segment) -> str:
+    return content[segment.offset : segment.offset + min(segment.size, 4096)].rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _strings(content: mmap.mmap, segments: list[_Segment], order: str, *, wide: bool) -> bytes:
+    """The names that the dynamic linker reads: libraries, where to look for them, versions. Empty if it is linked statically."""
+    dynamic = next((segment for segment in segments if segment.kind == _PT_DYNAMIC), None)
+    if dynamic is None:
+        return b""
+    layout = struct.Struct(f"{order}QQ" if wide else f"{order}II")
+    found = {}
+    for place in range(dynamic.offset, dynamic.offset + dynamic.size, layout.size):
+        tag, value = layout.unpack_from(content, place)
+        if tag == _DT_NULL:
+            break
+        found[tag] = value
+    address, size = found.get(_DT_STRTAB, 0), min(found.get(_DT_STRSZ, 0), _MOST_STRINGS_BYTES)
+    for segment in segments:
+        if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.size:
+            start = segment.offset + address - segment.address
+            return content[start : start + size]
+    return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import threading
 from collections.abc import Callable
@@ -33,6 +34,16 @@ def tar_of(*entries: tuple[tarfile.TarInfo, bytes], **options) -> bytes:
 def files(**contents: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
     """Regular files; ``__`` in a name is a slash."""
     return [(header(name.replace("__", "/")), content) for name, content in contents.items()]
+
+
+def needing_much(binary: Path) -> tuple[bytes, tuple[int, int]]:
+    """A copy of a binary that needs a glibc of the far future, and which."""
+    content = binary.read_bytes()
+    name = re.search(rb"\0GLIBC_2\.([\d.]{2,3})(?=\0)", content)
+    if name is None:
+        pytest.skip("the interpreter of this machine needs no glibc")
+    nines = b"9" * len(name[1])
+    return content.replace(name[0], b"\0GLIBC_2." + nines), (2, int(nines))
 
 
 @pytest.fixture

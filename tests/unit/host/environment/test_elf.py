@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pybackend.environment.elf import read_binary
 from pybackend.environment.manifest import host_libc
+from tests.unit.host.environment.conftest import needing_much
 
 OWN = Path(sys.executable).resolve()
 
@@ -52,16 +54,19 @@ def test_what_is_no_binary_is_none(content, tmp_path):
     assert read_binary(tmp_path / "file") is None
 
 
-@pytest.mark.parametrize(
-    ("extra", "expected"),
-    [
-        (b"\0libpython3.12.so.1.0\0", True),
-        (b"\0libpython3.12.so.1.0\0$ORIGIN/../lib\0", False),
-        (b"", False),
-    ],
-    ids=["shared", "relative", "static"],
-)
-def test_a_program_that_does_not_find_its_library_by_itself_is_recognised(extra, expected, tmp_path):
-    content = OWN.read_bytes().replace(b"libpython3", b"libother39").replace(b"$ORIGIN", b"$other_")
-    (tmp_path / "python").write_bytes(content + extra)
-    assert read_binary(tmp_path / "python").lacks_way is expected
+def test_the_glibc_that_is_needed_is_the_newest_one_named(tmp_path):
+    content, version = needing_much(OWN)
+    (tmp_path / "python").write_bytes(content)
+    assert read_binary(tmp_path / "python").glibc == version
+
+
+def test_a_program_that_does_not_find_its_library_by_itself_is_recognised(tmp_path):
+    """Its table of strings names the library, and no place relative to itself."""
+    content = OWN.read_bytes()
+    names = re.findall(rb"\0(GLIBC_2\.[\d.]+)(?=\0)", content)
+    library = b"libpython3".ljust(len(names[0]), b"x")
+    own = content.replace(b"$ORIGIN", b"$other_").replace(b"\0libpython3", b"\0libother39")
+    (tmp_path / "static").write_bytes(own)
+    (tmp_path / "shared").write_bytes(own.replace(b"\0" + names[0] + b"\0", b"\0" + library + b"\0"))
+    assert not read_binary(tmp_path / "static").lacks_way
+    assert read_binary(tmp_path / "shared").lacks_way is (len(names[0]) >= len("libpython3"))
