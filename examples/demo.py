@@ -6,6 +6,8 @@ Exits 0 if every client that could run printed its PASS line, 1 otherwise. `test
 """
 
 import argparse
+import fcntl
+import functools
 import importlib.util
 import re
 import signal
@@ -24,6 +26,12 @@ HERE = Path(__file__).resolve().parent
 NEEDS = {"torch_linear": "torch"}
 """Examples whose models import a package that is not always there."""
 
+PACKED = {"packed_environment": "readable_sizes"}
+"""Examples with a requirements.txt, and the model that runs in an environment made of it."""
+
+NOT_TO_BE_HAD = {4, 7}
+"""What `pybackend pack` exits with where no package index answers, or what it needs is not installed."""
+
 READ_METRICS = {"custom_metrics", "response_cache"}
 """Examples whose clients look at the metrics page too."""
 
@@ -33,9 +41,10 @@ LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
 CACHE = "--cache-config=local,size=16777216"
 """For the models that enable a response cache."""
 
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 150
 STOP_TIMEOUT_S = 40
 CLIENT_TIMEOUT_S = 60
+PACK_TIMEOUT_S = 600
 
 
 class DemoError(Exception):
@@ -47,10 +56,39 @@ def find_examples():
     return sorted(client.parent for client in HERE.glob("*/client.py") if (client.parent / "model_repository").is_dir())
 
 
-def missing_package(example):
-    """The package that keeps this example from running here, or None."""
+@functools.cache
+def missing(example):
+    """What keeps this example from running here, or None. Makes its environment, if it has one."""
     package = NEEDS.get(example.name)
-    return package if package and importlib.util.find_spec(package) is None else None
+    if package and importlib.util.find_spec(package) is None:
+        return f"{package} is not installed here (pip install 'pybackend[{package}]')"
+    return pack_environment(example, PACKED[example.name]) if example.name in PACKED else None
+
+
+def pack_environment(example, model):
+    """Packs an example's requirements.txt, unless that was done before; returns why that is impossible here, or None."""
+    requirements, folder = example / "requirements.txt", example / "model_repository" / model
+    archive = folder / "env.tar.gz"
+    with open(folder / "config.pbtxt") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        if archive.exists() and archive.stat().st_mtime > requirements.stat().st_mtime:
+            return None
+        print(f"Packing {requirements.relative_to(HERE.parent)} ...", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pybackend", "pack", str(requirements), "-o", str(archive)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PACK_TIMEOUT_S,
+            check=False,
+        )
+    print(done.stdout, end="", flush=True)
+    if done.returncode in NOT_TO_BE_HAD:
+        return done.stdout.strip()
+    if done.returncode:
+        raise DemoError(f"{requirements} cannot be packed: {done.stdout}")
+    return None
 
 
 def assemble_repository(examples, folder):
@@ -187,9 +225,9 @@ def choose_examples(names):
     for example in examples:
         if names and example.name not in names:
             continue
-        package = missing_package(example)
-        if package:
-            print(f"SKIP: {example.name}: {package} is not installed here (pip install 'pybackend[{package}]')")
+        reason = missing(example)
+        if reason:
+            print(f"SKIP: {example.name}: {reason}")
         else:
             chosen.append(example)
     return chosen

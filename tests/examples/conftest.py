@@ -43,10 +43,17 @@ def demo() -> ModuleType:
     return load_demo()
 
 
+@pytest.fixture(autouse=True)
+def _can_run_here(request: pytest.FixtureRequest, demo: ModuleType) -> None:
+    """An example whose environment cannot be packed here is skipped with what ``pybackend pack`` says."""
+    if "example" in request.fixturenames and (reason := demo.missing(request.getfixturevalue("example"))):
+        pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def server(demo: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> object:
     """A server with the models of every example that can run here."""
     repository = tmp_path_factory.mktemp("examples")
-    models = demo.assemble_repository([e for e in demo.find_examples() if not demo.missing_package(e)], repository)
+    models = demo.assemble_repository([e for e in demo.find_examples() if not demo.missing(e)], repository)
     with demo.Server(repository, *demo.control_flags(models)) as running:
         yield running

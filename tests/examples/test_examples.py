@@ -11,7 +11,8 @@ import urllib.request
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+# The first one packs an environment.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CURL_LINE = re.compile(r"^\$ (curl .+)$", re.MULTILINE)
 

@@ -19,6 +19,10 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.graph import graph
 
             return graph(arguments[1:])
+        if arguments[:1] == ["pack"]:
+            from pybackend.cli.pack_command import run_pack
+
+            return run_pack(arguments[1:])
         if arguments[:1] == ["env"]:
             from pybackend.cli.env_command import run_env
 

@@ -13,7 +13,7 @@ LARGE_BYTES = 2 * 1024**3
 _FOR_CUDA = ("nvidia-", "cuda-", "triton", "cupy-cuda")
 _DRAGGED_IN_BY = ("torch", "tensorflow", "jax", "jaxlib", "onnxruntime-gpu", "xgboost", "vllm")
 _CPU_ONLY = {
-    "torch": "torch has CPU-only wheels on an index of their own: `--extra-index-url` with it and `torch==VERSION+cpu`",
+    "torch": "with UV_TORCH_BACKEND=cpu in the environment, uv takes the wheels without them",
     "tensorflow": "`tensorflow-cpu` is the same without them",
     "xgboost": "`xgboost-cpu` is the same without them",
 }
