@@ -27,10 +27,6 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.env_command import run_env
 
             return run_env(arguments[1:])
-        if arguments[:1] == ["pack"]:
-            from pybackend.cli.pack_command import run_pack
-
-            return run_pack(arguments[1:])
         if arguments[:1] == ["doctor"]:
             from pybackend.cli.doctor_command import run_doctor
 
