@@ -178,6 +178,7 @@ FLAGS = {
     "--cache-config": ("cache", None, "local,size=7", CacheSettings("local", {"size": "7"})),
     "--environment-cache-directory": ("environments.cache_directory", None, "cache", Path("cache").absolute()),
     "--environment-cache-size": ("environments.cache_limit_bytes", None, "5", 5),
+    "--allow-pack-at-load": ("environments.pack_at_load", False, "true", True),
     "--sandbox": ("sandbox.level", SandboxSettings().level, "strict", "strict"),
     "--sandbox-floor": ("sandbox.floor", "off", "standard", "standard"),
     "--sandbox-required": ("sandbox.required", False, "on", True),
