@@ -182,7 +182,9 @@ class ModelTable:
         if entry is None:
             raise CallRefused(_unknown(name) + self._advice(), ErrorCode.INVALID_ARG)
         if entry.harness is not None and version >= 0 and version != entry.harness.version:
-            raise _not_ready(name, f"Request for unknown model: '{name}' version {version} is not found")
+            raise CallRefused(
+                f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
+            )
         if entry.ready and entry.model.decoupled and not decoupled:
             raise CallRefused(
                 f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
@@ -292,9 +294,8 @@ def _unknown(name: str) -> str:
     return f"Request for unknown model: '{name}' is not found"
 
 
-def _not_ready(name: str, reason: str = "") -> CallRefused:
-    text = f"Failed for execute the inference request. Model '{name}' is not ready."
-    return CallRefused(f"{text} {reason}" if reason else text, ErrorCode.UNAVAILABLE)
+def _not_ready(name: str) -> CallRefused:
+    return CallRefused(f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE)
 
 
 def _refused(prefix: str, instance_name: str, reason: str) -> TritonModelException:

@@ -286,8 +286,7 @@ def test_errors_of_models_keep_text_and_code(front, write):
         ),
         (
             "return passed_on(call('other', [1], model_version=7))",
-            "Model other - Error when running inference: Failed for execute the inference request. Model 'other' is not "
-            "ready. Request for unknown model: 'other' version 7 is not found",
+            "Model other - Error when running inference: Request for unknown model: 'other' version 7 is not found",
         ),
         (
             "tensor = pb_utils.Tensor('IN', np.zeros(1, np.float32))\n"
