@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from enum import Enum
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -141,8 +142,18 @@ class InferenceEngine:
         self._queued.add(nbytes)
         return pending
 
-    async def infer(self, model: Model, request: InferenceRequest) -> InferenceResponse:
+    async def infer(
+        self,
+        model: Model,
+        request: InferenceRequest,
+        departure: Callable[[], Coroutine[None, None, None]] | None = None,
+    ) -> InferenceResponse:
         """Submit and wait for the answer, which the caller releases; for tests, tools and slow front ends.
+
+        Args:
+            model: from :meth:`model`.
+            request: as for :meth:`submit`.
+            departure: waits until nobody is interested in the answer any more: then the request is cancelled.
 
         Raises:
             InferenceError: the request is not taken.
@@ -156,8 +167,17 @@ class InferenceEngine:
                 answer.set_result(response)
 
         pending = self.submit(model, request, on_response)
+        leaving = None if departure is None else asyncio.create_task(departure())
+        if leaving is not None:
+            leaving.add_done_callback(lambda _leaving: pending.cancel())
         try:
             return await answer
         except asyncio.CancelledError:
-            pending.cancel()
+            if answer.cancelled():
+                pending.cancel()
+            else:
+                answer.result().release()  # it came in the same turn
             raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()

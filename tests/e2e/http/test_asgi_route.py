@@ -22,10 +22,28 @@ from pybackend.protocol.limits import BodyLimits
 from tests.e2e.http.models import write_models
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.engine import engine_on
+from tests.support.gates import GATE, wait_until
+from tests.support.repositories import identity_config, write_model
 
 pytestmark = pytest.mark.e2e
 
 LIMIT = 200_000
+
+UNTIL_CANCELLED = (
+    GATE
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
+    def execute(self, requests):
+        mark(self.directory, "begun")
+        while not requests[0].is_cancelled():
+            time.sleep(0.005)
+        mark(self.directory, "cancelled")
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+)
 
 
 class Ports(NamedTuple):
@@ -57,9 +75,17 @@ async def serve(repository, ports, stop):
 
 
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory):
+def repository(tmp_path_factory):
     repository = tmp_path_factory.mktemp("asgi") / "models"
     write_models(repository)
+    write_model(
+        repository, "until_cancelled", UNTIL_CANCELLED, identity_config(extra="instance_group { kind: KIND_CPU }")
+    )
+    return repository
+
+
+@pytest.fixture(scope="module")
+def ports(repository):
     found, stop = Future(), threading.Event()
     thread = threading.Thread(target=lambda: uvloop.run(serve(repository, found, stop)))
     thread.start()
@@ -166,3 +192,17 @@ def test_client_that_vanishes_under_another_server(ports):
     reply = ask(ports.plain, request)
     assert reply.status == 200
     assert reply.body.endswith(body[-size:])
+
+
+@pytest.mark.parametrize("leave", ["reset", "close"])
+def test_a_running_request_of_a_client_that_left_is_cancelled(ports, repository, leave):
+    directory = repository / "until_cancelled"
+    begun, cancelled = (directory / name for name in ("begun", "cancelled"))
+    for mark in (begun, cancelled):
+        mark.unlink(missing_ok=True)
+    with connected(ports.plain) as connection:
+        connection.send(post("/v2/models/until_cancelled/infer", GOOD))
+        wait_until(begun.exists, "the request is not executed")
+        getattr(connection, leave)()
+    wait_until(cancelled.exists, "the model does not hear that the client has left")
+    assert ask(ports.plain, post("/v2/models/identity/infer", GOOD)).status == 200

@@ -5,6 +5,7 @@ Under this package's own server the protocol object answers these requests befor
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -101,6 +102,12 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
         )(infer)
 
 
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone, whose request has been read to the end."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _model(engine: InferenceEngine, request: Request) -> Model:
     model = engine.model(model_name(request), version(request))
     check_model(model)
@@ -129,7 +136,7 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) 
         body.release()
         raise
     try:
-        response = await engine.infer(model, plan.request)
+        response = await engine.infer(model, plan.request, partial(_disconnected, request))
     except InferenceError:
         plan.request.release()  # the engine did not take it; after a cancellation its memory is the engine's
         raise
