@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.ipc.turn import turn_of
+from pybackend.scheduler.request_queue import arrival
 from pybackend.scheduler.scheduler import BatchExecutor
 
 
@@ -40,12 +41,13 @@ class DefaultScheduler:
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         """Put requests back to where they were: before all that came later, behind all that came before."""
         returned = list(waiting)
-        latest_ns = max((_arrival(pending) for pending in returned), default=0)
+        latest_ns = max((arrival(pending) for pending in returned), default=0)
         queue = self._queue
         # Others may be back already: what an instance was sent ahead comes back piece by piece.
-        while queue and _arrival(queue[0]) < latest_ns:
+        while queue and arrival(queue[0]) < latest_ns:
             returned.append(queue.popleft())
-        queue.extendleft(sorted(returned, key=_arrival, reverse=True))
+        returned.sort(key=arrival)
+        queue.extendleft(reversed(returned))
 
     def reschedule(self, pending: PendingRequest) -> None:
         """Take a request once more, after those that wait."""
@@ -91,10 +93,6 @@ class DefaultScheduler:
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
         self.dispatch()
-
-
-def _arrival(pending: PendingRequest) -> int:
-    return pending.request.queued_ns
 
 
 def _room(instance: BatchExecutor) -> int:

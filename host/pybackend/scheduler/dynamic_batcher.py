@@ -70,8 +70,7 @@ class DynamicBatcher:
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         """Put requests back to where they were."""
-        for pending in reversed(list(waiting)):
-            self._queue.put_back(pending)
+        self._queue.put_back(waiting)
 
     def reschedule(self, pending: PendingRequest) -> None:
         """Take a request once more, after those that wait; its place in the order of responses is the one it has."""

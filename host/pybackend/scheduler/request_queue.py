@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, count
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -72,12 +72,23 @@ class RequestQueue:
         self._count += 1
         level.fresh[pending] = self._watch(pending, level.policy)
 
-    def put_back(self, pending: PendingRequest) -> None:
-        """Take a request again that was taken out, before all others of its level."""
-        level = self._level(pending)
-        self._count += 1
-        level.fresh[pending] = self._watch(pending, level.policy)
-        level.fresh.move_to_end(pending, last=False)
+    def put_back(self, returned: Iterable[PendingRequest]) -> None:
+        """Take requests again that were taken out: in each level before all that came later, behind all that came before."""
+        by_level: dict[_Level, dict[PendingRequest, int]] = {}
+        for pending in returned:
+            level = self._level(pending)
+            by_level.setdefault(level, {})[pending] = self._watch(pending, level.policy)
+            self._count += 1
+        for level, deadlines in by_level.items():
+            fresh = level.fresh
+            latest_ns = max(map(arrival, deadlines))
+            # Others may be back already: what instances were sent ahead comes back piece by piece.
+            while fresh and arrival(first := next(iter(fresh))) < latest_ns:
+                deadlines[first] = fresh.pop(first)
+            in_order = sorted(deadlines, key=arrival)
+            for pending in reversed(in_order):
+                fresh[pending] = deadlines[pending]
+                fresh.move_to_end(pending, last=False)
 
     def remove(self, pending: PendingRequest) -> None:
         """Take a request out."""
@@ -141,3 +152,8 @@ class RequestQueue:
 
     def _is_current(self, entry: tuple[int, int, PendingRequest]) -> bool:
         return self._level(entry[2]).fresh.get(entry[2]) == entry[0]
+
+
+def arrival(pending: PendingRequest) -> int:
+    """When a request came, for sorting."""
+    return pending.request.queued_ns

@@ -63,7 +63,7 @@ class SequenceBatcher:
             DirectLane(config, instance, owner, inputs, shape_key)
             if config.oldest is None
             else OldestLane(config.oldest, instance, owner, inputs, shape_key)
-            for instance in instances
+            for instance in (_CountingInstance(instance, self._on_sent) for instance in instances)
         ]
         self._numbers: dict[object, int] = {instance: number for number, instance in enumerate(instances)}
         self._served: list[dict[LiveSequence, None]] = [{} for _ in instances]
@@ -72,6 +72,8 @@ class SequenceBatcher:
         """Sequences that go on, by their ids; one whose last request has arrived is not among them."""
         self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
         self._items: dict[PendingRequest, SequenceRequest] = {}
+        self._sent_count = 0
+        """How many of them instances have."""
         self._changed: dict[LiveSequence, None] = {}
         self._idle_ns = config.idle_us * 1000
         self._alarms: list[tuple[int, int, LiveSequence | SequenceRequest]] = []
@@ -81,8 +83,8 @@ class SequenceBatcher:
         self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of requests that wait; counts them."""
-        return sum(pending.runner is None for pending in self._items)
+        """Number of requests that wait."""
+        return len(self._items) - self._sent_count
 
     # Requests come and go
 
@@ -158,9 +160,21 @@ class SequenceBatcher:
             self._finish(item)
         item.deliver(response)
 
+    def _on_sent(self, batch: Sequence[PendingRequest]) -> None:
+        for pending in batch:
+            if not pending.is_filler:
+                self._items[pending].sent = True
+                self._sent_count += 1
+
+    def _come_back(self, item: SequenceRequest) -> None:
+        """No instance has a request any more."""
+        self._sent_count -= item.sent
+        item.sent = False
+
     def _finish(self, item: SequenceRequest) -> None:
         """A request is answered."""
         del self._items[item.pending]
+        self._come_back(item)
         sequence = item.sequence
         sequence.active_ns = time.monotonic_ns()
         if sequence.current is item:
@@ -188,6 +202,7 @@ class SequenceBatcher:
                 pending.request.release()
                 continue
             item = self._items[pending]
+            self._come_back(item)
             assert item.sequence.slot is not None
             by_lane.setdefault(item.sequence.slot.instance, []).append(item)
             self._note(item.sequence)
@@ -197,6 +212,7 @@ class SequenceBatcher:
     def reschedule(self, pending: PendingRequest) -> None:
         """Take a request that was executed and is to be executed once more."""
         item = self._items[pending]
+        self._come_back(item)
         sequence = item.sequence
         assert sequence.slot is not None
         sequence.begun = True
@@ -379,6 +395,30 @@ class SequenceBatcher:
                 self._idle_ns / 1e9,
             )
         self._close(sequence)
+
+
+class _CountingInstance:
+    """An instance as its lane sees it: the batcher hears what it is sent."""
+
+    def __init__(self, instance: BatchExecutor, on_sent: Callable[[Sequence[PendingRequest]], None]) -> None:
+        self._instance = instance
+        self._on_sent = on_sent
+
+    @property
+    def is_idle(self) -> bool:
+        return self._instance.is_idle
+
+    @property
+    def room(self) -> int:
+        return self._instance.room
+
+    @property
+    def is_up(self) -> bool:
+        return self._instance.is_up
+
+    def execute(self, batch: list[PendingRequest]) -> None:
+        self._on_sent(batch)
+        self._instance.execute(batch)
 
 
 def _invalid(message: str) -> InferenceError:

@@ -94,10 +94,11 @@ class SequenceRequest:
         ways: how often it has left an order in which responses leave.
         input_count: inputs of its own; what follows is the server's.
         requested: outputs that its sender asked for.
+        sent: an instance has it.
         deadline_ns: until when its sequence must have a slot; 0 for any time.
     """
 
-    __slots__ = ("deadline_ns", "deliver", "input_count", "pending", "receive", "requested", "sequence", "ways")
+    __slots__ = ("deadline_ns", "deliver", "input_count", "pending", "receive", "requested", "sent", "sequence", "ways")
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class SequenceRequest:
         self.receive: OnResponse = partial(on_response, self)
         pending.on_response = self.receive
         self.ways = 0
+        self.sent = False
         self.input_count = len(request.inputs)
         self.requested = request.requested_outputs
         self.deadline_ns = request.queued_ns + request.timeout_us * 1000 if request.timeout_us else 0

@@ -356,6 +356,27 @@ def test_requests_that_come_back_are_the_first_of_their_level():
     play(scenario)
 
 
+def test_batches_that_come_back_one_by_one_keep_their_order():
+    """In whatever order: instances hand back what they were sent ahead each for itself."""
+
+    async def scenario():
+        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+            scene = Scene(instances=3, max_batch_size=2)
+            for names in ("ab", "cd", "ef"):
+                scene.add(*names)
+                await turn()
+            sent = [instance.batches[0] for instance in scene.instances]
+            assert ["".join(pending.request.id for pending in batch) for batch in sent] == ["ab", "cd", "ef"]
+            scene.add("g")
+            for number in order:
+                scene.batcher.requeue(sent[number])
+            assert "".join(pending.request.id for pending in scene.batcher._queue) == "abcdefg"
+            scene.batcher.take_all()
+            scene.batcher.close()
+
+    play(scenario)
+
+
 class BatcherMachine(RuleBasedStateMachine):
     """Whatever happens in whatever order: no request is lost, none is executed twice, batches keep their bounds."""
 

@@ -436,6 +436,8 @@ class SequenceMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self):
         assert not self.failures, "a callback has failed"
+        batcher = self.scene.batcher
+        assert len(batcher) == sum(pending.runner is None for pending in batcher._items)
         running = {}
         for number, instance in enumerate(self.scene.instances):
             assert len(instance.batch) <= self.scene.config.slot_count
