@@ -141,7 +141,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
             subprocess.run(["chown", "-R", f"{OTHER_UID}:{OTHER_UID}", str(repository), str(home)], check=True)
         ends = stack.enter_context(_sockets(base))
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+            **os.environ,
             "HOME": str(home),
             "XDG_CACHE_HOME": str(base / "cache" if as_root else home / ".cache"),
             "TMPDIR": "/tmp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -141,9 +142,9 @@ class TestUsers:
         with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
             host.server.wait_ready()
             said = host.ask("victim")
-            uid, scratch = said["uid"], Path("/run/pybackend")
+            uid = said["uid"]
             assert uid > 60_000
-            rooms = [room for room in scratch.glob("*/*") if room.is_dir() and room.stat().st_uid == uid]
+            rooms = rooms_of(uid)
             assert len(rooms) == 1
             host.context["honest"] = True
             assert host.ask("victim", ["leaves_processes_behind"])["results"] == {"leaves_processes_behind": ""}
@@ -170,9 +171,7 @@ class TestUsers:
         with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
             host.server.wait_ready()
             uid = host.ask("victim")["uid"]
-            (left,) = [
-                room for room in Path("/run/pybackend").glob("*/*") if room.is_dir() and room.stat().st_uid == uid
-            ]
+            (left,) = rooms_of(uid)
             host.server.stop(signal.SIGKILL)
             assert left.exists()
         with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
@@ -183,6 +182,18 @@ class TestUsers:
         with arena("root", models={"victim": {"SANDBOX": "standard", "SANDBOX_UID": "54322"}}) as host:
             host.server.wait_ready()
             assert host.ask("victim")["uid"] == 54322
+
+
+def rooms_of(uid: int) -> list[Path]:
+    """Private directories of a user; those of other servers come and go meanwhile."""
+    found = []
+    for path in glob.glob("/run/pybackend/*/*"):
+        try:
+            if os.stat(path).st_uid == uid:
+                found.append(Path(path))
+        except FileNotFoundError:
+            continue
+    return found
 
 
 def processes_of(uid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,15 +166,32 @@ class StubLauncher:
         inherited = [ends.socket, ends.nudges] + [written] * (written != _NOT_CONFINED)
         variables = process_variables(environment)
         arguments = map(str, (ends.socket, ends.nudges, os.getpid(), mark, written))
+        command = [str(environment.python), "-I", "-B", str(self._bundle), *arguments]
+        if confinement is not None:
+            variables = confinement.environment(variables)
+            if environment.is_foreign:
+                command, variables = self._entered(command, variables, inherited, written)
         return subprocess.Popen(
-            [str(environment.python), "-I", "-B", str(self._bundle), *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=ends.output,
             stderr=ends.output,
             pass_fds=inherited,
-            env=variables if confinement is None else confinement.environment(variables),
+            env=variables,
             start_new_session=True,
         )
+
+    def _entered(
+        self, command: list[str], variables: dict[str, str], inherited: list[int], written: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """The same command, started in a process that is confined before: its interpreter is not the host's."""
+        enter = self._bundle / "pybackend_stub" / "sandbox" / "enter.py"
+        kept = ",".join(map(str, inherited))
+        arguments = [str(self._bundle), str(os.getpid()), str(written), kept, *command]
+        hidden = {f"_{name}": value for name, value in variables.items()}
+        if "LD_LIBRARY_PATH" in os.environ:
+            hidden["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # the host's own Python may need it to start
+        return [sys.executable, "-I", "-S", "-B", str(enter), *arguments], hidden
 
 
 @contextmanager

@@ -231,7 +231,8 @@ class ModelSandbox:
         Raises:
             ModelLoadError: the report is not true, or a layer that is required is not in force.
         """
-        wrong = contradictions(pid, confinement, report)
+        filters = 2 if self._files.environment.is_foreign else 1
+        wrong = contradictions(pid, confinement, report, filters)
         if wrong:
             raise ModelLoadError(f"the process of model '{self._name}' is not confined as it says: {wrong}")
         missing = {layer: report.get(layer, "nothing is known about it") for layer in LAYERS}

@@ -10,6 +10,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class ScratchRoom:
         self._room: Path | None = None
         self._lock = -1
         self._numbers = count(1)
+        self._opening = threading.Lock()  # models are loaded side by side, in threads
 
     def make(self, uid: int, gid: int) -> str:
         """A new directory that only this user can use; -1 for the user of this process.
@@ -33,8 +36,9 @@ class ScratchRoom:
         Raises:
             OSError: there is nowhere to make one.
         """
-        if self._room is None:
-            self._open()
+        with self._opening:
+            if self._room is None:
+                self._open()
         assert self._room is not None
         path = self._room / str(next(self._numbers))
         path.mkdir(mode=0o700)
@@ -75,13 +79,24 @@ class ScratchRoom:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(f"{parent} is not this user's alone")
         parent.chmod(0o711)  # whatever the mask says: models have to pass it
-        for room in list(parent.iterdir()):
-            _remove_if_left(room)
-        room = Path(tempfile.mkdtemp(prefix="", dir=parent))
-        room.chmod(0o711)
-        self._lock = os.open(room / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _alone_in(parent):  # else another server could take a room for one that was left before it is locked
+            for room in list(parent.iterdir()):
+                _remove_if_left(room)
+            room = Path(tempfile.mkdtemp(prefix="", dir=parent))
+            room.chmod(0o711)
+            self._lock = os.open(room / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._room = room
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _places() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 PER_SERVER = 4096
@@ -32,6 +33,7 @@ class UserRange:
         self._count = 0
         self._taken: set[int] = set()
         self._next = 0
+        self._changing = threading.Lock()  # models are loaded side by side, in threads
 
     def take(self) -> int:
         """A number that no process has.
@@ -39,19 +41,21 @@ class UserRange:
         Raises:
             NoUsersError: there is none.
         """
-        if self._claim is None:
-            self._open()
-        for _ in range(self._count):
-            number = self._first + self._next
-            self._next = (self._next + 1) % self._count
-            if number not in self._taken:
-                self._taken.add(number)
-                return number
+        with self._changing:
+            if self._claim is None:
+                self._open()
+            for _ in range(self._count):
+                number = self._first + self._next
+                self._next = (self._next + 1) % self._count
+                if number not in self._taken:
+                    self._taken.add(number)
+                    return number
         raise NoUsersError(f"all {self._count} users for models are taken")
 
     def give_back(self, number: int) -> None:
         """No process has this number any more."""
-        self._taken.discard(number)
+        with self._changing:
+            self._taken.discard(number)
 
     def close(self) -> None:
         """Give up the range."""

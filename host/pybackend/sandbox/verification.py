@@ -10,16 +10,21 @@ from pybackend_wire.confinement import Confinement
 _SECCOMP_FILTER = "2"
 
 
-def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str]) -> str:
+def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str], filters: int) -> str:
     """Where the kernel contradicts the report of a process; ``""`` if nowhere.
+
+    Args:
+        pid: of the process.
+        confinement: that it was given.
+        report: what it says.
+        filters: how many filters of system calls it is to have loaded.
 
     Files cannot be seen from outside: the process itself tries one that it must not reach, before it runs the model's code.
     """
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        status = _status_of(pid)
     except OSError:
         return ""  # it is gone, which its end will say
-    status = {name: value.split() for name, _, value in (line.partition(":") for line in text.splitlines())}
     wrong = []
     if confinement.uid >= 0 and not report.get("uid"):
         if set(status.get("Uid", ())) != {str(confinement.uid)} or set(status.get("Gid", ())) != {str(confinement.gid)}:
@@ -32,7 +37,19 @@ def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str]
         wrong.append("it can get privileges")
     if not report.get("system_calls") and status.get("Seccomp") != [_SECCOMP_FILTER]:
         wrong.append("its system calls are not filtered")
+    elif not report.get("system_calls") and "Seccomp_filters" in status and _own(status) < filters:
+        wrong.append("not all of its system calls are filtered")
     return ", ".join(wrong)
+
+
+def _status_of(pid: int | str) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _own(status: Mapping[str, list[str]]) -> int:
+    """How many filters a process has beyond those of the container that this server is in, too."""
+    return int(status["Seccomp_filters"][0]) - int(_status_of("self")["Seccomp_filters"][0])
 
 
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapAmb")

@@ -18,7 +18,7 @@ from pybackend_stub.sandbox.kernel import MACHINE, parent_signal, prctl, syscall
 from pybackend_stub.sandbox.seccomp_numbers import MACHINES
 from pybackend_wire.confinement import STRICT, Confinement
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 23, 24, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
@@ -103,11 +103,11 @@ def _limit(limits: "Dict[str, int]") -> None:
 
 def _offer_to_the_kernel(least: int) -> None:
     if least:
-        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as score:
-            present = int(score.read())
-            if present < least:
-                score.seek(0)
-                score.write(str(least))
+        with open("/proc/self/oom_score_adj", encoding="ascii") as score:
+            if int(score.read()) >= least:
+                return
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write(str(least))
 
 
 def _leave_bounding_set() -> None:
@@ -115,7 +115,8 @@ def _leave_bounding_set() -> None:
     if os.geteuid() == 0:
         for capability in range(_MOST_CAPABILITIES):
             try:
-                prctl(_PR_CAPBSET_DROP, capability)
+                if prctl(_PR_CAPBSET_READ, capability):
+                    prctl(_PR_CAPBSET_DROP, capability)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # there are no more
                     return
@@ -123,6 +124,8 @@ def _leave_bounding_set() -> None:
 
 
 def _become(uid: int, gid: int) -> None:
+    if (os.getresuid(), os.getresgid(), os.getgroups()) == ((uid,) * 3, (gid,) * 3, []):
+        return  # the process that this one was before has done so
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from typing import Any
+from typing import Any, Callable
 
 MACHINE = os.uname().machine
 
@@ -16,11 +16,21 @@ def syscall(number: int, *arguments: "Any") -> int:
     Raises:
         OSError: the kernel refuses.
     """
-    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *passed))
-    if result < 0:
-        raise _error()
-    return result
+    return bound(number, *arguments)()
+
+
+def bound(number: int, *arguments: "Any") -> "Callable[[], int]":
+    """The same call, to be made as often as one likes, with what its buffers hold then."""
+    call = _libc.syscall
+    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments)]
+
+    def again() -> int:
+        result = int(call(*passed))
+        if result < 0:
+            raise _error()
+        return result
+
+    return again
 
 
 def prctl(option: int, value: int = 0, second: int = 0) -> int:

@@ -8,9 +8,9 @@ import ctypes
 import os
 import stat
 import struct
-from typing import Iterable, Sequence
+from typing import Dict, Iterable, Sequence
 
-from pybackend_stub.sandbox.kernel import syscall
+from pybackend_stub.sandbox.kernel import bound, syscall
 from pybackend_wire.confinement import DEVICE, EXECUTE, LIST, READ, WRITE
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -35,6 +35,8 @@ _RIGHTS = {
     ),
     DEVICE: _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE,
 }  # fmt: skip
+
+_RULE = struct.Struct("=Qi")
 
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
@@ -71,8 +73,7 @@ def restrict(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> Non
     attributes = struct.pack(f"={len(words)}Q", *words)
     ruleset = syscall(_CREATE_RULESET, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
     try:
-        for path, letters in paths:
-            _allow(ruleset, path, letters, handled)
+        _allow(ruleset, paths, handled)
         syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -86,20 +87,27 @@ def _handled(known: int) -> int:
     return handled
 
 
-def _allow(ruleset: int, path: str, letters: str, handled: int) -> None:
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        rights = handled & _rights(letters)
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _OF_FILES
-        if rights:
-            rule = struct.pack("=Qi", rights, descriptor)
-            syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0)
-    finally:
-        os.close(descriptor)
+def _allow(ruleset: int, paths: "Iterable[Sequence[str]]", handled: int) -> None:
+    """Add a rule for each path. There may be hundreds, at every start of a process: nothing is made twice."""
+    rule = ctypes.create_string_buffer(_RULE.size)
+    add = bound(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+    rights_of: Dict[str, int] = {}
+    for path, letters in paths:
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            rights = rights_of.get(letters)
+            if rights is None:
+                rights = rights_of[letters] = handled & _rights(letters)
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                rights &= _OF_FILES
+            if rights:
+                _RULE.pack_into(rule, 0, rights, descriptor)
+                add()
+        finally:
+            os.close(descriptor)
 
 
 def _rights(letters: "Iterable[str]") -> int:

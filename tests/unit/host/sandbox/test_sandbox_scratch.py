@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,3 +70,16 @@ def test_a_place_that_others_can_write_to_is_not_taken(tmp_path):
     room.close()
     with pytest.raises(PermissionError, match="not this user's alone"):
         ScratchRoom([shared]).make(-1, -1)
+
+
+def test_models_and_servers_that_begin_at_the_same_time(tmp_path):
+    """Nobody takes a room that is just being made for one that was left behind."""
+    for _ in range(20):
+        rooms = [ScratchRoom([tmp_path]) for _ in range(4)]
+        with ThreadPoolExecutor(16) as pool:
+            made = list(pool.map(lambda room: room.make(-1, -1), rooms * 4))
+        assert len(set(made)) == 16
+        assert all(os.path.isdir(path) for path in made)
+        for room in rooms:
+            room.close()
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""The Python of a model's environment is as little trusted as the model: it is confined before it runs anything."""
+
+from __future__ import annotations
+
+import glob
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pybackend_stub.sandbox import landlock
+from tests.sandbox.hosts import arena, public_directory, public_python
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
+]
+
+AT_START = """
+import json, os
+def tried(path):
+    try:
+        return open(path).read()
+    except OSError as error:
+        return type(error).__name__
+said = {"uid": os.getuid(), "secret": tried(SECRET), "status": tried("/proc/self/status")}
+for place in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
+    try:
+        with open(MARK.replace("/tmp", place), "a") as file:
+            file.write(json.dumps(said) + "\\n")
+        break
+    except OSError:
+        continue
+"""
+
+
+@pytest.fixture
+def environment():
+    """A virtual environment that other users can run, whose Python runs AT_START before anything else."""
+    directory = public_directory()
+    try:
+        base = public_python(directory)
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        made = directory / "environment"
+        subprocess.run([base, "-I", "-m", "venv", "--without-pip", str(made)], check=True, capture_output=True)
+        packages = made / "lib" / version / "site-packages"
+        installed = Path(np.__file__).parent
+        for name in ("numpy", "numpy.libs"):
+            if (installed.parent / name).is_dir():
+                shutil.copytree(installed.parent / name, packages / name)
+        yield made, packages
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", ["root", "user"])
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_what_it_runs_first_is_confined(environment, kind, level):
+    directory, packages = environment
+    mark = Path(f"/tmp/pybackend-first-{level}-{kind}-{directory.parent.name}")
+    options = {"SANDBOX": level, "EXECUTION_ENV_PATH": str(directory)}
+    (packages / "first.pth").write_text("import first\n")
+    (packages / "first.py").write_text(f"SECRET = {str(packages / 'hidden')!r}\nMARK = {str(mark)!r}\n{AT_START}")
+    try:
+        with arena(kind, models={"victim": options}) as host:
+            secret = host.context["secret"]
+            code = (packages / "first.py").read_text().replace(str(packages / "hidden"), secret)
+            (packages / "first.py").write_text(code)
+            host.server.wait_ready()
+            host.context["honest"] = True
+            said = host.ask("victim", ["starts_threads", "writes_temporary_files"])
+            assert set(said["results"].values()) == {""}
+            assert host.server.get("/v2/models/victim").json["sandbox"]["level"] == level
+            rooms = ("/run/pybackend/*/*", "/tmp/pybackend*-scratch/*/*", "/tmp")
+            shown = [Path(path) for room in rooms for path in glob.glob(f"{room}/{mark.name}")]
+            assert shown, "nothing was run first: this test shows nothing"
+            for line in shown[0].read_text().splitlines():
+                first = json.loads(line)
+                assert first["secret"] == "PermissionError"
+                assert first["uid"] == said["uid"]
+                assert "Seccomp:\t2" in first["status"]
+                assert "NoNewPrivs:\t1" in first["status"]
+    finally:
+        mark.unlink(missing_ok=True)
