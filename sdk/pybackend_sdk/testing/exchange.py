@@ -76,10 +76,14 @@ class Exchange:
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # may be put into by the garbage collector
 
     def take_inputs(self) -> List[Tensor]:
-        """The tensors, once: whether they stay in memory is the model's business."""
+        """The tensors, once for each execution: whether they stay in memory is the model's business."""
         inputs, self._inputs = self._inputs, None
         assert inputs is not None
         return inputs
+
+    def give_back(self, inputs: List[Tensor]) -> None:
+        """The request is to be executed once more, with these."""
+        self._inputs = inputs
 
     def transmit(self, response: Optional[InferenceResponse], final: bool) -> None:
         """Send a response, the final flag, or both; what a model may send is the response stream's business."""

@@ -13,7 +13,13 @@ import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError, TritonModelException
-from pybackend_sdk.execution import check_decoupled, check_returned
+from pybackend_sdk.execution import (
+    check_decoupled,
+    check_returned,
+    log_rescheduling,
+    release_streams,
+    rescheduled,
+)
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response_stream import ResponseStream
@@ -25,6 +31,7 @@ from pybackend_sdk.testing.failures import PendingFailures, contained, format_er
 from pybackend_sdk.testing.outputs import output_problems
 from pybackend_sdk.testing.runtime import HarnessRuntime
 from pybackend_sdk.testing.signature import Signature
+from pybackend_sdk.testing.turns import MOST_TURNS, Turns
 
 _executing: "contextvars.ContextVar[Tuple[ModelExecutor, ...]]" = contextvars.ContextVar(
     "pybackend_sdk_testing_executing", default=()
@@ -44,11 +51,13 @@ class ExecutionOptions(NamedTuple):
         decoupled: the model answers any number of times.
         concurrency: how many executions of an ``async def execute`` may overlap where each answers once.
         cancels_calls: a cancelled request cancels what the model runs on its behalf.
+        turns: of requests that the model may have executed once more; None if it may not.
     """
 
     decoupled: bool
     concurrency: int
     cancels_calls: bool
+    turns: Optional[Turns]
 
 
 class ModelExecutor:
@@ -130,10 +139,12 @@ class ModelExecutor:
         return [*names[names.index(own) :], own]
 
     def execute(self, exchanges: "Sequence[Exchange]") -> None:
-        """Call ``execute`` once, in this thread; responses arrive at the exchanges.
+        """Call ``execute``, in this thread; responses arrive at the exchanges.
+
+        It is called once, and again with those requests that the model wants to be executed once more.
 
         Raises:
-            HarnessError: the model is busy and does not come back.
+            HarnessError: the model is busy and does not come back, or has requests executed without end.
         """
         if self.waits_for_caller:
             raise HarnessError(
@@ -145,13 +156,32 @@ class ModelExecutor:
         served = _served.set(exchanges if self._options.cancels_calls else ())
         try:
             with entered(self.runtime):
-                for exchange in exchanges:
-                    exchange.began = True
-                (self._run_decoupled if self.decoupled else self._run_once)(exchanges)
+                self._run(exchanges)
         finally:
             _executing.reset(chain)
             _served.reset(served)
             self._turn.release()
+
+    def _run(self, exchanges: "Sequence[Exchange]") -> None:
+        run = self._run_decoupled if self.decoupled else self._run_once
+        if self._options.turns is not None:
+            for exchange in exchanges:
+                self._options.turns.begin(exchange)
+        for _ in range(MOST_TURNS):
+            for exchange in exchanges:
+                exchange.began = True
+            again = run(exchanges)
+            for exchange in again:
+                if exchange.cancelled:
+                    exchange.ended = True
+                    exchange.fail(TritonError("the client cancelled the request", TritonError.CANCELLED))
+            exchanges = [exchange for exchange in again if not exchange.cancelled]
+            if not exchanges:
+                return
+        raise HarnessError(
+            f"'{self.runtime.instance_name}' has had a request executed {MOST_TURNS} times, and wants to see it once more "
+            "(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE): in a server this would go on for ever"
+        )
 
     def start(self, exchange: Exchange) -> None:
         """Call ``execute`` in the thread that the model has for requests which nobody waits for at once."""
@@ -183,28 +213,33 @@ class ModelExecutor:
 
     # Models that answer each request once
 
-    def _run_once(self, exchanges: "Sequence[Exchange]") -> None:
+    def _run_once(self, exchanges: "Sequence[Exchange]") -> "List[Exchange]":
+        """Returns those that are to be executed once more."""
         requests = [self._request(exchange) for exchange in exchanges]
+
+        def on_done(outcome: Outcome) -> None:
+            self._finish(requests, exchanges, outcome)
+
         try:
             returned = self._call(requests)
             if inspect.iscoroutine(returned):
-                if self._options.concurrency > 1:
-                    self.runner.start(returned, lambda outcome: self._finish(requests, exchanges, outcome))
-                    return
+                if self._options.concurrency > 1 and self._options.turns is None:
+                    self.runner.start(returned, on_done)
+                    return []
                 returned = self.runner.run(returned)
         except BaseException as error:  # noqa: BLE001  see contained()
-            self._finish(requests, exchanges, (None, error))
-        else:
-            self._finish(requests, exchanges, (returned, None))
+            return self._finish(requests, exchanges, (None, error))
+        return self._finish(requests, exchanges, (returned, None))
 
     def _finish(
         self, requests: "Sequence[InferenceRequest]", exchanges: "Sequence[Exchange]", outcome: Outcome
-    ) -> None:
+    ) -> "List[Exchange]":
         returned, error = outcome
+        again: List[Exchange] = []
         try:
             if error is not None:
                 raise error
-            responses = check_returned(returned, requests)
+            responses = check_returned(returned, requests, self._options.turns is not None)
         except BaseException as failed:  # noqa: BLE001  see contained()
             text = self.raised(failed)
             for request, exchange in zip(requests, exchanges):
@@ -216,25 +251,49 @@ class ModelExecutor:
             for response, exchange in zip(responses, exchanges):
                 if response is not None:
                     self._transmit(exchange, response, True)
+            again = self._again(requests, exchanges, responses)
         for exchange in exchanges:
-            exchange.ended = True
+            exchange.ended = exchange not in again
+        return again
+
+    def _again(
+        self, requests: "Sequence[InferenceRequest]", exchanges: "Sequence[Exchange]", responses: "Sequence[Any]"
+    ) -> "List[Exchange]":
+        """Those that the model wants to be executed once more, ready for it."""
+        turns = self._options.turns
+        if turns is None:
+            return []
+        places = rescheduled(requests, responses)
+        for place in places:
+            turns.go_on(exchanges[place], requests[place])
+        return [exchanges[place] for place in places]
 
     # Models that answer any number of times
 
-    def _run_decoupled(self, exchanges: "Sequence[Exchange]") -> None:
+    def _run_decoupled(self, exchanges: "Sequence[Exchange]") -> "List[Exchange]":
+        """Returns those that are to be executed once more."""
         requests = [self._request(exchange) for exchange in exchanges]
         # Made now, so that a request which the model drops without a trace is answered too.
         streams = [request.get_response_sender()._stream for request in requests]
+        again: List[Exchange] = []
         try:
             returned = self._call(requests)
             if inspect.iscoroutine(returned):
-                self._begin(returned, exchanges, streams)
-                return
+                if self._options.turns is None:
+                    self._begin(returned, exchanges, streams)
+                    return again
+                returned = self.runner.run(returned)
             check_decoupled(returned, self.runtime.instance_name)
+            if self._options.turns is None:
+                log_rescheduling(requests)
+            else:
+                release_streams(requests)
+            again = self._again(requests, exchanges, [None] * len(requests))
         except BaseException as error:  # noqa: BLE001  see contained()
             self._fail(exchanges, streams, error)
         for exchange in exchanges:
-            exchange.ended = True
+            exchange.ended = exchange not in again
+        return again
 
     def _begin(
         self, coroutine: Any, exchanges: "Sequence[Exchange]", streams: "Sequence[Optional[ResponseStream]]"

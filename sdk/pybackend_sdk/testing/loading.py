@@ -12,6 +12,7 @@ from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.runtime import HarnessRuntime
 from pybackend_sdk.testing.signature import signature_of
+from pybackend_sdk.testing.turns import turns_of
 
 
 class ModelPlan(NamedTuple):
@@ -88,6 +89,7 @@ def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
         decoupled=bool(document.get("model_transaction_policy", {}).get("decoupled", False)),
         concurrency=int(text_parameter(document, "ASYNC_EXECUTE_CONCURRENCY") or 1),
         cancels_calls=text_parameter(document, "CANCEL_CALLS_WITH_REQUEST") == "yes",
+        turns=turns_of(document),
     )
     instance.initialize(args, signature_of(document), options)
     return finished

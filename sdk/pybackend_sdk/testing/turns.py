@@ -1,0 +1,70 @@
+"""Requests that a model has executed more than once: what the server's sequence batcher makes of them for each turn."""
+
+from itertools import count
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, InferenceRequest
+from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.exchange import Exchange
+from pybackend_wire.dtypes import DATATYPES
+
+MOST_TURNS = 10_000
+"""How often a request may be executed: a model that wants it once more for ever is to fail its test."""
+
+
+class Turns:
+    """What is new about a request at each of its turns.
+
+    Args:
+        starts: names of the control tensors that say whether a request begins, with their values for no.
+        text_ids: whether the ids are texts.
+    """
+
+    def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
+        self._starts = dict(starts)
+        self._text_ids = text_ids
+        self._ids: Iterator[int] = count(1)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Each request is a sequence of its own, and this is its beginning."""
+        options = exchange.options
+        number = next(self._ids)
+        exchange.options = options._replace(
+            correlation_id=options.correlation_id or (str(number) if self._text_ids else number),
+            flags=options.flags | TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+        )
+
+    def go_on(self, exchange: Exchange, request: InferenceRequest) -> None:
+        """It is to be executed once more."""
+        exchange.options = exchange.options._replace(flags=0)
+        exchange.give_back([self._next(tensor) for tensor in request.inputs()])
+
+    def _next(self, tensor: Tensor) -> Tensor:
+        data = tensor._data
+        if tensor._name in self._starts:
+            dtype = DATATYPES[tensor._datatype].numpy
+            data = bytearray(np.full(tensor._shape, self._starts[tensor._name], dtype).tobytes())
+        return Tensor._from_wire(tensor._name, tensor._datatype, tensor._shape, data, tensor._copy)
+
+
+def turns_of(document: "Mapping[str, Any]") -> "Optional[Turns]":
+    """The turns of a model's requests; None if its configuration does not let it have them executed once more."""
+    batching = document.get("sequence_batching", {})
+    if not batching.get("iterative_sequence", False):
+        return None
+    controls: List[Tuple[str, Dict[str, Any]]] = [
+        (entry["name"], control) for entry in batching.get("control_input", ()) for control in entry.get("control", ())
+    ]
+    starts = {name: _false(control) for name, control in controls if control.get("kind") == "CONTROL_SEQUENCE_START"}
+    text_ids = any(
+        control.get("kind") == "CONTROL_SEQUENCE_CORRID" and control.get("data_type") == "TYPE_STRING"
+        for _, control in controls
+    )
+    return Turns(starts, text_ids=text_ids)
+
+
+def _false(control: "Mapping[str, Any]") -> Any:
+    pairs = (control.get(f"{kind}_false_true") for kind in ("int32", "fp32", "bool"))
+    return next((pair[0] for pair in pairs if pair), 0)
