@@ -151,7 +151,7 @@ def _print_plan(result: PackResult) -> None:
         size = gigabytes(package.size_bytes) if package.size_bytes else "-"
         sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
     total = sum(package.size_bytes for package in result.packages)
-    sys.stdout.write(f"{len(result.packages)} packages, {gigabytes(total)} to download; nothing was installed\n")
+    sys.stdout.write(f"{_counted(len(result.packages))}, {gigabytes(total)} to download; nothing was installed\n")
     for sentence in surprises(Wanted(package.name, package.size_bytes) for package in result.packages):
         sys.stderr.write(f"warning: {sentence}\n")
 
@@ -160,5 +160,9 @@ def _print_packed(result: PackResult) -> None:
     assert result.manifest is not None
     sys.stdout.write(
         f"{result.archive}: {gigabytes(result.size_bytes)}, {gigabytes(result.unpacked_bytes)} unpacked, "
-        f"CPython {result.manifest.python}, {len(result.manifest.packages)} packages, {sum(result.seconds.values()):.1f} s\n"
+        f"CPython {result.manifest.python}, {_counted(len(result.manifest.packages))}, {sum(result.seconds.values()):.1f} s\n"
     )
+
+
+def _counted(packages: int) -> str:
+    return "1 package" if packages == 1 else f"{packages} packages"

@@ -22,7 +22,10 @@ _CHUNK_BYTES = 1 << 20
 _SCRIPT = r"""
 import os, py_compile, sys
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+parent = os.getppid()
 for line in sys.stdin.buffer.read().split(b"\0"):
+    if os.getppid() != parent:  # killed: nobody waits for this any more
+        break
     source, target, display = map(os.fsdecode, line.split(b"\n"))
     try:
         py_compile.compile(source, target, display, doraise=True, quiet=1, invalidation_mode=mode)

@@ -16,8 +16,10 @@ from pybackend.pack.errors import (
     SpecificationError,
     UnreachableError,
     UnsolvableError,
+    cache_not_writable,
     no_space,
     says_no_space,
+    says_not_writable,
 )
 from pybackend.pack.options import PackedSize
 from pybackend.pack.progress import Advance
@@ -100,6 +102,8 @@ def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
     message, kind = event["message"].strip(), event["kind"]
     if says_no_space(message):
         return no_space("install packages", order.prefix or Path("/"))
+    if says_not_writable(message):
+        return cache_not_writable(_one_line(message))
     if kind == "SolverError":
         return UnsolvableError(_unsolvable(order, message))
     if kind in {"InvalidMatchSpecError", "InvalidPackageNameError", "InvalidVersionSpecError", "InvalidVersionError"}:

@@ -12,6 +12,7 @@ PackError
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 from pybackend.errors import PybackendError
@@ -74,6 +75,21 @@ def no_space(doing: str, directory: Path) -> OutputError:
     return OutputError(
         f"cannot {doing}: no space left in {directory}: make room, or name another place (-o for the archive, "
         "--work-directory for the packages while they are put together)"
+    )
+
+
+_CACHE = re.compile(r"failed to (create cache directory|initialize cache)", re.IGNORECASE)
+
+
+def says_not_writable(text: str) -> bool:
+    """True if another program's complaint is about its cache directory."""
+    return _CACHE.search(text) is not None
+
+
+def cache_not_writable(message: str) -> OutputError:
+    """What to say when a cache of packages cannot be written: that of a service that has no home, for example."""
+    return OutputError(
+        f"a cache of packages cannot be written: {message}: set HOME, or UV_CACHE_DIR and RATTLER_CACHE_DIR, to a directory that can"
     )
 
 

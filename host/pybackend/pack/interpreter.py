@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -206,7 +207,8 @@ def _candidates() -> Iterator[str]:
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", data / "uv" / "python"))
     for installed in (pyenv, managed):
-        yield from map(str, sorted(installed.glob("*/bin/python3")))
+        # Not Path.glob: a directory that this user may not read has no interpreters for it.
+        yield from sorted(glob.glob(f"{glob.escape(str(installed))}/*/bin/python3"))
     directories = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
     for directory in dict.fromkeys(filter(None, directories)):
         programs = (os.path.join(directory, f"python3.{minor}") for minor in range(OLDEST[1], _NEWEST_KNOWN))

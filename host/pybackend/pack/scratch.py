@@ -6,6 +6,7 @@ Each is locked by the process that uses it, and the operating system unlocks wha
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -71,7 +72,10 @@ def _remove_abandoned_directories(parent: Path) -> None:
             try:
                 if os.fstat(directory).st_uid == os.geteuid():
                     fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove_directory(path)
+                    # What a killed pack has started may go on for a moment: it does not find its files any more.
+                    doomed = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / "removed"
+                    path.rename(doomed)
+                    _remove_directory(doomed.parent)
             finally:
                 os.close(directory)
 
@@ -129,7 +133,7 @@ class _Written(Exception):
 
 
 def _remove_abandoned_drafts(archive: Path) -> None:
-    for path in archive.parent.glob(f".{_escaped(archive.name)}.*.partial"):
+    for path in archive.parent.glob(f".{glob.escape(archive.name)}.*.partial"):
         with suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -137,12 +141,6 @@ def _remove_abandoned_drafts(archive: Path) -> None:
                 os.unlink(path)
             finally:
                 os.close(file)
-
-
-def _escaped(name: str) -> str:
-    import glob
-
-    return glob.escape(name)
 
 
 def _umask() -> int:

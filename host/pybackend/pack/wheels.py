@@ -17,8 +17,10 @@ from pybackend.pack.errors import (
     UnpackableError,
     UnreachableError,
     UnsolvableError,
+    cache_not_writable,
     no_space,
     says_no_space,
+    says_not_writable,
 )
 from pybackend.pack.options import PackedSize
 
@@ -196,6 +198,8 @@ def _error(complaint: str) -> PackError:
     message = _readable(complaint)
     if says_no_space(message):
         return no_space("install packages", Path(os.environ.get("UV_CACHE_DIR", "~/.cache/uv")).expanduser())
+    if says_not_writable(message):
+        return cache_not_writable(message)
     if re.search(r"error sending request|dns error|Connection refused|timed out|Could not connect", message):
         return UnreachableError(f"an index cannot be reached: {message}")
     if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):

@@ -212,3 +212,17 @@ def test_python_of_another_version_in_a_conda_environment(channel, tmp_path):
     )
     done = run_pack(path, "--python", f"3.{second_minor()}", "--dry-run", cwd=tmp_path)
     assert f" 3.{second_minor()}." in done.stdout
+
+
+def test_caches_that_cannot_be_written(channel, python, tmp_path):
+    """As for a service without a home; /proc cannot be written by anybody."""
+    (tmp_path / "requirements.txt").write_text("leaf\n")
+    environment = os.environ | {"UV_CACHE_DIR": "/proc/uv", "RATTLER_CACHE_DIR": "/proc/rattler"}
+    for arguments in ((tmp_path / "requirements.txt", "--python", python), (_yml(tmp_path, channel, "python"),)):
+        _refused(
+            5,
+            "a cache of packages cannot be written.*set HOME, or UV_CACHE_DIR",
+            *arguments,
+            cwd=tmp_path,
+            env=environment,
+        )
