@@ -13,6 +13,7 @@ import threading
 from typing import Any, Optional
 
 from pybackend_sdk.error import printable
+from pybackend_stub.process import LIBC
 from pybackend_wire.log_record import encode_record
 
 _STDOUT, _STDERR = 1, 2
@@ -76,12 +77,11 @@ def flush_output() -> None:
 
 def _line_buffer_native_code() -> None:
     """C's ``printf`` gathers lines by the thousand when it writes into a pipe."""
-    libc = ctypes.CDLL(None)
     try:
-        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+        stdout = ctypes.c_void_p.in_dll(LIBC, "stdout")
     except ValueError:  # a C library that calls it otherwise
         return
-    libc.setvbuf(stdout, None, _LINE_BUFFERED, ctypes.c_size_t(0))
+    LIBC.setvbuf(stdout, None, _LINE_BUFFERED, ctypes.c_size_t(0))
 
 
 def _is_one_pipe() -> bool:

@@ -8,8 +8,15 @@ import sys
 
 from pybackend_wire.zygote import MARK
 
+LIBC = ctypes.CDLL(None)
+"""The C library; looked up once, because in a fork each look copies half a megabyte of what was shared."""
+
+_PRCTL = LIBC.prctl
+
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MOST_NAME_BYTES = 15
+
+_STAT_BYTES = 4096
 
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 """Where /proc/<pid>/stat says at which addresses the arguments lie, counted from behind the name."""
@@ -18,7 +25,7 @@ _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 def die_with_host(host_pid: int) -> None:
     """Ask the kernel for SIGKILL when the host dies, even while the model computes or holds the GIL."""
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != host_pid:  # it died before the request to the kernel was in force
         os._exit(1)
 
@@ -35,10 +42,13 @@ def be_called(name: str) -> None:
         return
     encoded = name.encode("utf-8", "replace")
     short = encoded[-_MOST_NAME_BYTES:].lstrip(bytes(range(0x80, 0xC0)))  # of no character that is cut in two
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(short), 0, 0, 0)
+    _PRCTL(_PR_SET_NAME, ctypes.c_char_p(short), 0, 0, 0)
     try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        descriptor = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split()
+        finally:
+            os.close(descriptor)
         begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
     except (OSError, IndexError, ValueError):  # a kernel, or something that plays one, that does not say
         return

@@ -6,6 +6,7 @@ it to the zygote any more.
 """
 
 import array
+import ctypes
 import errno
 import gc
 import importlib
@@ -17,9 +18,14 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_stub.process import be_called, bear_mark, die_with_host
+from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.zygote import MOST_BYTES, STUB_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
+_FORK = ctypes.PyDLL(None, use_errno=True).fork
+
 _DESCRIPTORS = 3
+
+_REHEARSALS = 12
 
 _ADOPTION_S = 5.0
 """How long a fork waits to become the host's child, which takes less than a millisecond."""
@@ -93,13 +99,9 @@ class Zygote:
         """Import what stubs import, and keep libraries from starting threads, which no fork would have."""
         self._variables[_THREADS] = os.environ.get(_THREADS)
         os.environ[_THREADS] = "1"
-        from pybackend_wire.codec import available
-
-        importlib.import_module("pybackend_stub.loop")
-        importlib.import_module("triton_python_backend_utils")
-        for name in self._preload:
+        for name in ("triton_python_backend_utils", *self._preload):
             importlib.import_module(name)
-        available()
+        _rehearse()
         self._blas = _thread_setters()
         gc.collect()
         gc.freeze()  # else the first collection of every fork would write to all objects, and so copy them
@@ -134,7 +136,7 @@ class Zygote:
             return None
         try:
             reading, writing = os.pipe()
-            between = os.fork()
+            between = _bare_fork()
         except OSError as error:
             self._told(request, descriptors, 0, str(error))
             return None
@@ -193,6 +195,34 @@ class Zygote:
                 set_threads(count)
 
 
+def _rehearse() -> None:
+    """Do what every stub does first.
+
+    Interpreters since 3.11 change the code that they run often, and in a fork each change copies memory that was shared.
+    """
+    from pybackend_stub.channel import HostChannel
+    from pybackend_stub.loop import StubLoop
+
+    for _ in range(_REHEARSALS):
+        ours, theirs = socket.socketpair()
+        with ours:
+            channel = HostChannel(theirs.detach())
+            StubLoop(channel, -1, {})
+            channel.greet("", {})
+            ours.sendall(encode_frame(JSON, [[0]]))
+            channel.receive()
+            channel.close()
+
+
+def _bare_fork() -> int:
+    """A fork of which the interpreter knows nothing, for a process that only forks again: half of the work, and of the memory."""
+    pid = int(_FORK())
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
 def _fork_and_end(writing: int) -> None:
     """Returns in a fork of this process, which says which one that is, and ends."""
     pid = -errno.EAGAIN
@@ -224,8 +254,6 @@ def _thread_count() -> int:
 
 def _thread_setters() -> "List[Callable[[int], None]]":
     """For every OpenBLAS in this process, what changes its number of threads."""
-    import ctypes
-
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if "openblas" in line.rpartition("/")[2]}
     found = []

@@ -4,6 +4,7 @@ A frame is an 8-byte header (metadata length and tail length, little-endian 32 b
 and a tail (raw tensor bytes the messages point into).
 """
 
+import ctypes
 import struct
 from typing import List, NamedTuple
 
@@ -24,6 +25,10 @@ MOST_DESCRIPTORS = 32
 """File descriptors that travel with one piece of the stream: what a receiver has room for at a time."""
 
 _READ_BYTES = 256 * 1024
+
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.restype = ctypes.py_object
+_new_bytearray.argtypes = [ctypes.c_char_p, ctypes.c_ssize_t]
 
 
 class Frame(NamedTuple):
@@ -46,6 +51,15 @@ def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
     return HEADER.pack(metadata_bytes, tail_bytes)
 
 
+def _room(size: int) -> bytearray:
+    """So many bytes that nobody has written to yet, as ``bytearray(size)`` does: what is not used takes no memory.
+
+    There are two of these for each stub.
+    """
+    room: bytearray = _new_bytearray(None, size)
+    return room
+
+
 class FrameDecoder:
     """Cuts a byte stream into frames. Read into :meth:`room`, then tell :meth:`received` how much came.
 
@@ -61,7 +75,7 @@ class FrameDecoder:
         self._max_metadata_bytes = max_metadata_bytes
         self._max_tail_bytes = max_tail_bytes
         self._read_bytes = read_bytes
-        self._buffer = bytearray(read_bytes)
+        self._buffer = _room(read_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -110,7 +124,7 @@ class FrameDecoder:
         size = max(self._read_bytes, needed)
         rest = bytes(self._view[self._start : self._end])
         if len(self._buffer) != size:
-            self._buffer = bytearray(size)
+            self._buffer = _room(size)
             self._view = memoryview(self._buffer)
         self._view[:left] = rest
         self._start, self._end = 0, left

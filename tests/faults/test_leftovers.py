@@ -52,9 +52,10 @@ WAYS = {
         if not os.fork():
             os.setsid()
             resource.setrlimit(10, (12345, 12345))
-            if not os.fork():
-                os.write(writing, b"%d" % os.getpid())
+            daemon = os.fork()
+            if not daemon:
                 time.sleep(3600)
+            os.write(writing, b"%d" % daemon)
             os._exit(0)
         os.wait()
         return int(os.read(reading, 20))
@@ -72,7 +73,10 @@ WAYS = {
 
 def family(pid):
     """A process and all that descend from it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:  # with its mark changed it has not lived for long
+        return [pid]
     return [pid, *(each for child in map(int, children) for each in family(child))]
 
 

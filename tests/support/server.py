@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.instance.warden_program import NAME as WARDEN_NAME
+from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
 from pybackend_wire.zygote import ZYGOTE_NAME
 
 DEADLINE_S = 30
@@ -166,7 +167,7 @@ class ServerProcess:
 
     def helper_pids(self) -> list[int]:
         """The live processes that run no model."""
-        return [pid for pid in self.child_pids() if name_of(pid) in {ZYGOTE_NAME, WARDEN_NAME}]
+        return [pid for pid in self.child_pids() if name_of(pid) in {ZYGOTE_NAME, WARDEN_NAME} or _begins_to_help(pid)]
 
     def zygote_pids(self) -> list[int]:
         """The live processes that others are forked from."""
@@ -209,6 +210,15 @@ def serving(
     finally:
         if server.process.stdout is not None and not server.process.stdout.closed:
             server.stop()
+
+
+def _begins_to_help(pid: int) -> bool:
+    """Whether a process will be called a helper once it has begun."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return ZYGOTE_ARGUMENT.encode() in arguments or any(each.endswith(b"warden_program.py") for each in arguments)
 
 
 def name_of(pid: int) -> str:

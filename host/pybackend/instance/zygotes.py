@@ -68,9 +68,11 @@ class Zygotes:
     def kind_of(self, launch: StubLaunch) -> ZygoteKind | None:
         """Which of them would fork such a stub; None if it is to be started without."""
         level = OFF if launch.confinement is None else launch.confinement.level
-        if not launch.zygote or level == STRICT:
+        environment = launch.environment or self._own
+        # What has imported a foreign environment is not confined enough itself to be the origin of what is to be confined.
+        if not launch.zygote or level == STRICT or (level != OFF and environment.prefix is not None):
             return None
-        return ZygoteKind(launch.environment or self._own, level, launch.preload)
+        return ZygoteKind(environment, level, launch.preload)
 
     def start_ahead(self, launch: StubLaunch) -> None:
         """Start the one that forks such stubs, so that it is ready when the first of them is wanted."""
