@@ -19,7 +19,8 @@ from pybackend.pack.progress import Advance
 GZIP_LEVEL = 4
 """Half the time of level 6, for 5 % more bytes (a numpy environment: 1.2 against 2.4 s, 26.0 against 24.8 MB)."""
 
-ZSTD_LEVEL = 3
+ZSTD_LEVEL = 9
+"""A quarter smaller than gzip, for as much time (a numpy environment: 28.1 against 37.1 MB; level 3 makes 32.3 MB of it)."""
 
 MODIFIED_S = 315532800
 """1980-01-01: what every file in an archive bears, unless SOURCE_DATE_EPOCH says otherwise."""
