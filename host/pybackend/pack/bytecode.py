@@ -16,8 +16,9 @@ from pathlib import Path
 from pybackend.pack.errors import PackError, no_space, says_no_space
 from pybackend.pack.progress import Advance
 
-_CHUNK_BYTES = 1 << 20
-"""Source for one process: chunks do not depend on the number of cores, so that neither do the compiled files."""
+_CHUNK_BYTES = 1 << 21
+"""Source for one process: chunks do not depend on the number of cores, so that neither do the compiled files. With half as much,
+interpreters that start cost a fifth of the time; with twice as much, two cores do not end together."""
 
 _SCRIPT = r"""
 import os, py_compile, sys
