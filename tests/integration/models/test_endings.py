@@ -62,5 +62,5 @@ def test_one_that_says_twice_that_it_ends_is_not_believed(tmp_path, monkeypatch)
         pid = engine.model("liar").instances[0].pid
         begin_s = time.monotonic()
         run(engine.repository.unload("liar", 10, 10))
-        assert time.monotonic() - begin_s < 5
+        assert time.monotonic() - begin_s < 9  # not the ten seconds that it has
         assert not Path(f"/proc/{pid}").exists()

@@ -22,6 +22,7 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import load_config
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, output_array
+from tests.support.gates import GATE, Gate
 from tests.support.repositories import identity_config, tensors, write_model
 
 TELL = """
@@ -76,17 +77,19 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([total], np.float32))]))
         return responses
 """
-SLOW_NOW_AND_THEN = """
-import time
-
-
+SLOW_NOW_AND_THEN = (
+    GATE
+    + """
 class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
     def execute(self, requests):
-        seconds = float(requests[0].inputs()[0].as_numpy()[0])
-        if seconds:
-            time.sleep(seconds)
+        if requests[0].inputs()[0].as_numpy()[0]:
+            pass_gate(self.directory, "slow")
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -244,26 +247,24 @@ def _shared_bytes(pid):
 
 
 @pytest.mark.parametrize("position", [1, 10, 19])
-def test_answers_do_not_wait_for_a_slow_execution_behind_them(engine_and_run, position):
+def test_answers_do_not_wait_for_a_slow_execution_behind_them(engine_and_run, repository, position):
     """A frame carries several short executions whose answers return together: unless one of them turns out to be long."""
     engine, run = engine_and_run
 
     async def burst():
         for _ in range(200):  # the model becomes known as a fast one, of which many executions are sent ahead
             await answered(engine, "now_and_then", [0])
-        began_s = time.monotonic()
-        took_s = {}
+        values = [float(number == position) for number in range(20)]
+        tasks = [asyncio.create_task(answered(engine, "now_and_then", [value])) for value in values]
+        async with asyncio.timeout(30):
+            await asyncio.gather(*tasks[:position])
+        assert not any(task.done() for task in tasks[position:])
+        gate.open()
+        assert [found.tolist() for found in await asyncio.gather(*tasks)] == [[value] for value in values]
 
-        async def ask(number, seconds):
-            assert (await answered(engine, "now_and_then", [seconds])).tolist() == [seconds]
-            took_s[number] = time.monotonic() - began_s
-
-        await asyncio.gather(*(ask(number, 1.0 if number == position else 0.0) for number in range(20)))
-        return took_s
-
-    took_s = run(burst())
-    assert max(took_s[number] for number in range(position)) < 0.5
-    assert min(took_s[number] for number in range(position, 20)) >= 1
+    gate = Gate(repository / "now_and_then", "slow")
+    run(burst())
+    gate.close()
 
 
 def test_descriptors_do_not_pile_up(engine_and_run):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from pybackend_wire.messages import HostMessage, StubMessage
@@ -109,11 +107,9 @@ def test_what_follows_work_that_was_handed_back_does_not_overtake_it(host):
 
 def test_work_behind_a_slow_execution_is_handed_back_when_the_host_asks(host):
     stub = host(MODEL)
-    began_s = time.monotonic()
     stub.say(execute(1, request("sleep 2")), execute(2))
     stub.nudge()
     assert stub.hear() == [HANDED_BACK, [2]]
-    assert time.monotonic() - began_s < 2
     assert stub.wait_for(RESULT)[1] == 1
 
 
