@@ -20,20 +20,29 @@ LARGE = "x" * 3_000_000
 """Copied between the steps by another thread."""
 
 
+VICTIMS = ("first", "second", "frail", "large_first", "large_second")
+"""Some for one test each: each further death of the same one costs a longer pause before its restart."""
+
+
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    """A server with two victims: ``chain`` runs what the first one answers in the second, ``pair`` both side by side."""
+    """A server with victims: chains run in the second one what the first one answers, ``pair`` runs both side by side."""
     repository = tmp_path_factory.mktemp("victims")
     one = "instance_group { count: 1 kind: KIND_CPU }"
-    directories = {name: write_victim(repository, name, one) for name in ("first", "second")}
+    directories = {name: write_victim(repository, name, one) for name in VICTIMS}
     inner = {"COMMAND": "COMMAND"}
-    write_ensemble(
-        repository,
-        "chain",
-        [step("first", inner, {"OUT": "x"}), step("second", {"COMMAND": "x"}, {"OUT": "OUT"})],
-        tensors(COMMAND=TEXT),
-        tensors(OUT=TEXT),
-    )
+    for name, first, second in (
+        ("chain", "first", "second"),
+        ("frail_chain", "first", "frail"),
+        ("large_chain", "large_first", "large_second"),
+    ):
+        write_ensemble(
+            repository,
+            name,
+            [step(first, inner, {"OUT": "x"}), step(second, {"COMMAND": "x"}, {"OUT": "OUT"})],
+            tensors(COMMAND=TEXT),
+            tensors(OUT=TEXT),
+        )
     write_ensemble(
         repository,
         "pair",
@@ -48,7 +57,7 @@ def stage(tmp_path_factory):
 @pytest.fixture
 def server(stage):
     yield stage[0]
-    for name in ("first", "second", "chain", "pair"):
+    for name in ("chain", "pair", "frail_chain", "large_chain"):
         stage[0].wait_until(f"/v2/models/{name}/ready", 200)
 
 
@@ -140,35 +149,35 @@ def test_both_steps_die_at_once(server, directories):
         asked = asker._pool.submit(server.infer, "pair", both)
         for gate in gates:
             gate.wait_reached()
-        for directory in directories.values():
-            kill(directory)
+        for name in ("first", "second"):
+            kill(directories[name])
         assert asked.result().status == 500
 
 
 @pytest.mark.spec("srv-R19")
 def test_without_a_process_the_ensemble_is_not_ready(server, directories):
-    (directories["second"] / "broken").touch()
+    (directories["frail"] / "broken").touch()
     try:
-        assert ask(server, "second", "exit 1").status == 500
-        server.wait_until("/v2/models/chain/ready", 400)
-        server.wait_for("instance 'second_0_0' cannot be restarted")
-        reply = ask(server, "chain", "echo echo hello")
+        assert ask(server, "frail", "exit 1").status == 500
+        server.wait_until("/v2/models/frail_chain/ready", 400)
+        server.wait_for("instance 'frail_0_0' cannot be restarted")
+        reply = ask(server, "frail_chain", "echo echo hello")
         assert reply.status == 503
-        assert reply.error.startswith("in ensemble 'chain', model 'second' has no instance that can serve")
+        assert reply.error.startswith("in ensemble 'frail_chain', model 'frail' has no instance that can serve")
     finally:
-        (directories["second"] / "broken").unlink()
-    server.wait_until("/v2/models/chain/ready", 200)
-    assert told(ask(server, "chain", "echo echo hello")) == ["hello"]
+        (directories["frail"] / "broken").unlink()
+    server.wait_until("/v2/models/frail_chain/ready", 200)
+    assert told(ask(server, "frail_chain", "echo echo hello")) == ["hello"]
 
 
 def test_large_tensors_of_processes_that_die(server, directories):
     """Their memory is read, and given back, although who has written it is gone."""
     for round_number in range(3):
         with Asker(server, 8) as asker:
-            asked = [asker.ask("chain", f"echo echo {LARGE}") for _ in range(8)]
+            asked = [asker.ask("large_chain", f"echo echo {LARGE}") for _ in range(8)]
             wait_until(lambda asked=asked: any(one.done() for one in asked), "no answer")
-            kill(directories["second" if round_number % 2 else "first"])
+            kill(directories["large_second" if round_number % 2 else "large_first"])
             replies = [one.result() for one in asked]
         assert {reply.status for reply in replies} <= {200, 500}
         assert all(told(reply) == [LARGE] for reply in replies if reply.status == 200)
-        server.wait_until("/v2/models/chain/ready", 200)
+        server.wait_until("/v2/models/large_chain/ready", 200)

@@ -43,6 +43,7 @@ async def engine_on(
     startup_models: tuple[str, ...] | None = None,
     model_load_count: int = 2,
     finalize_timeout_s: float | None = None,
+    end_s: float = 10,
     cache: ResponseCache | None = None,
 ) -> AsyncIterator[InferenceEngine]:
     """An engine with every model of a repository loaded; unloaded at the end.
@@ -57,6 +58,7 @@ async def engine_on(
         startup_models: the models to load, None for all.
         model_load_count: models that load at the same time.
         finalize_timeout_s: how long ``finalize`` may take when a version is unloaded.
+        end_s: how long all models may take at the end.
         cache: for responses, None for none.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
@@ -80,7 +82,7 @@ async def engine_on(
         engine.state = EngineState.READY
         yield engine
     finally:
-        await models.unload_all(asyncio.get_running_loop().time() + 10)
+        await models.unload_all(asyncio.get_running_loop().time() + end_s)
         launcher.close()
 
 

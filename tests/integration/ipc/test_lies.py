@@ -64,7 +64,7 @@ def engine_and_run(tmp_path_factory):
             config = config.replace("dims: [ -1 ] }", "dims: [ -1 ] optional: true }", 1)
         write_model(repository, model_name(what), code, config)
         (repository / model_name(what) / "1/model.py").write_text(code)
-    with running_engine(repository, bundle=BUNDLE) as (engine, run):
+    with running_engine(repository, bundle=BUNDLE, end_s=1) as (engine, run):
         yield engine, run
 
 
