@@ -151,7 +151,7 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     model_load_count: int = 4
-    zygotes: bool = False
+    zygotes: bool = True
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30
     http: HttpSettings = HttpSettings()

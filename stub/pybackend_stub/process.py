@@ -9,7 +9,7 @@ import sys
 from pybackend_wire.zygote import MARK
 
 LIBC = ctypes.CDLL(None)
-"""The C library; looked up once, because in a fork each look copies half a megabyte of what was shared."""
+"""The C library; looked up once: each look makes a class anew, which a fork would pay for in memory that was shared."""
 
 _PRCTL = LIBC.prctl
 

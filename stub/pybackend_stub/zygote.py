@@ -215,7 +215,7 @@ def _rehearse() -> None:
 
 
 def _bare_fork() -> int:
-    """A fork of which the interpreter knows nothing, for a process that only forks again: half of the work, and of the memory."""
+    """A fork of which the interpreter knows nothing, and does nothing for: this one will only fork again."""
     pid = int(_FORK())
     if pid < 0:
         number = ctypes.get_errno()

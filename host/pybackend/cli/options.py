@@ -203,6 +203,15 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         help="models that are loaded at the same time [4]",
     )
     group.add_argument(
+        "--no-zygote",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="BOOL",
+        help="start each process by itself, fork none from one that has imported what it needs [false]",
+    )
+    group.add_argument(
         "--model-memory-limit",
         type=integer(1024 * 1024),  # type: ignore[arg-type]
         default=None,
@@ -404,6 +413,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,
         model_load_count=given.model_load_thread_count,
+        zygotes=not given.no_zygote,
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
         exit_timeout_s=given.exit_timeout_secs,
         http=HttpSettings(

@@ -151,6 +151,7 @@ FLAGS = {
     "--exit-on-error": ("exit_on_error", True, "false", False),
     "--strict-readiness": ("strict_readiness", True, "false", False),
     "--model-load-thread-count": ("model_load_count", 4, "7", 7),
+    "--no-zygote": ("zygotes", True, "true", False),
     "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
     "--allow-http": ("http.enabled", True, "off", False),
     "--http-address": ("http.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
@@ -205,7 +206,7 @@ def test_each_flag_and_its_default(flag, path, default, value, becomes):
 @pytest.mark.parametrize("flag", [flag for flag, row in FLAGS.items() if isinstance(row[1], bool)])
 def test_booleans_in_every_spelling_and_alone(flag):
     path = FLAGS[flag][0]
-    negated = flag.startswith("--disable")
+    negated = flag.startswith(("--disable", "--no-"))
     for text in ("true", "TRUE", "True", "on", "1"):
         assert setting([f"{flag}={text}"], path) is not negated
     for text in ("false", "False", "off", "OFF", "0"):

@@ -1,0 +1,91 @@
+"""The process that instances are forked from dies or hangs: those that live do not notice, and others come to life."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import permutations
+
+import pytest
+
+from tests.faults.victims import told, write_victim
+from tests.support.gates import wait_until
+from tests.support.server import free_of_processes, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+
+def restart(server, model):
+    """Kill a model's only instance; returns the process of the next one."""
+    before = told(server, model, "pid")
+    os.kill(int(before), signal.SIGKILL)
+    wait_until(lambda: server.get(f"/v2/models/{model}/ready").status != 200, "nobody notices")
+    server.wait_until(f"/v2/models/{model}/ready", 200)
+    after = told(server, model, "pid")
+    assert after != before
+    return int(after)
+
+
+@pytest.mark.spec("pb-H02", "pb-H06")
+def test_a_zygote_that_dies_is_replaced(tmp_path):
+    for name in ("a", "b"):
+        write_victim(tmp_path, name)
+    with serving(tmp_path) as server:
+        (zygote,) = server.zygote_pids()
+        pids = server.stub_pids()
+        os.kill(zygote, signal.SIGKILL)
+        assert free_of_processes([zygote])
+        assert [told(server, name, "echo hello") for name in ("a", "b")] == ["hello", "hello"]
+        assert server.stub_pids() == pids, "an instance died with the process that it was forked from"
+        restart(server, "a")
+        (successor,) = server.zygote_pids()
+        assert successor != zygote
+        assert "not forked" not in server.output
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_zygote_that_hangs_is_done_without(tmp_path):
+    write_victim(tmp_path, "a")
+    with serving(tmp_path) as server:
+        (zygote,) = server.zygote_pids()
+        os.kill(zygote, signal.SIGSTOP)
+        restart(server, "a")
+        server.wait_for(r"are started one by one for a while, not forked: .*\) did not answer within 10 s")
+        assert free_of_processes([zygote])
+        restart(server, "a")
+        assert server.output.count("not forked") == 1
+
+
+@pytest.mark.spec("srv-P08")
+@pytest.mark.parametrize("order", list(permutations(("host", "zygote", "stub"))), ids="-".join)
+def test_nothing_is_left_in_whatever_order_they_die(tmp_path, order):
+    write_victim(tmp_path, "a")
+    write_victim(tmp_path, "b")
+    with serving(tmp_path) as server:
+        pids = server.child_pids()
+        victims = {"host": server.process.pid, "zygote": server.zygote_pids()[0], "stub": int(told(server, "a", "pid"))}
+        for name in order:
+            try:
+                os.kill(victims[name], signal.SIGKILL)
+            except ProcessLookupError:  # it died with the host
+                assert "host" in order[: order.index(name)]
+            if name == "host":
+                server.wait()
+        assert free_of_processes(pids), "processes outlived their host"
+
+
+def test_a_zygote_dies_while_models_load(tmp_path):
+    """Whatever it was doing at that time: all models get ready."""
+    for number in range(8):
+        write_victim(tmp_path, f"m{number}")
+    for _ in range(5):
+        with serving(tmp_path, ready=False) as server:
+            wait_until(server.zygote_pids, "there is none to kill")
+            for pid in server.zygote_pids():
+                os.kill(pid, signal.SIGKILL)
+            server.wait_ready()
+            assert len(server.stub_pids()) == 8
+            pids = server.child_pids()
+            assert server.stop() == 0
+        assert free_of_processes(pids)
