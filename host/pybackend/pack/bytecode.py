@@ -8,30 +8,59 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Self
 
 from pybackend.pack.errors import PackError, no_space, says_no_space
 from pybackend.pack.progress import Advance
 
-_CHUNK_BYTES = 1 << 21
-"""Source for one process: chunks do not depend on the number of cores, so that neither do the compiled files. With half as much,
-interpreters that start cost a fifth of the time; with twice as much, two cores do not end together."""
+_CHUNK_BYTES = 1 << 19
+"""Source for one process: chunks do not depend on the number of cores, so that neither do the compiled files."""
 
 _SCRIPT = r"""
 import os, py_compile, sys
+
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-parent = os.getppid()
-for line in sys.stdin.buffer.read().split(b"\0"):
-    if os.getppid() != parent:  # killed: nobody waits for this any more
+own = os.getpid()
+
+
+def compile_all(chunk):
+    for line in chunk.split(b"\0"):
+        if os.getppid() != own:  # killed: nobody waits for this any more
+            break
+        source, target, display = map(os.fsdecode, line.split(b"\n"))
+        try:
+            py_compile.compile(source, target, display, doraise=True, quiet=1, invalidation_mode=mode)
+        except (py_compile.PyCompileError, ValueError, RecursionError, OverflowError, MemoryError):
+            pass  # templates and code for other versions: it could not be imported either
+
+
+while True:
+    size = sys.stdin.buffer.read(8)
+    if not size:
         break
-    source, target, display = map(os.fsdecode, line.split(b"\n"))
-    try:
-        py_compile.compile(source, target, display, doraise=True, quiet=1, invalidation_mode=mode)
-    except (py_compile.PyCompileError, ValueError, RecursionError, OverflowError, MemoryError):
-        pass  # templates and code for other versions: it could not be imported either
+    chunk = sys.stdin.buffer.read(int(size, 16))
+    # What an interpreter has compiled before can be seen in the next file: each chunk has a fresh one.
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            compile_all(chunk)
+            status = 0
+        except OSError as error:
+            sys.stderr.write(str(error))
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+    if os.waitpid(child, 0)[1]:
+        break
+    os.write(1, b".")
 """
 
 
@@ -81,13 +110,19 @@ def compile_modules(
         chunks.append(b"\0".join(lines))
     for directory in {path.parent for path in names.values()}:
         directory.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as pool:
-        running = [pool.submit(_compile, python, chunk, target) for chunk in chunks]
+    with ExitStack() as stack, ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as pool:
+        idle: SimpleQueue[_Compiler] = SimpleQueue()
+        compilers = [stack.enter_context(_Compiler(python, target)) for _ in range(min(max(1, threads), len(chunks)))]
+        for compiler in compilers:
+            idle.put(compiler)
+        running = [pool.submit(_compile, chunk, idle) for chunk in chunks]
         try:
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
                 advance(done, len(chunks))
         except BaseException:
+            for compiler in compilers:
+                compiler.kill()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {name: path for name, path in names.items() if path.exists()}
@@ -108,18 +143,81 @@ def _chunks(sources: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
         yield chunk
 
 
-def _compile(python: Path, chunk: bytes, target: Path) -> None:
-    done = subprocess.run(
-        [python, "-s", "-S", "-B", "-W", "ignore", "-c", _SCRIPT],
-        input=chunk,
-        capture_output=True,
-        check=False,
-        cwd=target,
-        # Sets of constants are in another order with another seed. (-I would ignore this too.)
-        env={"PYTHONHASHSEED": "0", "PATH": os.defpath},
-    )
-    if done.returncode:
-        complaint = done.stderr.decode(errors="replace").strip()
+def _compile(chunk: bytes, idle: SimpleQueue[_Compiler]) -> None:
+    compiler = idle.get()
+    try:
+        compiler.compile(chunk)
+    finally:
+        idle.put(compiler)
+
+
+class _Compiler:
+    """An interpreter of the environment that compiles what it is told to.
+
+    Args:
+        python: the interpreter.
+        target: where it writes.
+    """
+
+    def __init__(self, python: Path, target: Path) -> None:
+        self._python = python
+        self._target = target
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [self._python, "-s", "-S", "-B", "-W", "ignore", "-c", _SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            bufsize=0,
+            cwd=self._target,
+            # Sets of constants are in another order with another seed. (-I would ignore this too.)
+            env={"PYTHONHASHSEED": "0", "PATH": os.defpath},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._complaints.close()
+
+    def kill(self) -> None:
+        """End it at once; whoever waits for it gets an error."""
+        self._process.kill()
+
+    def compile(self, chunk: bytes) -> None:
+        """Compile the modules of one chunk.
+
+        Raises:
+            PackError: the interpreter does not do it.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            for part in (b"%08x" % len(chunk), chunk):
+                _write_all(self._process.stdin, part)
+            answered = self._process.stdout.read(1)
+        except BrokenPipeError:
+            answered = b""
+        if not answered:
+            raise self._error()
+
+    def _error(self) -> PackError:
+        status = self._process.wait()
+        self._complaints.seek(0)
+        complaint = self._complaints.read().decode(errors="replace").strip()
         if says_no_space(complaint):
-            raise no_space("compile modules", target)
-        raise PackError(f"{python} cannot compile modules (status {done.returncode}): {complaint[-500:]}")
+            return no_space("compile modules", self._target)
+        return PackError(
+            f"{self._python} cannot compile modules (status {status}): {complaint[-500:] or 'it said nothing'}"
+        )
+
+
+def _write_all(pipe: IO[bytes], data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[pipe.write(view) :]
