@@ -58,7 +58,7 @@ async def _started(launcher: StubLauncher) -> Finding:
     layer = "model processes"
     began_s = time.perf_counter()
     try:
-        hello = await _greeting(await launcher.start())
+        hello = await greeting(await launcher.start())
     except (PybackendError, OSError, EOFError) as error:
         return fail(layer, f"one was started and did not say what it should: {error}", _OWN)
     took_ms = (time.perf_counter() - began_s) * 1e3
@@ -80,7 +80,7 @@ async def _forked(bundle: Path, orphans: Orphans) -> Finding:
             with connected_ends() as (ours, theirs):
                 process = await zygotes.fork(kind, launch, theirs, mark)
             orphans.know(mark, process.pid)
-            await _greeting(StubProcess(process, ours, lambda mark=mark: orphans.end(mark)))  # type: ignore[misc]
+            await greeting(StubProcess(process, ours, lambda mark=mark: orphans.end(mark)))  # type: ignore[misc]
             took_ms = (time.perf_counter() - began_s) * 1e3
     except (ZygoteError, OSError, EOFError) as error:
         return warn(layer, f"the process to fork from {error}", "processes are started one by one; see the log")
@@ -98,7 +98,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
         try:
             instance = model.of_instance(0)
-            hello = await _greeting(await launcher.start(StubLaunch(confinement=instance.confinement)))
+            hello = await greeting(await launcher.start(StubLaunch(confinement=instance.confinement)))
             await instance.end_leftovers()
         except (PybackendError, OSError, EOFError) as error:
             return warn(
@@ -113,7 +113,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     return warn(layer, f"without {', '.join(missing)}", f"at `standard` it is not so that: {without}")
 
 
-async def _greeting(stub: StubProcess) -> heard.Hello:
+async def greeting(stub: StubProcess) -> heard.Hello:
     """The first words of a process, which is ended then.
 
     Raises:
