@@ -22,7 +22,9 @@ NUMPY = Wanted("numpy", 1)
         ([], ["numpy is not among the packages"]),
         (
             [*CUDA, Wanted("torch"), NUMPY],
-            ["torch brings 3 packages for CUDA (1.2 GB to download). If the models run on the CPU: with UV_TORCH_BACKEND=cpu"],
+            [
+                "torch brings 3 packages for CUDA (1.2 GB to download). If the models run on the CPU: with UV_TORCH_BACKEND=cpu"
+            ],
         ),
         ([*CUDA, Wanted("XGBoost"), NUMPY], ["xgboost brings 3 packages for CUDA"]),
         ([Wanted("nvidia_nccl"), NUMPY], ["a package brings a package for CUDA. If"]),
