@@ -29,6 +29,8 @@ from pybackend_wire.framing import FrameDecoder
 _LIMIT_S = 60.0
 """How long a process may take to say its first word."""
 
+_LOOKS, _LOOK_S = 300, 0.01
+
 _OWN = "its own log lines say why; `pybackend serve --log-verbose=1` shows all"
 
 
@@ -125,7 +127,7 @@ async def greeting(stub: StubProcess) -> heard.Hello:
             while True:
                 count = await loop.sock_recv_into(stub.socket, decoder.room())
                 if not count:
-                    raise EOFError(f"it {stub.exit_cause or 'has closed its socket'}")
+                    raise EOFError(f"it {await _cause(stub)}")
                 for frame in decoder.received(count):
                     (message,) = heard.decode("json", frame)
                     if isinstance(message, heard.Hello):
@@ -135,3 +137,12 @@ async def greeting(stub: StubProcess) -> heard.Hello:
         raise EOFError(f"it says nothing for {_LIMIT_S:g} s") from None
     finally:
         stub.discard()
+
+
+async def _cause(stub: StubProcess) -> str:
+    """How it ended, which shows a moment after its socket is closed."""
+    for _ in range(_LOOKS):
+        if stub.exit_cause:
+            return stub.exit_cause
+        await asyncio.sleep(_LOOK_S)
+    return "has closed its socket"
