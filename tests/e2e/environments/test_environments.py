@@ -177,7 +177,7 @@ def test_an_instance_that_is_restarted_keeps_its_environment(tmp_path, about, wr
         before = about(server)
         mine.unlink()
         os.kill(before["pid"], signal.SIGKILL)
-        server.wait_until("/v2/models/m/ready", 400)
+        server.wait_for(r"instance 'm_\S+' is restarted")
         server.wait_until("/v2/models/m/ready", 200)
         after = about(server)
     assert after["pid"] != before["pid"]
