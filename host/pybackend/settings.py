@@ -109,7 +109,7 @@ class SandboxSettings:
         required: a model is not loaded if a layer is not in force.
     """
 
-    level: str = "off"
+    level: str = "standard"
     floor: str = "off"
     required: bool = False
 

@@ -49,4 +49,6 @@ def memory_of_requests_is_given_back():
     with serving(tmp_path) as server:
         reply = server.infer("denies", body)
         assert reply.status == 500
+        server.wait_for("is not healthy")
+        server.stop()
         assert server.output.count("is not healthy") == 1  # the first stub's death is the request's end

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pybackend.cli.options import UsageError, parse, print_help
 from pybackend.errors import PybackendError
 from pybackend.settings import Settings
-from pybackend_wire.confinement import OFF
+from pybackend_wire.confinement import OFF, STRICT
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,8 +66,8 @@ def serve(settings: Settings) -> int:
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
     first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
-    if settings.sandbox.level == OFF:  # else what they may do is known only when they are
-        launcher.start_ahead(min(first, settings.model_load_count))
+    if settings.sandbox.level != STRICT:
+        launcher.start_ahead(min(first, settings.model_load_count), confined=settings.sandbox.level != OFF)
     try:
         # Imports make many objects and no garbage: without the collector they take a tenth less time.
         gc.disable()

@@ -65,10 +65,16 @@ class StubLauncher:
         """The directory that stubs are started from."""
         return self._bundle
 
-    def start_ahead(self, count: int) -> None:
-        """Get ready for so many calls of :meth:`start`."""
+    def start_ahead(self, count: int, *, confined: bool) -> None:
+        """Get ready for so many calls of :meth:`start`.
+
+        Args:
+            count: how many.
+            confined: stubs will be, in ways that are known only when they are wanted: none can be started before.
+        """
         if self._zygotes is not None and count:
             self._zygotes.start_ahead(_ANYHOW)
+        if self._zygotes is not None or confined:
             return
         for _ in range(count):
             self._spare.append(self._spawn(_ANYHOW))

@@ -1,4 +1,4 @@
-"""The zygotes of a server: one for each environment, level of the sandbox and list of modules to preload."""
+"""The zygotes of a server: one for each environment and list of modules to preload."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ IDLE_S = 60.0
 
 @dataclass(frozen=True)
 class ZygoteKind:
-    """What stubs have in common that are forked from one process."""
+    """What stubs have in common that are forked from one process.
+
+    Not the level of their sandbox: it runs no code of models, and every fork confines itself before it does.
+    """
 
     environment: Environment
-    level: str
     preload: tuple[str, ...]
 
     @property
@@ -72,7 +74,7 @@ class Zygotes:
         # What has imported a foreign environment is not confined enough itself to be the origin of what is to be confined.
         if not launch.zygote or level == STRICT or (level != OFF and environment.prefix is not None):
             return None
-        return ZygoteKind(environment, level, launch.preload)
+        return ZygoteKind(environment, launch.preload)
 
     def start_ahead(self, launch: StubLaunch) -> None:
         """Start the one that forks such stubs, so that it is ready when the first of them is wanted."""

@@ -49,6 +49,9 @@ PER_MODEL = {
     ),
 }
 FAILURES = {"nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes")}
+SANDBOX = {
+    "pybackend_sandbox_missing_layers": ("gauge", "Number of layers of the model's sandbox that are not in force")
+}
 MACHINE = {
     "nv_pinned_memory_pool_total_bytes": ("gauge", "Pinned memory pool total memory size, in bytes"),
     "nv_pinned_memory_pool_used_bytes": ("gauge", "Pinned memory pool used memory size, in bytes"),
@@ -101,9 +104,10 @@ def command(server, **members):
 
 def test_families(fresh):
     text = page(fresh)
-    for name, (kind, description) in {**PER_MODEL, **FAILURES, **MACHINE}.items():
+    families = {**PER_MODEL, **FAILURES, **SANDBOX, **MACHINE}
+    for name, (kind, description) in families.items():
         assert text.count(f"# HELP {name} {description}\n# TYPE {name} {kind}\n") == 1, name
-    assert len(re.findall("^# TYPE ", text, re.MULTILINE)) == len(PER_MODEL) + len(FAILURES) + len(MACHINE)
+    assert len(re.findall("^# TYPE ", text, re.MULTILINE)) == len(families)
     for line in text.splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) .*|[a-z_]+(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [0-9.e+-]+', line), line
 

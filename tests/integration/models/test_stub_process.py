@@ -36,7 +36,7 @@ def script(tmp_path):
 def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
     before = len(descriptors())
     launcher = StubLauncher(stage_bundle())
-    launcher.start_ahead(1)
+    launcher.start_ahead(1, confined=False)
     stubs = [started(launcher), started(launcher)]
     try:
         for stub in stubs:
@@ -77,7 +77,7 @@ def test_a_stub_that_does_not_listen_to_nudges_keeps_nobody_waiting():
 def test_a_spare_process_that_died_says_why(script, caplog):
     caplog.set_level(logging.INFO, "pybackend")
     launcher = StubLauncher(stage_bundle(), script)
-    launcher.start_ahead(1)
+    launcher.start_ahead(1, confined=False)
     os.waitid(os.P_PID, launcher._spare[0].pid, os.WEXITED | os.WNOWAIT)
     started(launcher).discard()
     said = [(record.filename, record.getMessage()) for record in caplog.records]
