@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import http.client
 import json
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -43,7 +46,7 @@ class Reply:
 
 
 class ServerProcess:
-    """A server that was started; its output is collected line by line."""
+    """A server that was started; its output is collected as it comes."""
 
     def __init__(
         self, repositories: list[Path], *flags: str, python: Sequence[str] = (sys.executable,), **popen: Any
@@ -55,30 +58,44 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             **popen,
         )
-        self._lines: list[str] = []
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._chunks: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self._lines.append(line)
-                self._changed.notify_all()
+        arrival = select.poll()
+        arrival.register(self._pipe, select.POLLIN)
+        while not self._ended:
+            arrival.poll()
+            self._take()
+
+    def _take(self) -> None:
+        """Read what there is."""
         with self._changed:
-            self._ended = True
+            while not self._ended:
+                try:
+                    data = os.read(self._pipe, 1 << 16)
+                except BlockingIOError:
+                    break
+                self._ended = not data
+                self._chunks.append(self._decode(data, final=self._ended))
             self._changed.notify_all()
 
     @property
     def output(self) -> str:
-        """All that the server, and its models, have printed so far."""
+        """All that the server, and its models, have printed so far, up to this moment."""
         with self._changed:
-            return "".join(self._lines)
+            self._take()
+            self._chunks = ["".join(self._chunks)]
+            return self._chunks[0]
 
     def wait_for(self, pattern: str, deadline_s: float = DEADLINE_S) -> re.Match[str]:
         """Wait until the output matches; fails when the server ends without, or when the deadline passes."""
@@ -86,12 +103,13 @@ class ServerProcess:
         end = time.monotonic() + deadline_s
         with self._changed:
             while True:
-                found = compiled.search("".join(self._lines))
+                output = self.output
+                found = compiled.search(output)
                 if found:
                     return found
                 left = end - time.monotonic()
                 if self._ended or left <= 0:
-                    raise AssertionError(f"no {pattern!r} in the server's output:\n{''.join(self._lines)}")
+                    raise AssertionError(f"no {pattern!r} in the server's output:\n{output}")
                 self._changed.wait(left)
 
     @property
