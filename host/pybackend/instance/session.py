@@ -437,7 +437,9 @@ class StubSession:
             self.kill("closed its connection to the host and was killed")
 
     def _on_exit(self) -> None:
-        self._channel.drain()
+        self._channel.drain(self._on_drained)
+
+    def _on_drained(self) -> None:
         cause = self._end_cause or self._process.exit_cause
         state, self._state = self._state, StubState.GONE
         self._owner.on_end(self, cause)

@@ -65,6 +65,7 @@ class StubChannel:
         self._backlog = bytearray()
         self._arrived: deque[Frame] = deque()
         self._open = True
+        self._draining = False
         loop.add_reader(self._descriptor, self._read)
 
     @property
@@ -154,19 +155,29 @@ class StubChannel:
             self._socket.close()
             self._close_descriptors()
 
-    def drain(self) -> None:
-        """Read what a stub that is dead has left in the socket, then end.
+    def drain(self, on_drained: Callable[[], None]) -> None:
+        """Read what a stub that is dead has left in the socket, then end, then call this.
 
-        A child of it may still hold the socket, and even go on writing: what comes from now on is not read.
+        That is at once, unless it has left so much that others should have their turns meanwhile. A child of it may still
+        hold the socket, and even go on writing: what comes from now on is not read.
         """
         unread = array.array("i", [0])
         if self._open:
             fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
-        while self._open and (self._arrived or unread[0] > 0):
-            if not self._arrived:
-                unread[0] -= self._read() or unread[0]
+            self._loop.remove_reader(self._descriptor)
+            self._draining = True
+        self._drain(unread[0], on_drained)
+
+    def _drain(self, unread_bytes: int, on_drained: Callable[[], None]) -> None:
+        if self._open and not self._arrived and unread_bytes > 0:
+            unread_bytes -= self._read() or unread_bytes
+        else:
             self._handle_arrived()
-        self._end(None)
+        if self._open and (self._arrived or unread_bytes > 0):
+            self._loop.call_soon(self._drain, unread_bytes, on_drained)
+        else:
+            self._end(None)
+            on_drained()
 
     def _send(self, data: bytes | bytearray) -> int:
         """Send what the socket takes; returns how much that is, all of it if the other end is gone."""
@@ -220,7 +231,7 @@ class StubChannel:
         except RemoteProtocolError as error:
             self._end(error)
         self._handle_arrived()
-        if self._arrived:  # the rest in other turns; reading goes on when all are handled
+        if self._arrived and not self._draining:  # the rest in other turns; reading goes on when all are handled
             self._loop.remove_reader(self._descriptor)
             self._loop.call_soon(self._take_turn)
         return count
@@ -244,6 +255,8 @@ class StubChannel:
                 self._turn.end()
 
     def _take_turn(self) -> None:
+        if self._draining:
+            return
         self._handle_arrived()
         if not self._open:
             return

@@ -319,10 +319,13 @@ def test_a_flood_leaves_the_loop_to_others():
 def test_what_a_dead_stub_has_left_is_read():
     async def scenario(end):
         end.theirs.sendall(frame(NEED) * 500)
-        end.channel.drain()
-        assert len(end.messages) == 500
+        drained = []
+        end.channel.drain(lambda: drained.append(len(end.messages)))
+        await end.ended()
+        assert drained == [500]
         assert end.ends == [None]
-        end.channel.drain()
+        end.channel.drain(lambda: drained.append(0))
+        assert drained == [500, 0]
 
     on_a_loop(scenario)
 
