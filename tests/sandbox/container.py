@@ -12,6 +12,7 @@ import errno
 import os
 import struct
 import sys
+import tempfile
 
 from pybackend_stub.sandbox import seccomp
 from pybackend_stub.sandbox.kernel import MACHINE, prctl, syscall
@@ -28,6 +29,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP = 38, 24
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _NEW_NAMESPACES = 0x7E020000
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 
 def load_filter() -> None:
@@ -51,9 +54,36 @@ def load_filter() -> None:
     syscall(machine.seccomp, 1, 0, ctypes.byref(seccomp._Program(len(code), ctypes.addressof(buffer))))
 
 
+def mount_as_in_a_pod() -> None:
+    """In a view of the file system that is this process's own.
+
+    Raises:
+        OSError: that is not allowed here.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def checked(result: int) -> None:
+        if result:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    checked(libc.unshare(_CLONE_NEWNS))
+    checked(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+    temporary = tempfile.gettempdir()
+    for path, options in (("/dev/shm", b"size=64m,mode=1777"), (temporary, b"mode=1777")):
+        checked(libc.mount(b"tmpfs", path.encode(), b"tmpfs", 0, options))
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        points = {line.split()[1] for line in mounts} - {temporary}
+    for point in sorted(points):
+        if not point.startswith(("/proc", "/sys", "/dev/")):
+            checked(libc.mount(None, point.encode(), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
+
+
 def main(arguments: list[str]) -> None:
     """Become confined, and run the rest of the arguments."""
     kind, *command = arguments
+    if kind == "pod":
+        mount_as_in_a_pod()
     kept = _KEPT_CAPABILITIES if kind == "docker" else set()
     for capability in range(64):
         if capability not in kept:

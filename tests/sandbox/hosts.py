@@ -122,7 +122,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
     """A server of a kind with these models; for each what its parameters say.
 
     Args:
-        kind: ``root``, ``user``, ``docker`` or ``kubernetes``.
+        kind: ``root``, ``user``, ``docker``, ``kubernetes`` or ``pod``.
         flags: of the server.
         models: by name, one of them ``victim``.
     """
@@ -132,7 +132,10 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
     with ExitStack() as stack:
         base = public_directory()
         stack.callback(shutil.rmtree, base, ignore_errors=True)
-        repository, home = base / "models", base / "home"
+        repository, home, temporary = base / "models", base / "home", Path("/tmp")
+        if kind == "pod":
+            temporary = base / "tmp"
+            temporary.mkdir()
         for name, options in models.items():
             write_attacker(repository, name, **options)
         write_home(home)
@@ -144,7 +147,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
             **os.environ,
             "HOME": str(home),
             "XDG_CACHE_HOME": str(base / "cache" if as_root else home / ".cache"),
-            "TMPDIR": "/tmp",
+            "TMPDIR": str(temporary),
             "ATTACK_TEST_SECRET": "to be kept",
             "OPENBLAS_NUM_THREADS": "1",
         }
@@ -161,8 +164,8 @@ def _end(server: ServerProcess) -> None:
 def _command(kind: str, python: str) -> tuple[list[str], dict[str, Any]]:
     if kind == "docker":
         return [sys.executable, "-m", "tests.sandbox.container", "docker", python], {}
-    if kind == "kubernetes":
-        return [sys.executable, "-m", "tests.sandbox.container", "kubernetes", str(OTHER_UID), python], {}
+    if kind in {"kubernetes", "pod"}:
+        return [sys.executable, "-m", "tests.sandbox.container", kind, str(OTHER_UID), python], {}
     if kind == "user" and IS_ROOT:
         return [python], {"user": OTHER_UID, "group": OTHER_UID, "extra_groups": []}
     return [python], {}

@@ -145,7 +145,7 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(("shm", *_TERMINALS), gpu=True)
-    rules += [(os.path.realpath(path), _OWN) for path in (*TEMPORARY, *_caches(server.home))]
+    rules += [(os.path.realpath(path), _OWN) for path in (*temporary_directories(), *_caches(server.home))]
     if not _is_beside(server.working_directory, hidden):
         rules.append((server.working_directory, LIST))  # else modules that lie there would not be found
     return rules + _own(server, model, _OWN)
@@ -164,9 +164,15 @@ def strict_rules(server: ServerPlaces, model: ModelPlaces) -> Rules:
     return rules + _own(server, model, _PROGRAMS)
 
 
+def temporary_directories() -> tuple[str, ...]:
+    """Where models may leave temporary files at standard: the usual places, and the one that the server was told."""
+    told = os.environ.get("TMPDIR", "")
+    return (*TEMPORARY, told) if os.path.isabs(told) else TEMPORARY
+
+
 def exposed(server: ServerPlaces) -> list[str]:
     """What cannot be hidden at standard: it lies where every model may write."""
-    open_to_all = {os.path.realpath(path) for path in TEMPORARY}
+    open_to_all = {os.path.realpath(path) for path in temporary_directories()}
     places = (*server.repositories, os.path.dirname(server.bundle))
     return [path for path in places if any(_contains(top, path) for top in open_to_all)]
 
