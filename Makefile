@@ -27,7 +27,8 @@ demo: $(MARK)-examples ## start a server on the examples and call each with an u
 	@$(BIN)/python examples/demo.py
 
 test: lint ## the linters, then every test
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	@# A file's tests share servers: they run in one process.
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(MARK)-dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

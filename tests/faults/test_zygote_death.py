@@ -83,7 +83,8 @@ def test_a_zygote_dies_while_models_load(tmp_path):
             for pid in server.zygote_pids():
                 os.kill(pid, signal.SIGKILL)
             server.wait_ready()
-            assert len(server.stub_pids()) == 8
+            # One may have been born to the zygote when it died, whom nobody knows; it is found within a second.
+            wait_until(lambda: len(server.stub_pids()) == 8, "there are not as many processes as models")
             pids = server.child_pids()
             assert server.stop() == 0
         assert free_of_processes(pids)
