@@ -19,6 +19,7 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.pack.errors import OutputError, output_error
 
 _PREFIX = "pack-"
+_REMOVALS = 3
 
 
 def default_work_directory() -> Path:
@@ -81,7 +82,10 @@ def _remove_abandoned_directories(parent: Path) -> None:
 
 
 def _remove_directory(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    for _ in range(_REMOVALS):  # somebody who has it open may still make files in it
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            break
 
 
 @contextmanager
