@@ -213,7 +213,7 @@ def test_one_that_talks_without_end_leaves_others_their_turn(server):
     with Asker(server) as asker:
         pid = int(told(server, name, "pid"))
         flood = asker.ask(name, f"flood_with [[{FREE_INPUT}, []]]")
-        server.wait_for("on and on")
+        server.wait_for(f"{name}_0/output.*on and on")  # begun: else the next process would execute it
         begin_s = time.monotonic()
         for n in range(20):
             assert told(server, "honest", f"echo {n}") == str(n)
