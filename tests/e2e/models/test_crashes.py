@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, write_model
@@ -131,6 +132,8 @@ def test_nothing_is_left_of_a_dead_process(server):
     array = np.ones(1_000_000, np.float32)
     use = "return out(OUT=array('FP32'), OUT0=text(os.getpid()))"
     lab(use, FP32=array)
+    # Who looks after orphans is started within a second, and has a pipe.
+    wait_until(lambda: set(server.helper_pids()) - set(server.zygote_pids()), "nobody looks after orphans")
     before = traces(server)
     for _ in range(3):
         started = lab(
