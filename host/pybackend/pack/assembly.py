@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import shlex
 import subprocess
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pybackend.environment.hooks import VARIABLES_HOOK
 from pybackend.pack import conda, inventory, wheels
 from pybackend.pack.errors import PackError, SpecificationError, UnpackableError
 from pybackend.pack.interpreter import find_interpreter
@@ -32,10 +33,11 @@ from pybackend.pack.virtual_environment import base_interpreter, copy_packages
 from pybackend.pack.wheels import WheelOrder
 
 _QUESTION = """
-import json, os, platform, sys, sysconfig
+import os, sys, sysconfig
 paths = sysconfig.get_paths()
-print(json.dumps({
-    "version": platform.python_version(),
+# Nothing is compiled there yet: json and platform would be half of the time.
+print(ascii({
+    "version": sys.version.split()[0],
     "cache_tag": sys.implementation.cache_tag,
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
     "site_packages": sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")}),
@@ -220,7 +222,7 @@ def _write_activation(prefix: Path, variables: dict[str, str]) -> None:
     directory = prefix / "etc" / "conda" / "activate.d"
     directory.mkdir(parents=True, exist_ok=True)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())]
-    (directory / "zz_pybackend_variables.sh").write_text("".join(lines))
+    (directory / VARIABLES_HOOK).write_text("".join(lines))
 
 
 def _describe(
@@ -267,7 +269,7 @@ def _ask(python: Path, prefix: Path) -> dict[str, Any]:
     )
     if done.returncode:
         raise UnpackableError(f"{python} does not start: {done.stderr.strip()[-500:]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = ast.literal_eval(done.stdout)
     release = tuple(int(number) for number in answer["version"].split(".")[:2])
     if release < (3, 8):
         raise UnpackableError(f"{python} is CPython {answer['version']}; models run in 3.8 and newer")

@@ -44,7 +44,7 @@ def pack(specification: Path, archive: Path, options: PackOptions | None = None)
     archive_format = _format(archive, options)
     check_writable(archive)
     lock = _read_lock(given, options)
-    work = options.work_directory or default_work_directory()
+    work = Path(os.path.abspath(options.work_directory or default_work_directory()))
     with scratch_directory(work) as scratch:
         try:
             assembled = assemble(specification, given, options, lock, scratch / "env")

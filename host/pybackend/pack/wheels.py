@@ -150,6 +150,8 @@ def pinned(names: set[str], options: Sequence[str], python: Path, directory: Pat
     Raises:
         PackError: an index that had them a moment ago has not any more.
     """
+    if not names:
+        return []
     frozen = _uv(["pip", "freeze", "--quiet", f"--python={python}"], WheelOrder(directory)).splitlines()
     wanted = [line for line in frozen if normalised(re.split(r"[=@ ]", line, maxsplit=1)[0]) in names]
     if not wanted or not hashes:

@@ -37,7 +37,9 @@ def test_it_is_among_the_commands():
 def test_bars_on_a_terminal_and_one_line_elsewhere(python, tmp_path):
     write_wheel(tmp_path / "wheels", "leaf", "1.0", {"leaf.py": "X = 1\n"})
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
-    command = [sys.executable, "-m", "pybackend", "pack", tmp_path / "requirements.txt", "--python", python]
+    # Paths as people write them: relative to where they are.
+    command = [sys.executable, "-m", "pybackend", "pack", "requirements.txt", "--work-directory", "work"]
+    command += ["--python", python]
     terminal, its_end = pty.openpty()
     with subprocess.Popen(
         [*map(str, command)],
@@ -57,6 +59,7 @@ def test_bars_on_a_terminal_and_one_line_elsewhere(python, tmp_path):
     assert re.fullmatch(
         rf"{tmp_path}/env\.tar\.gz: [\d.]+ MB, [\d.]+ MB unpacked, CPython 3\.\d+\.\S+, 1 package, [\d.]+ s\n", printed
     )
+    assert list((tmp_path / "work").iterdir()) == []
     quiet = run_pack(tmp_path / "requirements.txt", "--dry-run", "--python", python, cwd=tmp_path)
     assert quiet.returncode == 0
     assert (
