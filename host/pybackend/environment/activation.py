@@ -1,4 +1,7 @@
-"""What activating an environment sets. Its ``activate`` script, and the hooks that it would run, are not run."""
+"""What activating an environment sets, less what its hooks do: see :mod:`pybackend.environment.hooks`.
+
+Its ``activate`` script is not run.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from pybackend_wire.library_path import LIBRARY_PATH
 _MOST_STATE_BYTES = 1024 * 1024
 
 _NOT_THEIRS = frozenset({"PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX"})
-_LOADER = "LD_"
-_PYTHON = "PYTHON"
+_NOT_THEIRS_EITHER = ("LD_", "PYTHON", "PYBACKEND_")
+"""What begins so changes which code runs."""
 
 
 def activation_variables(
@@ -53,12 +56,13 @@ def _own_variables(prefix: Path, manifest: EnvironmentManifest | None) -> dict[s
     return {
         name: value
         for name, value in found.items()
-        if name not in _NOT_THEIRS
-        and not name.startswith((_LOADER, _PYTHON))
-        and name
-        and not {"=", "\0"} & set(name)
-        and "\0" not in value
+        if may_be_set(name) and name and not {"=", "\0"} & set(name) and "\0" not in value
     }
+
+
+def may_be_set(name: str) -> bool:
+    """True if an environment, or what is in it, has a say in this variable."""
+    return name not in _NOT_THEIRS and not name.startswith(_NOT_THEIRS_EITHER)
 
 
 def _conda_state(prefix: Path) -> dict[str, str]:
