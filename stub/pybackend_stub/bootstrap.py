@@ -9,11 +9,14 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 from pybackend_stub.process import bear_mark, die_with_host
 from pybackend_wire.library_path import forget_library_path
 from pybackend_wire.zygote import ARGUMENT
+
+if TYPE_CHECKING:  # at run time it is imported only where something is confined
+    from pybackend_stub.sandbox import Preparation
 
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _held = threading.local()
@@ -31,22 +34,29 @@ def main(arguments: "List[str]") -> int:
     die_with_host(host_pid)
     bear_mark(mark)
     os.set_inheritable(nudges, False)
-    text = b""
-    if confinement >= 0:
-        with open(confinement, "rb") as file:
-            text = file.read()
-    return be_stub(descriptor, nudges, text)
+    return be_stub(descriptor, nudges, _preparation(confinement) if confinement >= 0 else None)
+
+
+def _preparation(descriptor: int) -> "Preparation":
+    from pybackend_stub.sandbox import Preparation
+    from pybackend_wire.confinement import Confinement
+
+    with open(descriptor, "rb") as file:
+        return Preparation(Confinement.from_json(file.read()))
 
 
 def be_stub(
-    descriptor: int, nudges: int, confinement: bytes, on_confined: "Optional[Callable[[], None]]" = None
+    descriptor: int,
+    nudges: int,
+    preparation: "Optional[Preparation]",
+    on_confined: "Optional[Callable[[], None]]" = None,
 ) -> int:
     """Run the stub in this process, which dies with the host already; returns the exit status.
 
     Args:
         descriptor: its socket.
         nudges: the counter by which the host asks to be heard at once.
-        confinement: as JSON; empty if nothing confines it.
+        preparation: for its confinement; None if nothing confines it.
         on_confined: called once threads may be started.
     """
     ignore_terminal_signals()
@@ -56,12 +66,11 @@ def be_stub(
 
     channel = HostChannel(descriptor)
     confined: Dict[str, str] = {}
-    if confinement:
+    if preparation is not None:
         from pybackend_stub.sandbox import ConfinementError, confine
-        from pybackend_wire.confinement import Confinement
 
         try:
-            confined = confine(Confinement.from_json(confinement), (descriptor, nudges))
+            confined = confine(preparation, (descriptor, nudges))
         except ConfinementError as error:
             channel.refuse(str(error))
             return 1

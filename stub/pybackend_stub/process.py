@@ -13,7 +13,7 @@ LIBC = ctypes.CDLL(None)
 
 _PRCTL = LIBC.prctl
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
 _MOST_NAME_BYTES = 15
 
 _STAT_BYTES = 4096
@@ -34,6 +34,12 @@ def bear_mark(mark: int) -> None:
     """Mark this process, and all that it starts, for the host that looks for what is left of it; 0 is no mark."""
     if mark:
         resource.setrlimit(MARK, (mark, mark))
+
+
+def show_memory(shown: bool) -> None:
+    """Let other processes of the same user look into this one, or not, as debuggers do."""
+    if sys.platform.startswith("linux"):
+        _PRCTL(_PR_SET_DUMPABLE, int(shown), 0, 0, 0)
 
 
 def be_called(name: str) -> None:

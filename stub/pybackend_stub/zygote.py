@@ -1,6 +1,8 @@
 """A process that has imported what every stub of its environment needs, and forks stubs when the host asks for them.
 
-It runs no model. It has one thread, so that a fork has all there is; what it has imported, its forks share with it. A fork is
+It runs no model. Where its Python is a model author's it is confined as a whole: it reaches what the models of that environment
+may reach together, and has no privilege but to change into their users, so that each of its forks can confine itself to what is
+its own. It has one thread, so that a fork has all there is; what it has imported, its forks share with it. A fork is
 brought to life by another fork that ends at once: it becomes the host's child, as if the host had started it, and nothing ties
 it to the zygote any more.
 """
@@ -17,8 +19,10 @@ import sys
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_stub.process import be_called, bear_mark, die_with_host
+from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory
+from pybackend_stub.sandbox import Preparation
 from pybackend_wire.codec import JSON, encode_frame
+from pybackend_wire.confinement import Confinement
 from pybackend_wire.zygote import MOST_BYTES, STUB_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
 _FORK = ctypes.PyDLL(None, use_errno=True).fork
@@ -45,13 +49,13 @@ class Birth(NamedTuple):
     Attributes:
         socket: the stub's socket.
         nudges: the counter by which the host asks to be heard at once.
-        confinement: as JSON; empty if nothing confines it.
+        preparation: for its confinement; None if nothing confines it.
         wake: gives the libraries their threads back, once the process is confined.
     """
 
     socket: int
     nudges: int
-    confinement: bytes
+    preparation: "Optional[Preparation]"
     wake: "Callable[[], None]"
 
 
@@ -134,6 +138,11 @@ class Zygote:
         if len(descriptors) != _DESCRIPTORS:
             self._told(request, descriptors, 0, "a descriptor was lost on the way")
             return None
+        preparation = None
+        if request.confinement:
+            preparation = Preparation(Confinement.from_json(request.confinement))
+            if preparation.rules >= 0:
+                descriptors.append(preparation.rules)
         try:
             reading, writing = os.pipe()
             between = _bare_fork()
@@ -145,7 +154,7 @@ class Zygote:
             _fork_and_end(writing)
             os.close(reading)
             os.close(writing)
-            return self._be_born(request, descriptors, parent)
+            return self._be_born(request, descriptors[:_DESCRIPTORS], preparation, parent)
         os.close(writing)
         with open(reading, "rb") as pipe:
             pid = int(pipe.read() or b"-%d" % errno.EAGAIN)
@@ -158,9 +167,12 @@ class Zygote:
             os.close(descriptor)
         self._answer(request.number, pid, failure)
 
-    def _be_born(self, request: Fork, descriptors: "List[int]", parent: int) -> Birth:
+    def _be_born(
+        self, request: Fork, descriptors: "List[int]", preparation: "Optional[Preparation]", parent: int
+    ) -> Birth:
         """In the new process: everything as it is in one that the host has started itself."""
         be_called(STUB_NAME)
+        show_memory(True)
         self._socket.close()
         os.setsid()
         sock, nudges, output = descriptors
@@ -180,7 +192,7 @@ class Zygote:
         random = sys.modules.get("numpy.random")
         if random is not None:  # else all forks would draw the same numbers
             random.seed()
-        return Birth(sock, nudges, request.confinement.encode(), self._wake)
+        return Birth(sock, nudges, preparation, self._wake)
 
     def _wait_for_adoption(self, parent: int) -> None:
         """Until the process in between has ended: the kernel's promise is about the parent that one has at that time."""
@@ -273,5 +285,6 @@ def main(arguments: "Sequence[str]") -> "Optional[Birth]":
     descriptor, host_pid, mark = map(int, arguments[:3])
     die_with_host(host_pid)
     bear_mark(mark)
+    show_memory(False)  # else a model of the same user could change what the others are forked from
     sys.argv = [""]
     return Zygote(descriptor, host_pid, arguments[3:]).run()

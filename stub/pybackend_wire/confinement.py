@@ -53,6 +53,8 @@ class Confinement(NamedTuple):
         oom_score_adj: least value, 0 to leave it.
         scrubbed: nothing of the host's environment is inherited.
         canary: a file that anybody may read and this process must fail to open; empty for none.
+        users: how many users and groups it may change into later on, from ``uid`` on; that is all it keeps of its
+            privileges. Only for what forks the processes of models: each of those gives it up for itself.
     """
 
     level: str
@@ -71,6 +73,7 @@ class Confinement(NamedTuple):
     oom_score_adj: int = 0
     scrubbed: bool = False
     canary: str = ""
+    users: int = 0
 
     def to_json(self) -> str:
         """For the way to the process."""

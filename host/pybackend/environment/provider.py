@@ -12,6 +12,7 @@ from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
+from pybackend.environment.uses import EnvironmentUses
 from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,15 @@ class EnvironmentProvider:
     Args:
         cache: where archives are unpacked.
         packer: packs lists of packages when models are loaded, None where the operator has not allowed that.
+
+    Attributes:
+        cache: see above.
+        uses: which models name which of them.
     """
 
     def __init__(self, cache: EnvironmentCache, packer: Packer | None = None) -> None:
         self.cache = cache
+        self.uses = EnvironmentUses()
         self._packer = packer
         self._specifications = SpecificationCache(cache)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pybackend.environment.environment import Environment
 from pybackend.modelconfig.options import StartOptions
 from pybackend.sandbox.model_sandbox import InstanceSandbox
+from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend_wire.confinement import Confinement
 from pybackend_wire.messages import DebuggerPoint
 
@@ -24,6 +25,7 @@ class StubLaunch:
         confinement: what it may do; everything that the host may if None.
         zygote: it may be forked from a process that has imported what stubs need.
         preload: modules that this process has imported too, as a fork shares them.
+        domain: of the models whose processes are forked from the same one; None if that is nobody's.
     """
 
     environment: Environment | None = None
@@ -31,6 +33,7 @@ class StubLaunch:
     confinement: Confinement | None = None
     zygote: bool = True
     preload: tuple[str, ...] = ()
+    domain: TrustDomain | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,14 @@ class StubSettings:
     @property
     def launch(self) -> StubLaunch:
         """How to start its process."""
-        return StubLaunch(self.environment, self.cores, self.confinement, self.start.zygote, self.start.preload)
+        return StubLaunch(
+            self.environment,
+            self.cores,
+            self.confinement,
+            self.start.zygote,
+            self.start.preload,
+            None if self.sandbox is None else self.sandbox.domain,
+        )
 
     def check_confined(self, pid: int, report: Mapping[str, str]) -> None:
         """Hear what a process says about its sandbox.

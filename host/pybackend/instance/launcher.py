@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.affinity import pin
 from pybackend.instance.child_process import Process
+from pybackend.instance.entry import NOT_CONFINED, entered_command, written_confinement
 from pybackend.instance.launch import StubLaunch
 from pybackend.instance.orphans import Orphans
 from pybackend.instance.process_variables import process_variables
@@ -24,8 +21,6 @@ from pybackend.instance.stub_process import StubProcess
 from pybackend.instance.zygote import ZygoteError
 from pybackend.instance.zygotes import Zygotes
 from pybackend_wire.confinement import Confinement
-
-_NOT_CONFINED = -1
 
 _ANYHOW = StubLaunch()
 
@@ -142,7 +137,7 @@ class StubLauncher:
         environment = launch.environment or self._own
         mark = self._new_mark()
         try:
-            with connected_ends() as (ours, theirs), _written(launch.confinement) as confinement:
+            with connected_ends() as (ours, theirs), written_confinement(launch.confinement) as confinement:
                 process = self._execute(environment, theirs, launch.confinement, mark, confinement)
         except OSError as error:
             self._on_end(mark)
@@ -169,14 +164,14 @@ class StubLauncher:
     def _execute(
         self, environment: Environment, ends: StubEnds, confinement: Confinement | None, mark: int, written: int
     ) -> subprocess.Popen[bytes]:
-        inherited = [ends.socket, ends.nudges] + [written] * (written != _NOT_CONFINED)
+        inherited = [ends.socket, ends.nudges] + [written] * (written != NOT_CONFINED)
         variables = process_variables(environment)
         arguments = map(str, (ends.socket, ends.nudges, os.getpid(), mark, written))
         command = [str(environment.python), "-I", "-B", str(self._bundle), *arguments]
         if confinement is not None:
             variables = confinement.environment(variables)
             if environment.is_foreign:
-                command, variables = self._entered(command, variables, inherited, written)
+                command, variables = entered_command(self._bundle, command, variables, inherited, written)
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -186,33 +181,3 @@ class StubLauncher:
             env=variables,
             start_new_session=True,
         )
-
-    def _entered(
-        self, command: list[str], variables: dict[str, str], inherited: list[int], written: int
-    ) -> tuple[list[str], dict[str, str]]:
-        """The same command, started in a process that is confined before: its interpreter is not the host's."""
-        enter = self._bundle / "pybackend_stub" / "sandbox" / "enter.py"
-        kept = ",".join(map(str, inherited))
-        arguments = [str(self._bundle), str(os.getpid()), str(written), kept, *command]
-        hidden = {f"_{name}": value for name, value in variables.items()}
-        if "LD_LIBRARY_PATH" in os.environ:
-            hidden["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # the host's own Python may need it to start
-        return [sys.executable, "-I", "-S", "-B", str(enter), *arguments], hidden
-
-
-@contextmanager
-def _written(confinement: Confinement | None) -> Iterator[int]:
-    """A descriptor to read it from, for as long as a ``with`` block lasts."""
-    if confinement is None:
-        yield _NOT_CONFINED
-        return
-    with _unnamed_file() as file:
-        file.write(confinement.to_json().encode())
-        file.seek(0)
-        yield file.fileno()
-
-
-def _unnamed_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("pybackend-confinement"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)

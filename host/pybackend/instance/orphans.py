@@ -65,6 +65,9 @@ class Orphans:
         """The process that was started with a mark: somebody else waits for its end."""
         if mark:
             self._living[mark] = pid
+            # It will bear it by itself, but the Python of an environment may run other code before.
+            with suppress(OSError, ValueError):  # it has ended, or is another user already and has done so
+                resource.prlimit(pid, MARK, (mark, mark))
 
     def end(self, mark: int) -> None:
         """The process with this mark has ended, and with it all that it has started."""
@@ -96,7 +99,7 @@ class Orphans:
         known = set(self._living.values())
         left = 0
         for pid in _children():
-            mark = _mark_of(pid)
+            mark = mark_of(pid)
             if pid in known or mark is None or mark == self._own:
                 continue  # its end is waited for elsewhere, or it is no model's
             owner = self._living.get(mark)
@@ -145,7 +148,8 @@ def _reap(pid: int) -> bool:
         return True
 
 
-def _mark_of(pid: int) -> int | None:
+def mark_of(pid: int) -> int | None:
+    """The mark that a process bears; None if there is no such process."""
     with suppress(OSError):
         return resource.prlimit(pid, MARK)[1]
     with suppress(OSError, StopIteration, ValueError):  # another user's, and this one is not privileged

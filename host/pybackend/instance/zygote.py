@@ -9,9 +9,12 @@ import subprocess
 
 from pybackend.instance.child_process import AdoptedProcess
 from pybackend.instance.launch import StubLaunch
+from pybackend.instance.orphans import mark_of
 from pybackend.instance.stub_ends import StubEnds
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
+from pybackend.sandbox.verification import contradictions
+from pybackend_wire.confinement import Confinement
 from pybackend_wire.zygote import MOST_BYTES, Fork, Forked, packed
 
 START_LIMIT_S = 60.0
@@ -33,14 +36,26 @@ class Zygote:
         sock: the host's end of its socket.
         output: the end of the pipe into which it, and what it imports, prints.
         name: for its lines in the log.
+        mark: that it bears, and its forks until they bear their own.
+        confinement: that it has before it runs any code of its environment, None if nothing confines it.
 
     Attributes:
         is_gone: it can be asked no more.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, output: int, name: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        output: int,
+        name: str,
+        mark: int,
+        confinement: Confinement | None = None,
+    ) -> None:
         self.is_gone = False
         self._process = process
+        self._mark = mark
+        self._confinement = confinement
         self._socket = sock
         self._output = OutputPipe(output, process.pid)
         self._output.output = ModelOutput(name)
@@ -61,19 +76,33 @@ class Zygote:
         """
         self._attend()
         await self._answered(0, START_LIMIT_S)
+        self._check_confined()
         number = self._numbers = self._numbers + 1
         confinement = "" if launch.confinement is None else launch.confinement.to_json()
         packet = packed(Fork(number, mark, sorted(launch.cores), confinement))
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self._socket, [packet], [ends.socket, ends.nudges, ends.output])
-            return AdoptedProcess(await self._answered(number, FORK_LIMIT_S))
+            return self._adopted(await self._answered(number, FORK_LIMIT_S), mark)
         except ProcessLookupError:
             raise ZygoteError("made a process that is no child of the server") from None
         except OSError as error:
             raise ZygoteError(f"does not take requests: {error.strerror}") from error
         finally:
             self._asked.pop(number, None)
+
+    def _adopted(self, pid: int, mark: int) -> AdoptedProcess:
+        """The process with a number that it has named, which may be that of somebody else's."""
+        process = AdoptedProcess(pid)
+        if mark and mark_of(pid) not in {mark, self._mark}:
+            raise ProcessLookupError(pid)
+        return process
+
+    def _check_confined(self) -> None:
+        if self._confinement is not None and self._confinement.users:
+            wrong = contradictions(self.pid, self._confinement, {}, 1)
+            if wrong:
+                raise ZygoteError(f"is not confined as it has to be: {wrong}")
 
     async def _answered(self, number: int, limit_s: float) -> int:
         try:
@@ -106,7 +135,7 @@ class Zygote:
         if future is None or future.done():
             return  # nobody waits for it any more
         if answer.failure:
-            future.set_exception(ZygoteError(f"cannot: {answer.failure}"))
+            future.set_exception(ZygoteError(f"cannot: {' '.join(answer.failure.split())}"))
             future.exception()  # whoever waits gets it; if nobody does, it is not worth a complaint
         else:
             future.set_result(answer.pid)

@@ -1,4 +1,10 @@
-"""The zygotes of a server: one for each environment and list of modules to preload."""
+"""The zygotes of a server: one for each environment and list of modules to preload.
+
+One of the host's own Python is started with the server, and confined by nothing: it runs no code but the host's. One of an
+environment is started with the second process that it could fork, which is when it begins to pay, and is confined to what the
+models of its trust domain may reach together. What it may reach cannot be widened later: when a model comes whose files are not
+among that, another one is started in its place.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +14,22 @@ import os
 import socket
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.instance.child_process import AdoptedProcess
+from pybackend.instance.entry import entered_command, written_confinement
 from pybackend.instance.launch import StubLaunch
 from pybackend.instance.orphans import Orphans
 from pybackend.instance.process_variables import process_variables
 from pybackend.instance.stub_ends import StubEnds, output_pipe
-from pybackend.instance.zygote import Zygote, ZygoteError
-from pybackend_wire.confinement import OFF, STRICT
+from pybackend.instance.zygote import FORK_LIMIT_S, Zygote, ZygoteError
+from pybackend.sandbox.trust_domain import Reach, TrustDomain
+from pybackend_wire.confinement import STRICT, Confinement
 from pybackend_wire.zygote import ARGUMENT
 
 log = logging.getLogger(__name__)
@@ -31,21 +40,50 @@ PAUSE_S = 60.0
 IDLE_S = 60.0
 """How long one lives on when no stub of its kind does."""
 
+RENEWAL_S = 5.0
+"""How long one that is confined is kept at least, whatever it does not reach: until then processes are started without."""
+
+RETIREMENT_S = FORK_LIMIT_S + 1.0
+"""How long one lives on in whose place there is another: until nobody can wait for a fork of it."""
+
 
 @dataclass(frozen=True)
 class ZygoteKind:
     """What stubs have in common that are forked from one process.
 
-    Not the level of their sandbox: it runs no code of models, and every fork confines itself before it does.
+    Attributes:
+        environment: its Python.
+        preload: modules that it has imported.
+        domain: what the models share that it is confined for, None if it is not confined.
     """
 
     environment: Environment
     preload: tuple[str, ...]
+    domain: TrustDomain | None = None
 
     @property
     def name(self) -> str:
         """For the log."""
         return "_".join(["zygote", self.environment.identity[:12], *self.preload])
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """A zygote that was started.
+
+    Attributes:
+        kind: what stubs it forks.
+        zygote: itself.
+        mark: of its process.
+        reach: what it can pass on, None if it is not confined.
+        started_s: when, by the monotonic clock.
+    """
+
+    kind: ZygoteKind
+    zygote: Zygote
+    mark: int
+    reach: Reach | None
+    started_s: float
 
 
 class Zygotes:
@@ -61,20 +99,24 @@ class Zygotes:
         self._bundle = bundle
         self._own = own
         self._orphans = orphans
-        self._zygotes: dict[ZygoteKind, Zygote] = {}
-        self._marks: dict[ZygoteKind, int] = {}
+        self._zygotes: dict[ZygoteKind, _Running] = {}
+        self._retired: list[_Running] = []
+        self._starting: defaultdict[ZygoteKind, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._wanted: Counter[ZygoteKind] = Counter()
         self._paused_until_s: dict[ZygoteKind, float] = {}
         self._complained: set[ZygoteKind] = set()
         self._stubs: Counter[ZygoteKind] = Counter()
 
     def kind_of(self, launch: StubLaunch) -> ZygoteKind | None:
         """Which of them would fork such a stub; None if it is to be started without."""
-        level = OFF if launch.confinement is None else launch.confinement.level
-        environment = launch.environment or self._own
-        # What has imported a foreign environment is not confined enough itself to be the origin of what is to be confined.
-        if not launch.zygote or level == STRICT or (level != OFF and environment.prefix is not None):
+        confinement, environment = launch.confinement, launch.environment or self._own
+        if not launch.zygote or (confinement is not None and confinement.level == STRICT):
             return None
-        return ZygoteKind(environment, launch.preload)
+        if confinement is None or not environment.is_foreign:
+            return ZygoteKind(environment, launch.preload)
+        if launch.domain is None or not launch.domain.forks(confinement):
+            return None
+        return ZygoteKind(environment, launch.preload, launch.domain)
 
     def start_ahead(self, launch: StubLaunch) -> None:
         """Start the one that forks such stubs, so that it is ready when the first of them is wanted."""
@@ -89,11 +131,14 @@ class Zygotes:
         Raises:
             ZygoteError: it has to be started without a zygote, for now.
         """
-        zygote = self._zygote(kind)
+        if launch.confinement is None or kind.domain is None:
+            zygote = self._zygote(kind)
+        else:
+            zygote = await self._reaching(kind, kind.domain, launch.confinement)
         try:
             process = await zygote.fork(launch, ends, mark)
         except ZygoteError as error:
-            if self._zygotes.get(kind) is zygote:
+            if kind in self._zygotes and self._zygotes[kind].zygote is zygote:
                 self._close(kind)
             self._give_up(kind, str(error))
             raise
@@ -115,16 +160,43 @@ class Zygotes:
         """End all of them; what they have forked lives on."""
         for kind in list(self._zygotes):
             self._close(kind)
+        for running in list(self._retired):
+            self._end_retired(running)
 
     def _close_if_unused(self, kind: ZygoteKind) -> None:
         if not self._stubs[kind]:
             self._close(kind)
+            self._wanted.pop(kind, None)
 
     def _close(self, kind: ZygoteKind) -> None:
-        zygote = self._zygotes.pop(kind, None)
-        if zygote is not None:
-            zygote.close()
-            self._orphans.end(self._marks.pop(kind))
+        running = self._zygotes.pop(kind, None)
+        if running is not None:
+            self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        running.zygote.close()
+        self._orphans.end(running.mark)
+
+    def _retire(self, kind: ZygoteKind) -> None:
+        """End one later that others may still wait for, when another one is about to take its place."""
+        running = self._zygotes.pop(kind, None)
+        if running is not None:
+            self._retired.append(running)
+            asyncio.get_running_loop().call_later(RETIREMENT_S, self._end_retired, running)
+
+    def _end_retired(self, running: _Running) -> None:
+        if running in self._retired:
+            self._retired.remove(running)
+            self._end(running)
+
+    def _end_domain(self, kind: ZygoteKind) -> None:
+        """No model is left that it could fork processes for."""
+        for running in [running for running in self._retired if running.kind == kind]:
+            self._end_retired(running)
+        self._close(kind)
+        for table in (self._paused_until_s, self._stubs, self._wanted, self._starting):
+            table.pop(kind, None)
+        self._complained.discard(kind)
 
     def _give_up(self, kind: ZygoteKind, why: str) -> None:
         self._paused_until_s[kind] = time.monotonic() + PAUSE_S
@@ -136,7 +208,33 @@ class Zygotes:
                 why,
             )
 
-    def _zygote(self, kind: ZygoteKind) -> Zygote:
+    async def _reaching(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> Zygote:
+        """One of a domain that can fork a process which is confined so, started if there is none.
+
+        Raises:
+            ZygoteError: there is none, for now.
+        """
+        self._wanted[kind] += 1
+        if self._wanted[kind] == 1:
+            raise ZygoteError("does not pay for a single process")
+        async with self._starting[kind]:
+            running = self._zygotes.get(kind)
+            if running is not None and not running.zygote.is_gone:
+                if running.reach is not None and await asyncio.to_thread(running.reach.covers, wanted):
+                    return running.zygote
+                if time.monotonic() - running.started_s < RENEWAL_S:
+                    raise ZygoteError("has been replaced a short while ago")
+            try:
+                confinement = await asyncio.to_thread(domain.confinement)
+            except OSError as error:
+                raise ZygoteError(f"has no place for its files: {error.strerror}") from error
+            reach = await asyncio.to_thread(Reach, confinement)
+            self._retire(kind)
+            if kind not in self._starting:
+                raise ZygoteError("is not wanted any more")
+            return self._zygote(kind, confinement, reach)
+
+    def _zygote(self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None) -> Zygote:
         """The one of a kind, started if there is none.
 
         Raises:
@@ -144,24 +242,26 @@ class Zygotes:
         """
         if time.monotonic() < self._paused_until_s.get(kind, 0.0):
             raise ZygoteError("has failed a short while ago")
-        zygote = self._zygotes.get(kind)
-        if zygote is not None and not zygote.is_gone:
-            return zygote
+        running = self._zygotes.get(kind)
+        if running is not None and not running.zygote.is_gone:
+            return running.zygote
         self._close(kind)
         mark = self._orphans.new_mark(of_zygote=True)
         try:
-            zygote = self._start(kind, mark)
+            zygote = self._start(kind, mark, confinement)
         except OSError as error:
             self._orphans.end(mark)
             self._give_up(kind, f"cannot be started: {error.strerror}")
             raise ZygoteError(f"cannot be started: {error.strerror}") from error
         self._orphans.know(mark, zygote.pid)
-        self._zygotes[kind], self._marks[kind] = zygote, mark
+        self._zygotes[kind] = _Running(kind, zygote, mark, reach, time.monotonic())
+        if kind.domain is not None:
+            kind.domain.at_end(partial(self._end_domain, kind))
         return zygote
 
-    def _start(self, kind: ZygoteKind, mark: int) -> Zygote:
-        python = str(kind.environment.python)
+    def _start(self, kind: ZygoteKind, mark: int, confinement: Confinement | None) -> Zygote:
         with ExitStack() as theirs, ExitStack() as ours:
+            written = theirs.enter_context(written_confinement(confinement))
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.enter_context(our_end)
             theirs.enter_context(their_end)
@@ -169,15 +269,22 @@ class Zygotes:
             our_output, their_output = output_pipe()
             ours.callback(os.close, our_output)
             theirs.callback(os.close, their_output)
+            inherited = [their_end.fileno()]
             arguments = [ARGUMENT, *map(str, (their_end.fileno(), os.getpid(), mark)), *kind.preload]
+            command = [str(kind.environment.python), "-I", "-B", str(self._bundle), *arguments]
+            variables = process_variables(kind.environment)
+            if confinement is not None:
+                variables = confinement.environment(variables)
+                command, variables = entered_command(self._bundle, command, variables, inherited, written)
+                inherited.append(written)
             process = subprocess.Popen(
-                [python, "-I", "-B", str(self._bundle), *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=their_output,
                 stderr=their_output,
-                pass_fds=[their_end.fileno()],
-                env=process_variables(kind.environment),
+                pass_fds=inherited,
+                env=variables,
                 start_new_session=True,
             )
             ours.pop_all()
-        return Zygote(process, our_end, our_output, kind.name)
+        return Zygote(process, our_end, our_output, kind.name, mark, confinement)

@@ -105,8 +105,7 @@ class PythonModel(Model):
             log.info("model '%s' runs on %s", self.name, self._environment.interpreter.describe())
         planned = planned_instances(source.config, source.gpu_count)
         name = planned[0].name if planned else f"{source.name}_0"
-        environment = None if self._environment is None else self._environment.environment
-        self.sandbox = await open_sandbox(source, environment, planned)
+        self.sandbox = await open_sandbox(source, self._environment, planned)
         if source.debugger is not None:
             self._debugger_points = source.debugger.take([spec.name for spec in planned] or [name])
         first = self._instance(name)

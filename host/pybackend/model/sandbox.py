@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
 
-from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
+from pybackend.environment.environment import HOST_ENVIRONMENT
+from pybackend.environment.provider import ModelEnvironment
+from pybackend.errors import ModelLoadError
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec
+from pybackend.modelconfig.options import start_options_of
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
 
 
 async def open_sandbox(
-    source: ModelSource, environment: Environment | None, planned: Sequence[InstanceSpec]
+    source: ModelSource, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
 ) -> ModelSandbox | None:
     """The sandbox of a version, ready for its first instance; None if nothing confines it.
 
@@ -33,11 +38,22 @@ async def open_sandbox(
         directory=source.directory,
         version_directory=source.version_directory,
         model_file=source.model_file,
-        environment=environment or HOST_ENVIRONMENT,
+        environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
         gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
+        sharing=_sharing(source),
     )
     sandbox = sandbox_of(source.sandbox, source.name, options, files, source.config.source)
     if sandbox is not None:
-        await asyncio.to_thread(sandbox.prepare, 1)
+        try:
+            await asyncio.to_thread(sandbox.prepare, 1)
+        except ModelLoadError:
+            await sandbox.close()
+            raise
     return sandbox
+
+
+def _sharing(source: ModelSource) -> Callable[[], Collection[Path]] | None:
+    if source.environments is None or source.environment_path is None or not start_options_of(source.config).zygote:
+        return None
+    return partial(source.environments.uses.directories, source.environment_path)

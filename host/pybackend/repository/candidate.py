@@ -147,7 +147,7 @@ class ModelReading:
             resources=options.resources,
             debugger=options.debugger if options.debugger and options.debugger.debugs(config.name) else None,
             environments=options.environments,
-            environment_path=self._environment_path(options.backend_directory),
+            environment_path=self.environment_path(options.backend_directory),
             sandbox=options.sandbox,
         )
         files = None if self.files is None else self.files.of_version(version)
@@ -158,7 +158,8 @@ class ModelReading:
             () if source.environment_path is None else file_stamp(str(source.environment_path)),
         )
 
-    def _environment_path(self, backend_directory: Path) -> Path | None:
+    def environment_path(self, backend_directory: Path) -> Path | None:
+        """The environment that it names, or that its backend brings; None for the host's own Python."""
         if self.config.is_ensemble:
             return None
         text = self.config.parameters.get("EXECUTION_ENV_PATH")
@@ -188,4 +189,6 @@ async def read_model(directory: Path, options: LoadOptions, config_json: str | N
     scan = scan_versions(directory)
     for warning in scan.warnings:
         log.warning("%s", warning)
-    return ModelReading(directory, config, tuple(scan.versions), files)
+    reading = ModelReading(directory, config, tuple(scan.versions), files)
+    options.environments.uses.note(directory, reading.environment_path(options.backend_directory))
+    return reading

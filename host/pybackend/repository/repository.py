@@ -75,9 +75,9 @@ class ModelRepository:
             entry.reason = DUPLICATE_REASON
             return
         try:
+            # Before its turn: the first that is loaded can know who else will run in its environment.
+            reading = await read_model(model_directory(self._scan, entry.name), self._options)
             async with self._turns.to_load(entry.name):
-                directory = model_directory(self._scan, entry.name)
-                reading = await read_model(directory, self._options)
                 candidates = reading.candidates(self._options)
                 if not reading.config.is_ensemble:
                     with suppress(ModelLoadError):  # the version that failed has said why; the others serve

@@ -16,7 +16,7 @@ from pybackend_wire.confinement import DEVICE, EXECUTE, LIST, READ, WRITE
 
 Rules = list[tuple[str, str]]
 
-_READ_ONLY, _PROGRAMS, _OWN = READ, READ + EXECUTE, READ + EXECUTE + WRITE
+_READ_ONLY, _PROGRAMS, OWN = READ, READ + EXECUTE, READ + EXECUTE + WRITE
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _TERMINALS = ("tty", "ptmx", "pts")
@@ -145,10 +145,10 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(("shm", *_TERMINALS), gpu=True)
-    rules += [(os.path.realpath(path), _OWN) for path in (*temporary_directories(), *_caches(server.home))]
+    rules += [(os.path.realpath(path), OWN) for path in (*temporary_directories(), *_caches(server.home))]
     if not _is_beside(server.working_directory, hidden):
         rules.append((server.working_directory, LIST))  # else modules that lie there would not be found
-    return rules + _own(server, model, _OWN)
+    return _needed(rules + _own(server, model, OWN))
 
 
 def strict_rules(server: ServerPlaces, model: ModelPlaces) -> Rules:
@@ -177,11 +177,23 @@ def exposed(server: ServerPlaces) -> list[str]:
     return [path for path in places if any(_contains(top, path) for top in open_to_all)]
 
 
+def _needed(rules: Rules) -> Rules:
+    """The same without what another rule allows already: a directory for temporary files may have any number of entries."""
+    joined: dict[str, set[str]] = {}
+    for path, letters in rules:
+        joined.setdefault(path, set()).update(letters)
+    return [
+        (path, "".join(sorted(letters)))
+        for path, letters in joined.items()
+        if not any(letters <= joined.get(str(parent), set()) for parent in Path(path).parents)
+    ]
+
+
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:
     rules = [(path, _PROGRAMS) for path in (server.bundle, model.backend, *model.python) if path]
     rules += [(path, _PROGRAMS) for path in model.read]
     rules.append((model.directory, letters_of_directory))
-    return rules + [(path, _OWN) for path in (model.scratch, *model.write) if path]
+    return rules + [(path, OWN) for path in (model.scratch, *model.write) if path]
 
 
 def _hidden(server: ServerPlaces) -> set[str]:

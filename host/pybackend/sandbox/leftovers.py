@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,11 @@ def end_processes_of(uid: int, gid: int) -> bool:
             log.warning("processes of user %d cannot be ended: %s", uid, error)
             return False
     return not any(_processes_of(uid))
+
+
+def users_with_processes(numbers: Collection[int]) -> set[int]:
+    """Which of these users have any."""
+    return {uid for users, _ in _running() for uid in users if uid in numbers}
 
 
 def _kill_all_as(uid: int, gid: int) -> None:
@@ -56,22 +61,17 @@ def _kill_all_as(uid: int, gid: int) -> None:
 
 
 def _processes_of(uid: int) -> Iterator[int]:
-    """Those that run; one that has ended and was not waited for can do no harm."""
+    return (pid for users, pid in _running() if uid in users)
+
+
+def _running() -> Iterator[tuple[set[int], int]]:
+    """Users and process id of all that run; one that has ended and was not waited for can do no harm."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                if entry.stat().st_uid == uid or _real_user(entry.path) == uid:
-                    with open(f"{entry.path}/stat", "rb") as file:
-                        if file.read().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}:
-                            yield int(entry.name)
+                with open(f"{entry.path}/status", "rb") as file:
+                    lines = dict(line.split(b":", 1) for line in file)
             except OSError:
                 continue  # gone meanwhile
-
-
-def _real_user(path: str) -> int:
-    """Of a process that hides from debuggers, whose directory belongs to the superuser."""
-    with open(f"{path}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"Uid:"):
-                return int(line.split()[1])
-    return -1
+            if lines[b"State"].split()[0] not in {b"Z", b"X"}:
+                yield set(map(int, lines[b"Uid"].split())), int(entry.name)

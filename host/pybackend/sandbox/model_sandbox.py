@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from pybackend.sandbox.limits import resource_limits
 from pybackend.sandbox.options import HOST_UID, SandboxOptions
 from pybackend.sandbox.reach import obstacle, obstacle_below
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.sandbox.users import NoUsersError
+from pybackend.sandbox.trust_domain import TrustDomain
+from pybackend.sandbox.users import NoUsersError, UserRange
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
 
@@ -44,6 +45,8 @@ class ModelFiles:
         environment: that it runs in.
         of_backend: the file is that of a Python-based backend.
         gpu: an instance uses a GPU.
+        sharing: tells the directories of all models that name this environment as this one does; None if its processes
+            are to be forked from nothing that others are forked from.
     """
 
     directory: Path
@@ -52,6 +55,7 @@ class ModelFiles:
     environment: Environment
     of_backend: bool = False
     gpu: bool = False
+    sharing: Callable[[], Collection[Path]] | None = None
 
     @property
     def python(self) -> tuple[str, ...]:
@@ -96,6 +100,11 @@ class ModelSandbox:
         self._instances: dict[int, InstanceSandbox] = {}
         self.missing: dict[str, str] = {}
         self._uid_obstacle: str | None = None
+        self._domain: TrustDomain | None = None
+        usual_user = options.uid is None and self.has_own_user == (os.geteuid() == 0)
+        if level == STANDARD and files.environment.is_foreign and files.sharing is not None and usual_user:
+            self._domain = sandbox.domain_of(files.environment)
+            self._domain.join(self, files.sharing)
 
     def of_instance(self, index: int) -> InstanceSandbox:
         """The sandbox of an instance, the same for every process that it will have.
@@ -133,7 +142,8 @@ class ModelSandbox:
         own_user = uid != _NOT_CHANGED
         if own_user or self.level == STRICT:
             try:
-                scratch = self._sandbox.scratch.make(uid, gid)
+                maker = self._sandbox.scratch.make if self._domain is None else self._domain.make_scratch
+                scratch = maker(uid, gid)
             except OSError as error:
                 raise ModelLoadError(
                     f"no private directory can be made for model '{self._name}': {error.strerror or error}",
@@ -142,12 +152,14 @@ class ModelSandbox:
         if self.level == STANDARD and self._sandbox.exposed:
             left_out["neighbours"] = self._sandbox.exposed
         confinement = self._confinement(uid, gid, scratch, left_out)
-        return InstanceSandbox(self, confinement, exclusive=own_user and self._options.uid is None)
+        if self._domain is not None:
+            self._domain.add(self, confinement)
+        return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
 
     def _take_user(self) -> tuple[int, int]:
         if self._options.uid is not None:
             return self._options.uid, self._options.uid
-        users = self._sandbox.users
+        users = self._users
         uid = users.take()
         try:
             if self._group == _NOT_CHANGED:
@@ -160,6 +172,10 @@ class ModelSandbox:
             users.give_back(uid)
             raise
         return uid, self._group
+
+    @property
+    def _users(self) -> UserRange | TrustDomain:
+        return self._sandbox.users if self._domain is None else self._domain
 
     def _obstacle(self, uid: int, gid: int) -> str:
         files = self._files
@@ -256,8 +272,12 @@ class ModelSandbox:
         instances, self._instances = list(self._instances.values()), {}
         await asyncio.gather(*(asyncio.to_thread(self._remove, instance) for instance in instances))
         if self._group != _NOT_CHANGED:
-            self._sandbox.users.give_back(self._group)
+            self._users.give_back(self._group)
             self._group = _NOT_CHANGED
+        domain, self._domain = self._domain, None
+        if domain is not None and domain.leave(self):
+            self._sandbox.end_domain(domain)
+            await asyncio.to_thread(domain.clean_up)
 
     def _remove(self, instance: InstanceSandbox) -> None:
         confinement = instance.confinement
@@ -265,7 +285,7 @@ class ModelSandbox:
         if instance.scratch:
             self._sandbox.scratch.remove(instance.scratch)
         if instance.exclusive and gone:
-            self._sandbox.users.give_back(confinement.uid)
+            self._users.give_back(confinement.uid)
 
 
 class InstanceSandbox:
@@ -273,12 +293,16 @@ class InstanceSandbox:
 
     Attributes:
         confinement: of each of its processes.
+        domain: what its processes may be forked in, None if they may not.
         exclusive: nobody else has its user.
     """
 
-    def __init__(self, model: ModelSandbox, confinement: Confinement, *, exclusive: bool) -> None:
+    def __init__(
+        self, model: ModelSandbox, confinement: Confinement, domain: TrustDomain | None, *, exclusive: bool
+    ) -> None:
         self._model = model
         self.confinement = confinement
+        self.domain = domain
         self.exclusive = exclusive
 
     @property

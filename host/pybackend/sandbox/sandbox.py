@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed
 from pybackend.sandbox.options import SandboxOptions, rank
 from pybackend.sandbox.scratch import ScratchRoom
+from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
 from pybackend_wire.confinement import LAYERS, OFF
@@ -46,6 +48,7 @@ class Sandbox:
         open_to_all = exposed(self.places)
         self.exposed = f"models may write where {', '.join(open_to_all)} lies: move it elsewhere" if open_to_all else ""
         self._told: set[tuple[str, str]] = set()
+        self._domains: dict[Environment, TrustDomain] = {}
 
     def level_of(self, model: str, options: SandboxOptions, source: str) -> str:
         """The level of a model.
@@ -67,6 +70,18 @@ class Sandbox:
                 f"--sandbox-floor={floor} does. Leave it out, or ask the server's operator ({source})"
             )
         return level
+
+    def domain_of(self, environment: Environment) -> TrustDomain:
+        """What models share that run in an environment; for those of them that have the usual users."""
+        if environment not in self._domains:
+            users = self.users if os.geteuid() == 0 else None
+            self._domains[environment] = TrustDomain(users, self.scratch)
+        return self._domains[environment]
+
+    def end_domain(self, domain: TrustDomain) -> None:
+        """Nobody is left in it: whoever comes next gets another one."""
+        self._domains = {key: other for key, other in self._domains.items() if other is not domain}
+        domain.end()
 
     def canary(self) -> str:
         """A file that anybody may read and no model can; made when it is first needed. "" if there can be none."""

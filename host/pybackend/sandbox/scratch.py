@@ -30,21 +30,40 @@ class ScratchRoom:
         self._numbers = count(1)
         self._opening = threading.Lock()  # models are loaded side by side, in threads
 
-    def make(self, uid: int, gid: int) -> str:
+    def make(self, uid: int, gid: int, within: str = "") -> str:
         """A new directory that only this user can use; -1 for the user of this process.
+
+        Args:
+            uid: the user.
+            gid: his group.
+            within: where it is to be, "" for anywhere; from :meth:`make_common`.
 
         Raises:
             OSError: there is nowhere to make one.
         """
-        with self._opening:
-            if self._room is None:
-                self._open()
-        assert self._room is not None
-        path = self._room / str(next(self._numbers))
+        path = self._new(within)
         path.mkdir(mode=0o700)
         if uid >= 0:
             os.chown(path, uid, gid)
         return str(path)
+
+    def make_common(self) -> str:
+        """A new directory for directories of several users, which only this process can make there.
+
+        Raises:
+            OSError: there is nowhere to make one.
+        """
+        path = self._new()
+        path.mkdir()
+        path.chmod(0o711)
+        return str(path)
+
+    def _new(self, within: str = "") -> Path:
+        with self._opening:
+            if self._room is None:
+                self._open()
+        assert self._room is not None
+        return Path(within or self._room) / str(next(self._numbers))
 
     def remove(self, path: str) -> None:
         """Remove a directory and all that a model has put there. Its processes are gone."""

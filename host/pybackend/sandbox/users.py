@@ -12,6 +12,9 @@ PER_SERVER = 4096
 
 _MOST_SERVERS = 64
 
+_BLOCKS = 16
+"""In how many blocks a server's users can be handed out."""
+
 _RANGES = (1_879_100_000, 61_184)
 """Where the range may begin, the best place first: what systemd leaves to nobody, and what it gives to services for a while,
 for servers in a container that maps few numbers."""
@@ -52,10 +55,27 @@ class UserRange:
                     return number
         raise NoUsersError(f"all {self._count} users for models are taken")
 
-    def give_back(self, number: int) -> None:
-        """No process has this number any more."""
+    def take_block(self) -> range:
+        """Numbers in a row that no process has.
+
+        Raises:
+            NoUsersError: there are none.
+        """
         with self._changing:
-            self._taken.discard(number)
+            if self._claim is None:
+                self._open()
+            size = self._count // _BLOCKS
+            for start in reversed(range(self._first, self._first + self._count, size)):
+                block = range(start, start + size)
+                if self._taken.isdisjoint(block):
+                    self._taken.update(block)
+                    return block
+        raise NoUsersError("there are no users in a row left for models")
+
+    def give_back(self, *numbers: int) -> None:
+        """No process has these numbers any more."""
+        with self._changing:
+            self._taken.difference_update(numbers)
 
     def close(self) -> None:
         """Give up the range."""

@@ -31,7 +31,10 @@ def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str]
             wrong.append("it runs as another user")
         if status.get("Groups"):
             wrong.append("it belongs to groups")
-    if not report.get("capabilities") and any(set("".join(status.get(name, ()))) != {"0"} for name in _CAPABILITIES):
+    privileges = _CHANGE_OF_USER if confinement.users else 0
+    if not report.get("capabilities") and any(
+        int(status.get(name, ["0"])[0], 16) != privileges for name in _CAPABILITIES
+    ):
         wrong.append("it has privileges")
     if not report.get("no_new_privileges") and status.get("NoNewPrivs") != ["1"]:
         wrong.append("it can get privileges")
@@ -51,5 +54,8 @@ def _own(status: Mapping[str, list[str]]) -> int:
     """How many filters a process has beyond those of the container that this server is in, too."""
     return int(status["Seccomp_filters"][0]) - int(_status_of("self")["Seccomp_filters"][0])
 
+
+_CHANGE_OF_USER = 1 << 6 | 1 << 7
+"""The bits of ``CAP_SETGID`` and ``CAP_SETUID``."""
 
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapAmb")

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import struct
-from typing import Callable, Dict, Iterable
+from typing import Callable, Collection, Dict, Iterable
 
 from pybackend_stub.sandbox import landlock, seccomp
 from pybackend_stub.sandbox.kernel import MACHINE, parent_signal, prctl, syscall
@@ -19,20 +19,50 @@ from pybackend_stub.sandbox.seccomp_numbers import MACHINES
 from pybackend_wire.confinement import STRICT, Confinement
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 23, 24, 38
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_KEEPCAPS = 47, 2, 4, 8
 _CAPABILITY_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
+_CAP_SETGID, _CAP_SETUID = 6, 7
 
 
 class ConfinementError(Exception):
     """This process must not go on: a layer without which it is not to run is not in force."""
 
 
-def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
+class Preparation:
+    """What can be done for the confinement of a process before that process exists.
+
+    Memory that is used here is shared with a fork, which then needs next to none of its own.
+
+    Attributes:
+        confinement: what it may do, less the paths, which are in the rules.
+        rules: a descriptor of the rules for files, -1 if there are none; whoever has this closes it.
+        failure: why there are none.
+    """
+
+    def __init__(self, confinement: Confinement) -> None:
+        self.landlock_version = landlock.version()
+        self.rules, self.failure = -1, ""
+        try:
+            self.rules = self._make_rules(confinement)
+        except (OSError, ValueError) as error:
+            self.failure = _reason(error)
+        self.confinement = confinement._replace(paths=())
+        self.filter = seccomp.Filter(confinement, self.landlock_version >= landlock.SCOPES)
+
+    def _make_rules(self, confinement: Confinement) -> int:
+        if not self.landlock_version:
+            raise OSError(
+                errno.ENOSYS, "the kernel has no Landlock (Linux 5.13), or something around the server forbids it"
+            )
+        return landlock.make_rules(self.landlock_version, confinement.paths, confinement.network)
+
+
+def confine(preparation: Preparation, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
     """Confine this process for the rest of its life.
 
     Args:
-        confinement: what it may do.
+        preparation: for this process; its rules are closed afterwards.
         keep: descriptors that stay open, beside the standard ones.
 
     Returns:
@@ -43,28 +73,29 @@ def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, 
     """
     if len(os.listdir("/proc/self/task")) != 1:
         raise ConfinementError("a process can only be confined while it has one thread")
+    confinement, known = preparation.confinement, preparation.landlock_version
     report = _Report(confinement.left_out)
-    report.layer("descriptors", lambda: _close_others({0, 1, 2, *keep}))
+    report.layer("descriptors", lambda: _close_others({0, 1, 2, preparation.rules, *keep}))
     if confinement.umask >= 0:
         os.umask(confinement.umask)
     report.layer("limits", lambda: _limit(confinement.limits))
     report.layer("memory_pressure", lambda: _offer_to_the_kernel(confinement.oom_score_adj))
     asked, parent = parent_signal(), os.getppid()
-    report.layer("capabilities", _leave_bounding_set)
+    kept = (_CAP_SETUID, _CAP_SETGID) if confinement.users else ()
+    report.layer("capabilities", lambda: _leave_bounding_set(kept))
     if confinement.uid >= 0:
-        report.layer("uid", lambda: _become(confinement.uid, confinement.gid))
+        report.layer("uid", lambda: _become(confinement.uid, confinement.gid, keeps_privileges=bool(kept)))
     elif "uid" not in report:
         report["uid"] = "it shares the user of the host"
-    report.layer("capabilities", _drop_capabilities)
+    report.layer("capabilities", lambda: _drop_capabilities(kept))
     report.layer("parent", lambda: _stay_with_parent(asked, parent))
     report.layer("no_new_privileges", lambda: prctl(_PR_SET_NO_NEW_PRIVS, 1))
     _set_environment(confinement)
-    known = landlock.version()
-    report.layer("files", lambda: _restrict_files(known, confinement))
+    report.layer("files", lambda: _restrict_files(preparation))
     report.layer("neighbours", lambda: _check_files(report))
     report.layer("signals", lambda: _check_scopes(known, report))
     report.layer("memory", lambda: _hide_memory(confinement, report))
-    report.layer("system_calls", lambda: seccomp.install(confinement, known >= landlock.SCOPES))
+    report.layer("system_calls", preparation.filter.install)
     missing = [name for name in confinement.required if report.get(name)]
     if missing:
         raise ConfinementError("; ".join(f"{name}: {report[name]}" for name in missing))
@@ -80,7 +111,11 @@ class _Report(Dict[str, str]):
             apply()
             self[name] = ""
         except (OSError, ValueError) as error:
-            self[name] = getattr(error, "strerror", None) or str(error)
+            self[name] = _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _close_others(kept: "set[int]") -> None:
@@ -110,12 +145,12 @@ def _offer_to_the_kernel(least: int) -> None:
             score.write(str(least))
 
 
-def _leave_bounding_set() -> None:
+def _leave_bounding_set(but: "Collection[int]") -> None:
     """What no program that is started later can have either; only the privileged have to, and are able to."""
     if os.geteuid() == 0:
         for capability in range(_MOST_CAPABILITIES):
             try:
-                if prctl(_PR_CAPBSET_READ, capability):
+                if capability not in but and prctl(_PR_CAPBSET_READ, capability):
                     prctl(_PR_CAPBSET_DROP, capability)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # there are no more
@@ -123,15 +158,17 @@ def _leave_bounding_set() -> None:
                 raise
 
 
-def _become(uid: int, gid: int) -> None:
+def _become(uid: int, gid: int, keeps_privileges: bool) -> None:
     if (os.getresuid(), os.getresgid(), os.getgroups()) == ((uid,) * 3, (gid,) * 3, []):
         return  # the process that this one was before has done so
+    prctl(_PR_SET_KEEPCAPS, int(keeps_privileges))
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
 
-def _drop_capabilities() -> None:
+def _drop_capabilities(but: "Collection[int]") -> None:
+    """All but these, which the programs that it becomes have too."""
     machine = MACHINES.get(MACHINE)
     if machine is None:
         raise OSError(errno.ENOSYS, f"not known how on machines of type {MACHINE}")
@@ -140,8 +177,13 @@ def _drop_capabilities() -> None:
     except OSError:
         pass  # a kernel that knows no ambient capabilities
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    none = ctypes.create_string_buffer(24)
-    syscall(machine.capset, ctypes.create_string_buffer(header, len(header)), none)
+    kept = sum(1 << capability for capability in but)
+    sets = struct.pack("=6I", kept, kept, kept, 0, 0, 0)  # effective, permitted, inheritable; then those from 32 on
+    syscall(
+        machine.capset, ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(sets, len(sets))
+    )
+    for capability in but:
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability)
 
 
 def _stay_with_parent(asked: int, parent: int) -> None:
@@ -154,26 +196,32 @@ def _stay_with_parent(asked: int, parent: int) -> None:
 
 
 def _set_environment(confinement: Confinement) -> None:
-    changed = confinement.environment(os.environ)
-    for name in set(os.environ) - set(changed):
-        del os.environ[name]
-    os.environ.update(changed)
+    if confinement.scrubbed:
+        for name in set(os.environ) - set(confinement.variables):
+            del os.environ[name]
+    for name, value in confinement.variables.items():
+        if value is not None:
+            os.environ[name] = value
+        elif name in os.environ:
+            del os.environ[name]
 
 
-def _restrict_files(known: int, confinement: Confinement) -> None:
-    if not known:
-        raise OSError(
-            errno.ENOSYS, "the kernel has no Landlock (Linux 5.13), or something around the server forbids it"
-        )
-    landlock.restrict(known, confinement.paths, confinement.network)
-    if confinement.canary:
+def _restrict_files(preparation: Preparation) -> None:
+    if preparation.failure:
+        raise OSError(errno.EPERM, preparation.failure)
+    try:
+        landlock.follow(preparation.rules)
+    finally:
+        os.close(preparation.rules)
+    canary = preparation.confinement.canary
+    if canary:
         try:
-            os.close(os.open(confinement.canary, os.O_RDONLY | os.O_CLOEXEC))
+            os.close(os.open(canary, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.EACCES:
                 return
-            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {confinement.canary}") from error
-        raise OSError(errno.EPERM, f"{confinement.canary} can be opened although it must not be")
+            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {canary}") from error
+        raise OSError(errno.EPERM, f"{canary} can be opened although it must not be")
 
 
 def _check_files(report: "Dict[str, str]") -> None:

@@ -33,22 +33,47 @@ _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0xF000, 0x2000, 0x6000
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_NO_CHANGE = 0xFFFFFFFF
+
+_INSTRUCTION, _OPERAND = struct.Struct("=HBBI"), struct.Struct("=I")
+
+_THIS_PROCESS = 0x7FFFFFF1
+"""Stands for the number of a process that does not exist yet; none has such a number."""
 
 
-def install(confinement: Confinement, signals_are_scoped: bool) -> None:
-    """Load the filter, for ever, for this process and all that it starts.
+class Filter:
+    """The filter for a process that need not exist yet.
 
-    Raises:
-        OSError: the kernel refuses, or there is no filter for this machine.
+    Args:
+        confinement: what it may do.
+        signals_are_scoped: something else keeps it from signalling other processes.
     """
-    machine = MACHINES.get(MACHINE)
-    if machine is None:
-        raise OSError(errno.ENOSYS, f"there is no filter for machines of type {MACHINE}")
-    instructions = program(machine, confinement, os.getpid(), signals_are_scoped)
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = _Program(len(instructions), ctypes.addressof(buffer))
-    syscall(machine.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header))
+
+    def __init__(self, confinement: Confinement, signals_are_scoped: bool) -> None:
+        self._machine = MACHINES.get(MACHINE)
+        if self._machine is None:
+            return
+        instructions = program(self._machine, confinement, _THIS_PROCESS, signals_are_scoped)
+        self._count = len(instructions)
+        self._buffer = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*one) for one in instructions))
+        self._places = [
+            place * _INSTRUCTION.size + _OPERAND.size
+            for place, one in enumerate(instructions)
+            if one[3] == _THIS_PROCESS
+        ]
+
+    def install(self) -> None:
+        """Load it, for ever, for this process and all that it starts.
+
+        Raises:
+            OSError: the kernel refuses, or there is no filter for this machine.
+        """
+        if self._machine is None:
+            raise OSError(errno.ENOSYS, f"there is no filter for machines of type {MACHINE}")
+        for place in self._places:
+            _OPERAND.pack_into(self._buffer, place, os.getpid())
+        header = _Program(self._count, ctypes.addressof(self._buffer))
+        syscall(self._machine.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header))
 
 
 class _Program(ctypes.Structure):
@@ -65,7 +90,9 @@ def program(machine: Machine, confinement: Confinement, pid: int, signals_are_sc
     if machine is MACHINES["x86_64"]:
         code.add(_AT_LEAST, _X32_CALLS, 0, 1)  # other numbers for the same calls
         code.add(_RETURN, _ERROR | errno.ENOSYS)
-    for name, body in _checks(confinement, pid, signals_are_scoped).items():
+    checks = _checks(confinement, pid, signals_are_scoped)
+    checks.update(_changes_of_user(confinement))
+    for name, body in checks.items():
         if name in machine.checked:
             code.add(_EQUAL, machine.checked[name], 0, len(body))
             code.extend(body)
@@ -99,7 +126,16 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
     """For each call whose arguments matter what is done with it; every way through ends in a return."""
     strict_about_others = not confinement.subprocesses
     own = [0, pid]
+    of_own = {
+        "prlimit64": _only(0, own),
+        "setpriority": _priority(_PRIO_PROCESS, own),
+        "ioprio_set": _priority(_IOPRIO_WHO_PROCESS, own),
+        "move_pages": _only(0, own),
+    }
+    if confinement.users:
+        of_own = {}  # the numbers of its forks are not known: the kernel keeps each user to his own processes
     checks = {
+        **of_own,
         "socket": _socket(confinement),
         # A pair of datagram sockets can be pointed at somebody else's socket later.
         "socketpair": (
@@ -109,12 +145,8 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
         # Its flags lie in memory, where no filter sees them: libc falls back to clone.
         "clone3": _refused(errno.ENOSYS),
         "ioctl": _none_of(1, [_TIOCSTI, _TIOCLINUX]),
-        "prlimit64": _only(0, own),
         "mknod": _none_of(1, [_S_IFCHR, _S_IFBLK], mask=_S_IFMT),
         "mknodat": _none_of(2, [_S_IFCHR, _S_IFBLK], mask=_S_IFMT),
-        "setpriority": _priority(_PRIO_PROCESS, own),
-        "ioprio_set": _priority(_IOPRIO_WHO_PROCESS, own),
-        "move_pages": _only(0, own),
     }
     if strict_about_others:
         # Threads may be meant too, whose numbers nobody knows beforehand: only where nothing else can be.
@@ -126,6 +158,35 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
             checks["tkill"] = _refused(errno.EPERM)
             checks["pidfd_send_signal"] = _refused(errno.EPERM)
     return checks
+
+
+_USERS_AND_GROUPS = {"setuid": 1, "setgid": 1, "setreuid": 2, "setregid": 2, "setresuid": 3, "setresgid": 3}
+"""How many numbers each of them takes."""
+
+
+def _changes_of_user(confinement: Confinement) -> "Dict[str, List[Instruction]]":
+    """Only into its own users and groups, where it keeps the privilege of changing at all."""
+    if not confinement.users:
+        return {}
+    numbers = range(confinement.uid, confinement.uid + confinement.users)
+    checks = {name: _within(count, numbers) for name, count in _USERS_AND_GROUPS.items()}
+    checks.update({name: _refused(errno.EPERM) for name in ("setfsuid", "setfsgid")})
+    checks["setgroups"] = _only(0, [0])
+    return checks
+
+
+def _within(count: int, numbers: range) -> "List[Instruction]":
+    """Allow a call if each of its first arguments is one of these, or the number that says that nothing changes."""
+    body: List[Instruction] = []
+    for index in range(count):
+        body += [
+            _argument(index),
+            (_EQUAL, 3, 0, _NO_CHANGE),
+            (_AT_LEAST, 0, 1, numbers.start),
+            (_AT_LEAST, 0, 1, numbers.stop),
+            *_refused(errno.EPERM),
+        ]
+    return [*body, *_allowed()]
 
 
 def _argument(index: int) -> Instruction:

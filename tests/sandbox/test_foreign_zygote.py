@@ -1,0 +1,177 @@
+"""Models of one environment are forked from a process that runs its code: it can do no more than they can together, they no more
+than if each had been started by itself."""
+
+from __future__ import annotations
+
+import glob
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from pybackend_stub.sandbox import landlock
+from tests.sandbox.hosts import arena
+from tests.sandbox.table import ATTACKS, OWN, STANDARD, STOPPED, USER
+from tests.sandbox.test_attacks import OWN_PROCESSES, SHARED_PROCESSES, options, to_be_tried
+from tests.support.server import free_of_processes
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
+]
+
+KINDS = ["root", "docker", "user", "kubernetes"]
+
+CHANGE_OF_USER, NOTHING = f"{1 << 6 | 1 << 7:016x}", f"{0:016x}"
+
+AT_START = """
+import json, os, time
+said = {{"pid": os.getpid(), "uid": os.getuid(), "status": open("/proc/self/status").read(), "done": []}}
+attacks = __file__.replace("first.py", "attacks.py")
+while {waits} and not os.path.exists(attacks):
+    time.sleep(0.01)
+if {waits}:
+    exec(open(attacks).read())
+for place in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
+    try:
+        with open(os.path.join(place, "{mark}-%d" % os.getpid()), "w") as file:
+            json.dump(said, file)
+        break
+    except OSError:
+        continue
+"""
+
+ATTACKS_AT_START = """
+def tries(name, deed, *arguments):
+    try:
+        deed(*arguments)
+    except OSError:
+        return
+    said["done"].append(name)
+host = os.getppid()
+tries("finds its own model", open, "{own}/1/weights.txt")
+tries("reads a secret", open, "{secret}")
+tries("reads another environment's model", open, "{other}/1/weights.txt")
+tries("writes another environment's model", open, "{other}/1/new.txt", "w")
+tries("is root", os.setuid, 0)
+tries("is root", os.setresuid, -1, 0, -1)
+tries("is in root's group", os.setresgid, -1, 0, -1)
+tries("is in root's groups", os.setgroups, [0])
+if {user} != os.getuid():
+    tries("is another model", os.setresuid, -1, {user}, -1)
+tries("looks into the host", open, "/proc/%d/mem" % host)
+tries("signals the host", os.kill, host, 0)
+for other in open("/proc/%d/task/%d/children" % (host, host)).read().split():
+    if int(other) != os.getpid():
+        tries("signals another process", os.kill, int(other), 0)
+        tries("looks into another process", open, "/proc/%s/mem" % other)
+"""
+
+
+@pytest.fixture
+def run_first(environment):
+    """Has the environment's Python run some code before anything else; returns what each of its starts said.
+
+    With ``waits`` each start waits for a file of attacks to come.
+    """
+    _, packages = environment
+    mark = f"pybackend-first-{uuid.uuid4().hex}"
+    places = ("/run/pybackend/**", "/tmp/pybackend*-scratch/**", "/tmp")
+
+    def files():
+        return [Path(path) for place in places for path in glob.glob(f"{place}/{mark}-*", recursive=True)]
+
+    def starts():
+        return {said["pid"]: said for said in (json.loads(path.read_text()) for path in files())}
+
+    def install(*, waits=False):
+        (packages / "first.py").write_text(AT_START.format(waits=waits, mark=mark))
+        (packages / "first.pth").write_text("import first\n")
+        return starts
+
+    yield install
+    for path in files():
+        path.unlink()
+
+
+def status_of(text: str) -> dict[str, str]:
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def privileges(status: dict[str, str]) -> set[str]:
+    return {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")}
+
+
+@pytest.mark.spec("pb-H06")
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_one_environment_are_forked_and_confined(environment, run_first, kind):
+    directory, _ = environment
+    names = [f"m{number}" for number in range(6)]
+    starts = run_first()
+    with arena(kind, models={name: {"EXECUTION_ENV_PATH": str(directory)} for name in names}) as host:
+        host.server.wait_ready()
+        host.context["honest"] = True
+        said = {name: host.ask(name, ["starts_threads", "writes_temporary_files"]) for name in names}
+        assert {result for one in said.values() for result in one["results"].values()} == {""}
+        started = starts()
+        forked = [one["pid"] for one in said.values() if one["pid"] not in started]
+        assert len(forked) == len(names) - 1, "the second process and those after it are to be forked"
+        (zygote,) = [one for pid, one in started.items() if pid in host.server.zygote_pids()]
+        status = status_of(zygote["status"])
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        uids = [one["uid"] for one in said.values()]
+        if kind in {"root", "docker"}:
+            assert privileges(status) == {CHANGE_OF_USER}
+            assert len({0, zygote["uid"], *uids}) == len(names) + 2, "two of them are the same user"
+        else:
+            assert privileges(status) == {NOTHING}
+        for one in said.values():
+            own = status_of(Path(f"/proc/{one['pid']}/status").read_text())
+            assert privileges(own) == {NOTHING}
+            assert set(own["Uid"].split()) == {str(one["uid"])}
+        metadata = [host.server.get(f"/v2/models/{name}").json["sandbox"] for name in names]
+        assert all(each == metadata[0] for each in metadata), (
+            "one that was forked is not confined as one that was started"
+        )
+        assert host.server.stop() == 0
+        assert free_of_processes([zygote["pid"], *(one["pid"] for one in said.values())])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_runs_before_it_is_a_model_reaches_no_other_environments_models(environment, run_first, kind):
+    directory, packages = environment
+    named = {"EXECUTION_ENV_PATH": str(directory)}
+    starts = run_first(waits=True)
+    with arena(kind, models={"stranger": {}, "m0": named, "m1": named}) as host:
+        host.server.wait_until("/v2/models/stranger/ready", 200)
+        repository, stranger = Path(host.context["other_model"]).parent, host.ask("stranger")
+        attacks = ATTACKS_AT_START.format(
+            own=repository / "m1", secret=host.context["secret"], other=repository / "stranger", user=stranger["uid"]
+        )
+        (packages / "attacks.new").write_text(attacks)
+        (packages / "attacks.new").rename(packages / "attacks.py")
+        host.server.wait_ready()
+        (zygote,) = [one for pid, one in starts().items() if pid in host.server.zygote_pids()]
+        assert zygote["done"] == ["finds its own model"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attacks_of_a_fork_on_the_host_and_on_another_fork(environment, kind):
+    who = OWN if kind in {"root", "docker"} else USER
+    processes = OWN_PROCESSES if who == OWN else SHARED_PROCESSES
+    named = {"EXECUTION_ENV_PATH": str(environment[0])}
+    models = {"a": named, "attacker": {**options(STANDARD, processes), **named}, "victim": named}
+    wrong = {}
+    with arena(kind, models=models) as host:
+        host.server.wait_ready()
+        victim = host.ask("victim")
+        host.context |= {"other_pid": victim["pid"], "most_processes": processes}
+        host.context["own_model"] = host.context["other_model"].replace("victim", "attacker")
+        said = host.ask("attacker", [attack for attack in ATTACKS if to_be_tried(attack, who)])
+        for attack, (succeeded, text) in said["results"].items():
+            expected = ATTACKS[attack].verdict(STANDARD, who)
+            if succeeded is not None and succeeded != (expected != STOPPED):
+                wrong[attack] = f"{expected}, but: {text}"
+        assert host.ask("victim")["pid"] == victim["pid"]
+    assert not wrong, "\n".join(f"{attack}: {text}" for attack, text in wrong.items())
