@@ -95,6 +95,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     layer = "sandbox"
     with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory:
         version = Path(directory)
+        version.chmod(0o755)  # as a model's is: a user of its own has to reach it
         sandbox = Sandbox(SandboxSettings(level=STANDARD), [], bundle)
         files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
@@ -112,7 +113,11 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     if not missing:
         return ok(layer, f"all {len(hello.confined)} layers of `standard` can be applied")
     without = "; ".join(LAYERS[name] for name, reason in hello.confined.items() if reason)
-    return warn(layer, f"without {', '.join(missing)}", f"at `standard` it is not so that: {without}")
+    return warn(
+        layer,
+        f"without {', '.join(missing)}",
+        f"models run at `standard` without that, so this does not hold: {without}",
+    )
 
 
 async def greeting(stub: StubProcess) -> heard.Hello:

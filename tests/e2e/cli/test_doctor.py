@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.sandbox.hosts import public_directory, public_python
 
 pytestmark = pytest.mark.e2e
 
@@ -18,11 +21,11 @@ LAYERS = [
 ]  # fmt: skip
 
 
-def doctor(*arguments, before="", **variables):
+def doctor(*arguments, before="", python=sys.executable, **variables):
     """Run it, after some lines of Python in the same process."""
     code = f"import sys\n{before}\nfrom pybackend.cli import main\nsys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, "doctor", *arguments],
+        [python, "-c", code, "doctor", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -31,9 +34,9 @@ def doctor(*arguments, before="", **variables):
     )
 
 
-def rows(*arguments, before="", **variables):
+def rows(*arguments, before="", python=sys.executable, **variables):
     """The exit status, and the findings by their layer."""
-    done = doctor("--json", *arguments, before=before, **variables)
+    done = doctor("--json", *arguments, before=before, python=python, **variables)
     assert done.stderr == ""
     return done.returncode, {row["layer"]: row for row in json.loads(done.stdout)}
 
@@ -63,6 +66,18 @@ def test_few_descriptors(tmp_path):
     status, found = rows(before=limit.format(100))
     assert (status, found["open files"]["status"]) == (1, "fail")
     assert "model processes" not in found  # there would be no telling what is to blame
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives users away")
+def test_its_own_files_are_in_nobodys_way():
+    """A server of this user and Python would give its models users of their own; so does the trial."""
+    public = public_directory()
+    try:
+        _, found = rows(python=public_python(public), XDG_CACHE_HOME=str(public / "cache"))
+    finally:
+        shutil.rmtree(public)
+    assert "cannot be read by other users" not in found["sandbox"]["found"], found["sandbox"]
+    assert "it runs as a user of its own" not in found["sandbox"]["advice"]
 
 
 def test_a_cache_that_is_no_directory(tmp_path):
