@@ -33,6 +33,7 @@ from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
 from pybackend.sandbox.sandbox import Sandbox
+from pybackend.sandbox.shell_runner import ShellRunner
 from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Server:
             cache=self._cache,
             host_policies=settings.host_policies,
             resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
-            environments=environments(settings.environments),
+            environments=environments(settings.environments, self._sandbox),
             sandbox=self._sandbox,
         )
         self._services = ModelServices()
@@ -244,11 +245,12 @@ class Server:
         return answered and sent
 
 
-def environments(settings: EnvironmentSettings) -> EnvironmentProvider:
+def environments(settings: EnvironmentSettings, sandbox: Sandbox) -> EnvironmentProvider:
     """What makes the environments ready that models name."""
     directory = settings.cache_directory or default_cache_directory()
     cache = EnvironmentCache(directory, settings.cache_limit_bytes)
-    return EnvironmentProvider(cache, pack_in_process if settings.pack_at_load else None)
+    packer = pack_in_process if settings.pack_at_load else None
+    return EnvironmentProvider(cache, packer, ShellRunner(sandbox))
 
 
 def raise_descriptor_limit() -> None:

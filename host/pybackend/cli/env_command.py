@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from pybackend.cli.options import UsageError
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
+from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
 from pybackend.environment.interpreter import find_interpreter
 from pybackend.environment.specification import SpecificationCache
@@ -145,11 +146,13 @@ def _inspect(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
         path = _chosen(cache, [str(given.path)])[0].prefix
     found = inspect_environment(path)
     cached = any(entry.key == found.key and entry.mark for entry in cache.entries())
-    lines = _inspection_lines(found, cached=cached)
-    return (1 if found.refusal else 0), {**found.to_document(), "cached": cached}, lines
+    effect = cache.hook_effect(found.key or path.name) if cached or path.parent == cache.directory else None
+    lines = _inspection_lines(found, effect, cached=cached)
+    document = {**found.to_document(), "cached": cached, "hook_variables": None if effect is None else effect.names}
+    return (1 if found.refusal else 0), document, lines
 
 
-def _inspection_lines(found: Inspection, *, cached: bool) -> list[str]:
+def _inspection_lines(found: Inspection, effect: HookEffect | None, *, cached: bool) -> list[str]:
     interpreter = found.interpreter
     manifest = interpreter.manifest if interpreter else None
     facts = [("size", f"{found.files} files, {_megabytes(found.total_bytes)}")]
@@ -163,6 +166,9 @@ def _inspection_lines(found: Inspection, *, cached: bool) -> list[str]:
         facts.append(("compiled", f"{found.compiled_files} modules" if found.compiled_files else slow))
     if manifest is not None and manifest.created_by:
         facts.append(("packed by", manifest.created_by))
+    if found.hooks:
+        known = "not known until a server has run them" if effect is None else ", ".join(effect.names) or "nothing"
+        facts.append(("hooks", f"{', '.join(found.hooks)}; they set: {known}"))
     facts.append(("usable here", f"no: {found.refusal}" if found.refusal else "yes"))
     facts.append(("packages", str(len(found.packages))))
     packages = [

@@ -1,8 +1,9 @@
 """Unpacked environments by the content of their archives: each unpacked once per machine, whoever serves from it.
 
 Below the cache's directory, ``<key>`` is an environment, unpacked at this very name because its files know their place.
-Beside it lie ``<key>.ready``, written last; ``<key>.files``, what was unpacked; ``<key>.lock``, held alone by whoever makes
-or removes it and shared by those who use it, so that a process that is killed, anywhere, leaves nothing that stays locked.
+Beside it lie ``<key>.ready``, written last; ``<key>.files``, what was unpacked; ``<key>.hooks``, what its hooks set, once
+that is known; ``<key>.lock``, held alone by whoever makes or removes it and shared by those who use it, so that a process that
+is killed, anywhere, leaves nothing that stays locked.
 None of these is inside: an archive could bring its own.
 """
 
@@ -22,13 +23,14 @@ from typing import BinaryIO
 
 from pybackend.environment.archive_key import KnownKeys, key_of
 from pybackend.environment.file_lock import FileLock
+from pybackend.environment.hooks import HookEffect
 from pybackend.environment.prefixes import rewrite_prefixes
 from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
 from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
 
-_READY, _FILES, _LOCK, _DRAFT = ".ready", ".files", ".lock", ".draft"
+_READY, _FILES, _HOOKS, _LOCK, _DRAFT = ".ready", ".files", ".hooks", ".lock", ".draft"
 
 _LOOK_EVERY_S = 0.05
 
@@ -276,6 +278,18 @@ class EnvironmentCache:
         except (OSError, ValueError):
             return None
 
+    def hook_effect(self, key: str) -> HookEffect | None:
+        """What the hooks of an environment set, None if that is not known."""
+        try:
+            return HookEffect.from_json(self._beside(key, _HOOKS).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
+        """Remember what the hooks of an environment set, which this process holds."""
+        with suppress(OSError):  # then it is found out again next time
+            self._write(key, _HOOKS, effect.to_json())
+
     def _write(self, key: str, suffix: str, text: str) -> None:
         draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
         draft.write_text(text)
@@ -325,6 +339,7 @@ class EnvironmentCache:
         """Remove an environment that this process holds alone; its mark first, so that a crash leaves no half that looks whole."""
         self._beside(key, _READY).unlink(missing_ok=True)
         self._beside(key, _FILES).unlink(missing_ok=True)
+        self._beside(key, _HOOKS).unlink(missing_ok=True)
         for draft in self.directory.glob(f"{key}*{_DRAFT}"):
             draft.unlink(missing_ok=True)
         prefix = self.directory / key

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.environment.archive_key import key_of
+from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.manifest import MANIFEST_FILENAME, PackedPackage
 from pybackend.environment.provider import check_activate
@@ -20,7 +21,7 @@ from pybackend.errors import ModelEnvironmentError
 # What is looked at of an archive: the rest is only counted.
 _LOOKED_AT = re.compile(
     rf"{re.escape(MANIFEST_FILENAME)}|pyvenv\.cfg|bin/(?:python|pypy|graalpy)[^/]*|bin/activate|conda-meta/[^/]+\.json"
-    r"|lib/libpython3[^/]*|include/python3[^/]*/patchlevel\.h"
+    r"|etc/conda/activate\.d/[^/]+\.sh|lib/libpython3[^/]*|include/python3[^/]*/patchlevel\.h"
     r"|lib/python3[^/]*/site-packages/(?:[^/]+\.dist-info/METADATA|[^/]+\.pth|numpy/version\.py|numpy/_?core/_multiarray[^/]*)"
 )
 
@@ -38,6 +39,7 @@ class Inspection:
         compiled_files: how many of them are compiled modules.
         interpreter: its Python, None if it has none.
         packages: what is installed.
+        hooks: names of the activation hooks that a server runs, in their order.
         refusal: why this host cannot use it, empty if it can.
     """
 
@@ -49,6 +51,7 @@ class Inspection:
     compiled_files: int
     interpreter: Interpreter | None
     packages: tuple[PackedPackage, ...]
+    hooks: tuple[str, ...]
     refusal: str
 
     def to_document(self) -> dict[str, Any]:
@@ -70,6 +73,7 @@ class Inspection:
             "libc": manifest.libc if manifest else "",
             "created_by": manifest.created_by if manifest else "",
             "variables": dict(manifest.variables) if manifest else {},
+            "hooks": list(self.hooks),
             "packages": [asdict(package) for package in self.packages],
             "usable": not self.refusal,
             "refusal": self.refusal,
@@ -109,4 +113,6 @@ def _inspected(path: Path, prefix: Path, files: list[str], total_bytes: int, key
     except ModelEnvironmentError as error:
         refusal = error.message.replace(f"{prefix}/", "") if key else error.message  # an archive has no directory yet
     compiled = sum(name.endswith(".pyc") for name in files)
-    return Inspection(path, key, size, len(files), total_bytes, compiled, interpreter, packages, refusal)
+    manifest = interpreter.manifest if interpreter else None
+    hooks = tuple(hook.name for hook in hooks_of(prefix, has_manifest=manifest is not None))
+    return Inspection(path, key, size, len(files), total_bytes, compiled, interpreter, packages, hooks, refusal)

@@ -10,6 +10,8 @@ from pathlib import Path
 from pybackend.environment.activation import activation_variables
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
+from pybackend.environment.hook_effects import HookEffects, Runner
+from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
 from pybackend.environment.uses import EnvironmentUses
@@ -60,17 +62,19 @@ class EnvironmentProvider:
     Args:
         cache: where archives are unpacked.
         packer: packs lists of packages when models are loaded, None where the operator has not allowed that.
+        runner: runs activation hooks in a sandbox; None where there is none, and so they are not run.
 
     Attributes:
         cache: see above.
         uses: which models name which of them.
     """
 
-    def __init__(self, cache: EnvironmentCache, packer: Packer | None = None) -> None:
+    def __init__(self, cache: EnvironmentCache, packer: Packer | None = None, runner: Runner | None = None) -> None:
         self.cache = cache
         self.uses = EnvironmentUses()
         self._packer = packer
         self._specifications = SpecificationCache(cache)
+        self._effects = None if runner is None else HookEffects(cache, runner)
 
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Make an environment ready, and keep it until it is released. Blocking: not for the event loop.
@@ -91,22 +95,29 @@ class EnvironmentProvider:
             check_activate(prefix, path)
             interpreter = find_interpreter(prefix, source)
             check_usable(interpreter, source)
+            log.info("Using Python execution env %s", path)
+            environment = self._activated(interpreter, held, cancelled)
         except BaseException:
             if held is not None:
                 held.release()
             raise
-        log.info("Using Python execution env %s", path)
+        return ModelEnvironment(environment, interpreter, path, held)
+
+    def _activated(
+        self, interpreter: Interpreter, held: HeldEnvironment | None, cancelled: threading.Event
+    ) -> Environment:
+        prefix, manifest = interpreter.prefix, interpreter.manifest
+        lacks_way = interpreter.binary is not None and interpreter.binary.lacks_way
         environment = Environment(
             python=interpreter.python,
             identity=_identity_in_place(interpreter) if held is None else held.key,
             prefix=prefix,
-            variables=activation_variables(
-                prefix,
-                interpreter.manifest,
-                keeps_library_path=interpreter.binary is not None and interpreter.binary.lacks_way,
-            ),
+            variables=activation_variables(prefix, manifest, keeps_library_path=lacks_way),
         )
-        return ModelEnvironment(environment, interpreter, path, held)
+        hooks = hooks_of(prefix, has_manifest=manifest is not None)
+        if not hooks or self._effects is None:
+            return environment
+        return self._effects.applied(environment, hooks, held, cancelled)
 
     def _hold(self, path: Path, cancelled: threading.Event) -> HeldEnvironment:
         if not path.is_file():

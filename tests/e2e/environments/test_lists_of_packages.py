@@ -80,7 +80,7 @@ def test_a_server_that_is_told_to_stop_while_it_packs_does(tmp_path, write_about
 
 @pytest.mark.spec("pb-V01")
 def test_a_conda_environment_knows_where_it_lies(tmp_path, about, write_about, flags):
-    """Its prefixes are written by the host, in text and in binaries; its hooks are not run, its variables are set."""
+    """Its prefixes are written by the host, in text and in binaries; its hooks set variables, and so does its author."""
     archive = conda_environment(second_minor())
     write_about(tmp_path / "models", archive)
     with serving(tmp_path / "models", flags=flags, ready=False) as server:
@@ -88,6 +88,7 @@ def test_a_conda_environment_knows_where_it_lies(tmp_path, about, write_about, f
     prefix = Path(facts["prefix"])
     assert facts["environ"]["CONDA_PREFIX"] == str(prefix)
     assert facts["environ"]["PACKED_BY"] == "conda"
+    assert facts["environ"]["AWKWARD_HOME"] == f"{prefix}/share/awkward"
     # The loader of this process has read it; programs of the system that it starts are to find the system's.
     assert not {"LD_LIBRARY_PATH", "PYBACKEND_LIBRARY_PATH"} & set(facts["environ"])
     files = [path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()]

@@ -1,0 +1,173 @@
+"""Runs the shell that finds out what the hooks of an environment set, with less than a model of that environment may have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pybackend.environment.environment import Environment
+from pybackend.environment.hooks import MOST_OUTPUT_BYTES, ShellRun
+from pybackend.environment.unpacking import Cancelled
+from pybackend.sandbox.limits import MIB
+from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
+from pybackend.sandbox.options import SandboxOptions
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend_wire.confinement import STRICT, WRITE, Confinement
+from pybackend_wire.ending import Ending
+
+_OPTIONS = SandboxOptions(network=False, unix_sockets=False, subprocesses=True)
+
+_PROCESSOR_S = 5
+_LIMITS = {"CPU": _PROCESSOR_S, "FSIZE": 16 * MIB, "DATA": 512 * MIB}
+_PROCESSES = 256
+"""Where it has a user of its own: the kernel counts all that a user has."""
+
+_MOST_SAID_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
+_LOOK_EVERY_S = 0.05
+_PATIENCE_S = 20.0
+"""For the process that ends what a shell has started."""
+
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from pybackend_stub.sandbox.keeper import main; main(sys.argv[2:])"
+)
+
+
+class ShellRunner:
+    """Runs shells for environments, always confined, whatever models are.
+
+    Args:
+        sandbox: of the server.
+        limit_s: how long each may take.
+    """
+
+    def __init__(self, sandbox: Sandbox, limit_s: float = 10.0) -> None:
+        self._sandbox = sandbox
+        self._limit_s = limit_s
+
+    def run(
+        self, environment: Environment, directory: Path, command: Sequence[str], cancelled: threading.Event
+    ) -> tuple[ShellRun, str]:
+        """Run a shell to its end, and end all that it has started. Blocking: not for the event loop.
+
+        Args:
+            environment: that it belongs to; its variables are those of the shell.
+            directory: of the scripts.
+            command: the shell and its arguments.
+            cancelled: set when nobody waits any more.
+
+        Returns:
+            How it went, and the private directory that it had.
+
+        Raises:
+            ModelLoadError: there is no room for it.
+            OSError: it cannot be started.
+            Cancelled: before it has ended.
+        """
+        files = ModelFiles(directory, directory, Path(command[0]), environment)
+        room = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)
+        try:
+            confinement = _tightened(room.of_instance(0).confinement)
+            return self._run(confinement, command, cancelled), confinement.variables["TMPDIR"] or ""
+        finally:
+            asyncio.run(room.close())
+
+    def _run(self, confinement: Confinement, command: Sequence[str], cancelled: threading.Event) -> ShellRun:
+        own = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
+        arguments = [self._sandbox.places.bundle, str(os.getpid()), str(self._limit_s), *command]
+        with subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", _START, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=own,  # the host's own Python may need it to start; the shell gets what the confinement says
+            cwd="/",
+            start_new_session=True,
+        ) as keeper:
+            try:
+                hearing = _Hearing(keeper)
+                with suppress(BrokenPipeError):
+                    hearing.tell(confinement.to_json().encode())
+                hearing.listen(time.monotonic() + self._limit_s + _PATIENCE_S, cancelled)
+            finally:
+                keeper.kill()
+        if cancelled.is_set():
+            raise Cancelled
+        return self._outcome(hearing)
+
+    def _outcome(self, hearing: _Hearing) -> ShellRun:
+        output, _, told = bytes(hearing.output).rpartition(b"\0")
+        if hearing.is_flooded:
+            return ShellRun(output, bytes(hearing.said), f"told more than {MOST_OUTPUT_BYTES >> 20} MiB", 0)
+        try:
+            ending = Ending.from_json(told)
+        except ValueError:
+            return ShellRun(bytes(hearing.output), bytes(hearing.said), "was killed with what looked after it", 0)
+        return ShellRun(output, bytes(hearing.said), self._clause(ending.status), ending.left)
+
+    def _clause(self, status: int | None) -> str:
+        if status is None:
+            return f"did not end within {self._limit_s:g} s"
+        if status < 0:
+            return f"was ended by signal {-status}; it may use {_PROCESSOR_S} s of the processor"
+        return f"ended the shell with status {status}"
+
+
+class _Hearing:
+    """What the process says that looks after the shell, as far as it is of use."""
+
+    def __init__(self, keeper: subprocess.Popen[bytes]) -> None:
+        self._keeper = keeper
+        self.output = bytearray()
+        self.said = bytearray()
+        self.is_flooded = False
+
+    def tell(self, text: bytes) -> None:
+        assert self._keeper.stdin is not None
+        with self._keeper.stdin as stdin:
+            stdin.write(text)
+
+    def listen(self, deadline_s: float, cancelled: threading.Event) -> None:
+        """Hear it to its end, which is that of all that holds its output: it has ended what does."""
+        with selectors.DefaultSelector() as selector:
+            for stream in (self._keeper.stdout, self._keeper.stderr):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map() and time.monotonic() < deadline_s:
+                if cancelled.is_set():
+                    self._keeper.terminate()
+                for key, _ in selector.select(_LOOK_EVERY_S):
+                    chunk = os.read(key.fd, _CHUNK_BYTES)
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                    self._take(key.fileobj is self._keeper.stdout, chunk)
+
+    def _take(self, is_output: bool, chunk: bytes) -> None:
+        if not is_output:
+            self.said += chunk[: _MOST_SAID_BYTES - len(self.said)]
+            return
+        if self.is_flooded:
+            return
+        self.output += chunk
+        if len(self.output) > MOST_OUTPUT_BYTES:
+            self.is_flooded = True
+            self._keeper.terminate()
+
+
+def _tightened(confinement: Confinement) -> Confinement:
+    """Less than a model may have that starts processes: it leaves nothing anywhere, and has an answer within seconds."""
+    scratch = confinement.variables["TMPDIR"]
+    limits = {**confinement.limits, **_LIMITS}
+    if confinement.uid >= 0:
+        limits["NPROC"] = _PROCESSES
+    limits["DATA"] = min(limits["DATA"], confinement.limits["DATA"])
+    paths = [(path, letters) for path, letters in confinement.paths if WRITE not in letters or path == scratch]
+    return confinement._replace(limits=limits, paths=paths)

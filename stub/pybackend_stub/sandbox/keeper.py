@@ -1,0 +1,119 @@
+"""Runs a program confined, and ends with it, or when its time is up, all that it has started.
+
+For scripts of an environment whose outcome the host wants to know. What they start may leave its session and outlive its parent,
+so this process, which is the host's own Python and runs nothing of theirs, stays the ancestor of all: orphans become its
+children, and it ends when it has none.
+
+The confinement comes by standard input; its variables are the whole environment of the program, which has nothing to read. What
+this process writes behind the program's output, after a NUL, is how that has ended: see :class:`pybackend_wire.ending.Ending`.
+"""
+
+import os
+import signal
+import sys
+import time
+from typing import Dict, List, Optional, Set
+
+from pybackend_stub.process import die_with_host
+from pybackend_stub.sandbox.confine import ConfinementError, Preparation, confine
+from pybackend_stub.sandbox.kernel import prctl
+from pybackend_wire.confinement import Confinement
+from pybackend_wire.ending import Ending
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+_AWAITED = {signal.SIGCHLD, signal.SIGTERM}
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+_LOOK_EVERY_S = 0.05
+
+
+def main(arguments: "List[str]") -> None:
+    """Run ``<host pid> <seconds> <program> <argument>...``."""
+    host_pid, limit_s = int(arguments[0]), float(arguments[1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    # The host may be killed: then there is something left to do before this process ends too.
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != host_pid:
+        os._exit(1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    confinement = Confinement.from_json(sys.stdin.buffer.read())
+    keeper = os.getpid()
+    program = os.fork()
+    if program == 0:
+        _become(arguments[2:], confinement, keeper)
+    status = _wait_for(program, time.monotonic() + limit_s)
+    left = _end_all() - {program}
+    ending = Ending(status, len(left))
+    try:
+        os.write(sys.stdout.fileno(), b"\0" + ending.to_json().encode())
+    except OSError:
+        pass  # nobody wants to know any more
+    os._exit(0)
+
+
+def _become(command: "List[str]", confinement: Confinement, keeper: int) -> None:
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        die_with_host(keeper)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+        confine(Preparation(confinement))
+        os.execve(command[0], command, os.environ)  # noqa: S606  that is what this file is for
+    except (ConfinementError, OSError) as error:
+        sys.stderr.write(f"{command[0]} cannot be started in a sandbox: {error}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _wait_for(program: int, deadline_s: float) -> "Optional[int]":
+    """Its exit status, negative for a signal; None if it still runs when it, or this process, is to end."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == program:
+            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if pid:
+            continue
+        left_s = deadline_s - time.monotonic()
+        came = signal.sigtimedwait(_AWAITED, left_s) if left_s > 0 else None
+        if came is None or came.si_signo == signal.SIGTERM:
+            return None
+
+
+def _end_all() -> "Set[int]":
+    """Kill whatever runs; returns what that was."""
+    killed: Set[int] = set()
+    while True:
+        for pid in _descendants():
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            except OSError:
+                pass  # gone meanwhile
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return killed
+        signal.sigtimedwait({signal.SIGCHLD}, _LOOK_EVERY_S)
+
+
+def _descendants() -> "List[int]":
+    """All that run; also those whose parents are not this process, which would start more until they are its children."""
+    children: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue  # gone meanwhile
+            if state not in {b"Z", b"X"}:
+                children.setdefault(int(parent), []).append(int(name))
+    found = children.get(os.getpid(), [])
+    for pid in found:
+        found += children.get(pid, [])
+    return found
