@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -95,7 +96,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     layer = "sandbox"
     with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory:
         version = Path(directory)
-        version.chmod(0o755)  # as a model's is: a user of its own has to reach it
+        os.chmod(directory, 0o755)  # as a model's is: a user of its own has to reach it
         sandbox = Sandbox(SandboxSettings(level=STANDARD), [], bundle)
         files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)

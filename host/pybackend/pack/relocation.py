@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -161,7 +162,24 @@ def _relocate(prefix: Path, files: list[Any]) -> tuple[Contents, set[str]]:
             packer.prefixes.append((file.target, placeholder, mode))
     packer.prefixes.sort()
     packer.finish()
+    _forget_old_hashes(contents)
     return contents, {name for name, _, _ in packer.prefixes}
+
+
+def _forget_old_hashes(contents: Contents) -> None:
+    """Of files that were rewritten, what wheels wrote down when they were installed: it is not so, and differs from pack to pack."""
+    for record in [file for file in contents.files.values() if file.name.endswith(".dist-info/RECORD")]:
+        packages = posixpath.dirname(posixpath.dirname(record.name))
+        lines = b"".join(record.chunks()).decode("utf-8", "surrogateescape").splitlines(keepends=True)
+        kept = [_without_hash(line, packages, contents) for line in lines]
+        if kept != lines:
+            contents.add(file_with(record.name, "".join(kept).encode("utf-8", "surrogateescape")))
+
+
+def _without_hash(line: str, packages: str, contents: Contents) -> str:
+    name, *rest = line.rsplit(",", 2)
+    file = contents.files.get(posixpath.normpath(posixpath.join(packages, name.strip('"'))))
+    return f"{name},,\n" if len(rest) == 2 and file is not None and file.data is not None else line
 
 
 def _names(path: str, prefix: bytes) -> bool:

@@ -52,7 +52,7 @@ def test_requirements_become_an_environment_that_runs_anywhere(wheels, python, t
 
 
 def test_same_requirements_give_the_same_bytes_and_a_lock_keeps_them(wheels, python, tmp_path):
-    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\ntool-pkg\n")
     flags = ("--python", python, "--lock", tmp_path / "env.lock", "--no-msgpack")
     _pack(tmp_path / "requirements.txt", tmp_path / "one.tar.gz", *flags)
     write_wheel(wheels, "leaf", "1.7", {"leaf.py": "VERSION = '1.7'\n"})
