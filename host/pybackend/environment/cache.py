@@ -292,8 +292,13 @@ class EnvironmentCache:
 
     def _write(self, key: str, suffix: str, text: str) -> None:
         draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
-        draft.write_text(text)
-        draft.replace(self._beside(key, suffix))
+        try:
+            draft.write_text(text)
+            draft.replace(self._beside(key, suffix))
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
     # Looking and removing
 

@@ -20,6 +20,7 @@ import pytest
 
 from pybackend.environment import archive_key
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.hooks import HookEffect
 from pybackend.environment.unpacking import Cancelled
 from pybackend.errors import ErrorCode, ModelEnvironmentError
 from tests.unit.host.environment.conftest import files, header, tar_of
@@ -370,3 +371,23 @@ def test_the_usual_place(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     expected = Path("/var/cache/pybackend") if os.getuid() == 0 else Path.home() / ".cache" / "pybackend"
     assert default_cache_directory() == expected
+
+
+def test_what_hooks_set_is_remembered_until_the_environment_is_removed(cache, archive, never):
+    effect = HookEffect({"A": "1"}, path=("/env/x",))
+    with holding(cache, archive(CONTENT), never) as held:
+        assert cache.hook_effect(held.key) is None
+        cache.keep_hook_effect(held.key, effect)
+        assert cache.hook_effect(held.key) == effect
+        (cache.directory / f"{held.key}.hooks").write_text("damaged")
+        assert cache.hook_effect(held.key) is None
+    assert cache.remove(held.key)
+    assert os.listdir(cache.directory) == []
+
+
+def test_where_it_cannot_be_remembered_nothing_is_left(cache, archive, never):
+    with holding(cache, archive(CONTENT), never) as held:
+        (cache.directory / f"{held.key}.hooks").mkdir()
+        before = set(os.listdir(cache.directory))
+        cache.keep_hook_effect(held.key, HookEffect())
+        assert set(os.listdir(cache.directory)) == before
