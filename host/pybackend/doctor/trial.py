@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -95,8 +94,7 @@ async def _forked(bundle: Path, orphans: Orphans) -> Finding:
 async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     layer = "sandbox"
     with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory:
-        version = Path(directory)
-        os.chmod(directory, 0o755)  # as a model's is: a user of its own has to reach it
+        version = _open_to_all(Path(directory))
         sandbox = Sandbox(SandboxSettings(level=STANDARD), [], bundle)
         files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
@@ -119,6 +117,12 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         f"without {', '.join(missing)}",
         f"models run at `standard` without that, so this does not hold: {without}",
     )
+
+
+def _open_to_all(directory: Path) -> Path:
+    """As a model's directory is: a user of its own has to reach it."""
+    directory.chmod(0o755)
+    return directory
 
 
 async def greeting(stub: StubProcess) -> heard.Hello:

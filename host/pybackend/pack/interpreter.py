@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,9 +118,9 @@ def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
     likely = _of_this_machine(wanted) if wanted is not None else ()
     fitting = [interpreter for interpreter in likely or _of_this_machine(None) if _does(interpreter, wanted, requires)]
     if not fitting:
-        asked = f"CPython {wanted}" if wanted else f"CPython {requires}"
-        if wanted and requires:
-            asked += f" ({requires})"
+        if wanted is not None:
+            _check_version(wanted, requires, likely)
+        asked = f"CPython {wanted or requires}"
         found = [interpreter for interpreter in _of_this_machine(None) if interpreter.release >= OLDEST]
         have = ", ".join(f"{interpreter.version} ({interpreter.executable})" for interpreter in found)
         raise SpecificationError(
@@ -128,6 +128,15 @@ def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
             "name one with --python /path/to/python"
         )
     return max(fitting, key=lambda interpreter: interpreter.release)
+
+
+def _check_version(wanted: str, requires: str, likely: Iterable[Interpreter]) -> None:
+    """Refuse a version that would not do if it were here."""
+    if tuple(map(int, wanted.split("."))) < OLDEST[: wanted.count(".") + 1]:
+        raise SpecificationError(f"--python {wanted}: models run in {'.'.join(map(str, OLDEST))} and newer")
+    for interpreter in likely:
+        if _does(interpreter, wanted, "") and not _fulfils(interpreter, requires):
+            _checked(interpreter, requires, f"--python {wanted}")
 
 
 def _does(interpreter: Interpreter, wanted: str | None, requires: str) -> bool:

@@ -76,7 +76,8 @@ def read_lock(path: Path, specification: str, platform: str) -> Lock | None:
         ) from None
     if lock.specification != specification:
         raise SpecificationError(
-            f"{path} was written for other packages than are asked for now: delete it, and a new one is written"
+            f"{path} was written for other packages, or another --python or --extra, than are asked for now: ask for the same, or "
+            "delete it, and a new one is written"
         )
     if lock.platform != platform:
         raise SpecificationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -178,6 +179,17 @@ def uv_environment() -> dict[str, str]:
     return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 
 
+def uv_cache_directory() -> Path:
+    """Where uv keeps what it has downloaded, if nothing but the environment says so."""
+    named = os.environ.get("UV_CACHE_DIR")
+    return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uv").expanduser()
+
+
+def _fullest(places: Sequence[Path]) -> Path:
+    """Of the places that an installer writes to, the one whose disk has the least room."""
+    return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
+
+
 def _uv(arguments: list[str], order: WheelOrder) -> str:
     from uv import find_uv_bin
 
@@ -192,23 +204,30 @@ def _uv(arguments: list[str], order: WheelOrder) -> str:
         check=False,
     )
     if done.returncode:
-        raise _error(done.stderr)
+        raise _error(done.stderr, next((Path(flag[9:]) for flag in arguments if flag.startswith("--python=")), None))
     return done.stdout
 
 
-def _error(complaint: str) -> PackError:
+def _error(complaint: str, python: Path | None) -> PackError:
     message = _readable(complaint)
     if says_no_space(message):
-        return no_space("install packages", Path(os.environ.get("UV_CACHE_DIR", "~/.cache/uv")).expanduser())
+        return no_space(
+            "install packages", _fullest([uv_cache_directory(), *([] if python is None else [python.parent])])
+        )
     if says_not_writable(message):
         return cache_not_writable(message)
-    if re.search(r"error sending request|dns error|Connection refused|timed out|Could not connect", message):
+    if re.search(
+        r"error sending request|dns error|Connection refused|timed out|Could not (connect|resolve)|unable to access",
+        message,
+    ):
         return UnreachableError(f"an index cannot be reached: {message}")
     if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
         return UnsolvableError(f"no set of packages does what is asked for: {message}")
     if re.search(r"Distribution not found|Failed to (build|fetch|download|prepare|install)|does not exist", message):
         return UnsolvableError(f"a package cannot be had: {message}")
-    if re.search(r"Couldn't parse|Failed to parse|[Ii]nvalid|Unsupported|Extra|File not found|expected", message):
+    if re.search(
+        r"Couldn't parse|Failed to parse|Error parsing|[Ii]nvalid|Unsupported|[Ee]xtra|File not found|expected", message
+    ):
         return SpecificationError(f"the requirements cannot be read: {message}")
     if "editable" in message.lower():
         return UnpackableError(message)
@@ -220,7 +239,9 @@ def _readable(complaint: str) -> str:
     lines = []
     for line in complaint.splitlines():
         words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()
-        if words and not re.match(r"(Using (CPython|Python)|Resolved|Prepared|Audited|warning:)", words):
+        # A line of carets points at something in the line before, which is on no line of its own any more.
+        if words and not re.match(r"(Using (CPython|Python)|Resolved|Prepared|Audited|warning:)|\^+$", words):
+            words = words.replace("in `-`", "in what is asked for")  # its name for standard input
             lines.append(re.sub(r"^(error|cause|Caused by): ", "", words))
     return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "it said nothing"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -73,10 +74,26 @@ def test_wheels_that_do_not_exist(python, tmp_path):
         ("leaf==9", "leaf"),
         ("./none-1.0-py3-none-any.whl", "none-1.0"),
         ("numpy===", "cannot be read"),
+        ("leaf >> 3", r"in what is asked for at position \d+: no such comparison operator .*: leaf >> 3$"),
+        ("-r more.txt", "cannot be read: .*more.txt.*: No such file"),
     ):
         (tmp_path / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{line}\n")
-        status = 2 if line == "numpy===" else 3
+        status = 3 if line.startswith(("leaf==", "./")) else 2
         _refused(status, reason, tmp_path / "requirements.txt", "--python", python, cwd=tmp_path)
+
+
+def test_extra_that_a_project_does_not_have(python, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "demo"\nversion = "1"\ndependencies = []\n')
+    _refused(2, "extra not found: x", tmp_path / "pyproject.toml", "--python", python, "--extra", "x", cwd=tmp_path)
+
+
+def test_repository_that_does_not_answer(python, tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    (tmp_path / "requirements.txt").write_text("thing @ git+http://127.0.0.1:9/thing.git\n")
+    environment = os.environ | {"UV_CACHE_DIR": str(tmp_path / "cache")}
+    _refused(4, "an index cannot be reached: .*127.0.0.1", tmp_path / "requirements.txt", "--python", python, cwd=tmp_path,
+             env=environment)  # fmt: skip
 
 
 def test_index_that_does_not_answer(python, tmp_path):
@@ -122,7 +139,7 @@ def test_conda_environments_that_are_none(tmp_path):
         (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
         (("requirements.txt", "-o", "env.zip"), "does not say what to write: let the name end in one of .tar.gz"),
         (("requirements.txt", "-o", "env.tar.gz", "--format", "zst"), "does not go with --format tar.zst"),
-        (("requirements.txt", "--python", "3.7"), "no CPython 3.7 on this machine"),
+        (("requirements.txt", "--python", "3.7"), "--python 3.7: models run in 3.8 and newer"),
         (("requirements.txt", "--python", "/bin/true"), "is no CPython that starts"),
         (("requirements.txt", "--extra", "x"), "--extra is for a pyproject.toml"),
         (("requirements.txt", "--lock", "none/env.lock"), "is not a directory that is there"),
@@ -174,29 +191,37 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     assert "py-rattler, uv. Install them with: pip install 'pybackend[pack]'" in done.stderr
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_full_disk(python, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "flags"),
+    [
+        ("3m", "-o {0}/env.tar.gz"),
+        ("3m", "-o env.tar.gz --work-directory {0}"),
+        ("128m", "-o env.tar.gz --work-directory {0}"),
+    ],
+    ids=["archive", "interpreter", "wheels"],
+)
+def test_full_disk(size, flags, python, tmp_path):
     """A file system of a few megabytes, where this user may make one."""
     small = tmp_path / "small"
     small.mkdir()
     write_wheel(tmp_path / "wheels", "leaf", "1.0", {"leaf.py": "X = 1\n"})
+    if size != "3m":  # room for the interpreter, and not for all that comes beside it
+        write_wheel(tmp_path / "wheels", "leaf", "1.1", {f"leaf/{n}.txt": " " * 16_000_000 for n in range(8)})
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
-    inner = f"mount -t tmpfs -o size=3m tmpfs {small} && exec {sys.executable} -m pybackend pack {tmp_path}/requirements.txt --python {python}"
-    for flags, place in (
-        (f"-o {small}/env.tar.gz", small),
-        (f"-o {tmp_path}/env.tar.gz --work-directory {small}", small),
-    ):
-        done = subprocess.run(
-            ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{inner} {flags}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if "unshare" in done.stderr or "mount:" in done.stderr:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-        assert done.returncode == 5, done.stderr
-        assert f"no space left in {place}" in done.stderr
-        assert "make room, or name another place" in done.stderr
+    inner = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {sys.executable} -m pybackend pack requirements.txt --python {python}"
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{inner} {flags.format(small)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"UV_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 5, done.stderr
+    assert f"no space left in {small}" in done.stderr
+    assert "make room, or name another place" in done.stderr
     assert not (tmp_path / "env.tar.gz").exists()
 
 

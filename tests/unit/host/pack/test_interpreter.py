@@ -36,7 +36,7 @@ def test_program_directory_and_virtual_environment_mean_their_interpreter():
     assert find_interpreter(sys.prefix) == base
 
 
-@pytest.mark.parametrize("wanted", ["3.1", "3.7", "2.7", "3.99"])
+@pytest.mark.parametrize("wanted", ["3.98.1", "3.99"])
 def test_versions_that_are_not_here(wanted):
     with pytest.raises(
         SpecificationError, match=rf"no CPython {wanted} on this machine. Found: 3\.\d+.*uv python install {wanted}"
@@ -44,7 +44,17 @@ def test_versions_that_are_not_here(wanted):
         find_interpreter(wanted)
 
 
+@pytest.mark.parametrize("wanted", ["2", "2.7", "3.1", "3.7", "3.7.16"])
+def test_versions_in_which_no_model_runs(wanted):
+    with pytest.raises(SpecificationError, match=rf"--python {wanted}: models run in 3\.8 and newer"):
+        find_interpreter(wanted)
+
+
 def test_what_a_project_requires():
+    with pytest.raises(
+        SpecificationError, match=rf"--python {OWN} is CPython {OWN}.*, and the project requires >=3\.90"
+    ):
+        find_interpreter(OWN, ">=3.90")
     assert find_interpreter(None, f">={OWN},<4").version == platform.python_version()
     assert find_interpreter(OWN, f"=={OWN}.*").minor == OWN
     with pytest.raises(SpecificationError, match=r"no CPython >=3\.90 on this machine"):
