@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -60,9 +61,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("keys", nargs="*", metavar="KEY", help="as `list` shows it [all]")
     prune = commands.add_parser("prune", parents=[common], help="remove unpacked environments that no server uses")
-    prune.add_argument("--unused-for", type=float, default=0.0, metavar="DAYS", help="only those, in days [0]")
+    prune.add_argument("--unused-for", type=_days, default=0.0, metavar="DAYS", help="only those, in days [0]")
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     return parser
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of days, such as 30 or 0.5")
+    return days
 
 
 def run_env(arguments: Sequence[str]) -> int:

@@ -90,6 +90,8 @@ def inspect_environment(path: Path) -> Inspection:
         files = [name for _, _, names in os.walk(path) for name in names]
         sizes = [os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(path) for name in names]
         return _inspected(path, path, files, sum(sizes), "", 0)
+    if path.exists() and not path.is_file():
+        raise ModelEnvironmentError(f"{path} is neither a directory nor an archive")  # a device may have no end
     never = threading.Event()
     try:
         with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="pybackend-") as scratch:

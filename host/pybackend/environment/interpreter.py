@@ -27,6 +27,10 @@ _CONDA_PACKAGE = re.compile(r"(.+)-([^-]+)-[^-]+\.json")
 _OTHER_PYTHONS = re.compile(r"(pypy|graalpy|micropython|jython)", re.IGNORECASE)
 
 
+_PATHLESS = frozenset({"_virtualenv.pth", "distutils-precedence.pth"})
+"""What virtualenv, uv and setuptools leave in every environment: these add nothing to the import path."""
+
+
 @dataclass(frozen=True)
 class Interpreter:
     """What is known of an environment without running anything of it.
@@ -111,7 +115,7 @@ def find_interpreter(prefix: Path, source: str) -> Interpreter:
         free_threaded=manifest.free_threaded if manifest else bool(library and library.name.endswith("t")),
         libraries=libraries,
         binary=_binary(program, source),
-        numpy=_numpy(libraries, settings),
+        numpy=_numpy(library, libraries, settings),
         manifest=manifest,
     )
 
@@ -150,17 +154,17 @@ def _binary(program: Path, source: str) -> Binary | None:
         raise ModelEnvironmentError(f"{source}: cannot read its Python, {program}: {error.strerror}") from error
 
 
-def _numpy(libraries: Path | None, settings: str) -> str | None:
+def _numpy(library: Path | None, libraries: Path | None, settings: str) -> str | None:
     """Its version, as far as that is known without asking Python where it would look."""
     elsewhere = "include-system-site-packages = true" in settings
-    if libraries is None:
+    if library is None or (library / "dist-packages").is_dir():
         return ""
     for name in _names(libraries):
         match = _DISTRIBUTION.fullmatch(name)
         if match and match[1] == "numpy":
             return match[2]
-        elsewhere = elsewhere or name.endswith(".pth")
-    if (libraries / "numpy").is_dir():
+        elsewhere = elsewhere or (name.endswith(".pth") and name not in _PATHLESS)
+    if libraries is not None and (libraries / "numpy").is_dir():
         match = _NUMPY_VERSION.search(_text(libraries / "numpy" / "version.py"))
         return match[1] if match else ""
     return "" if elsewhere else None

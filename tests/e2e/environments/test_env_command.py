@@ -146,12 +146,15 @@ def test_a_hostile_archive_is_refused(env, tmp_path):
         (["inspect", "/nowhere"], "error: cannot read /nowhere: No such file or directory"),
         (["verify", "zz"], "has a key that begins with 'zz'"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["prune", "--unused-for=long"], "argument --unused-for: invalid float value: 'long'"),
+        (["prune", "--unused-for=long"], "argument --unused-for: 'long' is no number of days, such as 30 or 0.5"),
+        (["prune", "--unused-for=-1"], "'-1' is no number of days"),
+        (["prune", "--unused-for=nan"], "'nan' is no number of days"),
+        (["inspect", "/dev/zero"], "error: /dev/zero is neither a directory nor an archive"),
     ],
-    ids=["missing", "key", "command", "number"],
+    ids=["missing", "key", "command", "number", "negative", "nan", "device"],
 )
 def test_a_wrong_command_is_told_in_words(arguments, expected, env):
-    status, text = env(*arguments)
+    status, text = env(*arguments, timeout=60)
     assert status == 1
     assert expected in text
 

@@ -170,6 +170,19 @@ def test_an_environment_without_a_good_numpy_is_refused(numpy, expected, tmp_pat
     assert refusal(environment(tmp_path, numpy=numpy)).startswith(expected)
 
 
+@pytest.mark.spec("pb-V05")
+@pytest.mark.parametrize("left", ["_virtualenv.pth", "distutils-precedence.pth", None])
+def test_an_environment_with_nothing_installed_is_refused(left, tmp_path):
+    """As `uv venv` makes one; packed, it has not even the directory for packages."""
+    prefix = environment(tmp_path, numpy="")
+    libraries = prefix / "lib" / "python3.12" / "site-packages"
+    if left:
+        (libraries / left).write_text("import _virtualenv")
+    else:
+        libraries.rmdir()
+    assert refusal(prefix).startswith("the environment X has no numpy for its Python 3.12")
+
+
 def test_numpy_may_come_by_a_path_file(tmp_path):
     prefix = environment(tmp_path, numpy="")
     (prefix / "lib" / "python3.12" / "site-packages" / "more.pth").write_text("/elsewhere\n")
