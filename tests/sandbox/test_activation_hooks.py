@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shlex
@@ -31,6 +32,8 @@ pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
 ]
+
+_NUMBERS = itertools.count(1)
 
 OTHERS_FILE = "what belongs to another model"
 
@@ -86,6 +89,12 @@ def hooks(base):
     made.close()
 
 
+@pytest.fixture
+def many():
+    """So many seconds that nobody else sleeps as long: how a test knows its own processes."""
+    return f"9{os.getpid()}{next(_NUMBERS):03}"
+
+
 def test_they_see_an_activated_environment_and_none_of_the_servers_secrets(hooks, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "to be kept")
     found = hooks.variables('export SEEN="$CONDA_PREFIX|$PATH|$LD_LIBRARY_PATH|$AWS_SECRET_ACCESS_KEY"')
@@ -134,25 +143,25 @@ def test_attacks_are_stopped(hooks):
 WITHOUT_END = {
     "sleep": "sleep 10000",
     "talk": "yes",
-    "daemon": "setsid sleep 98763.25 >/dev/null 2>&1 & sleep 10000",
+    "daemon": "setsid sleep MANY >/dev/null 2>&1 & sleep 10000",
     "deaf": "trap '' TERM INT HUP; while :; do sleep 10000; done",
 }
 
 
 @pytest.mark.parametrize("text", WITHOUT_END.values(), ids=WITHOUT_END)
-def test_one_without_end_is_ended(text, base, caplog):
-    hooks = Hooks(base, limit_s=3)
+def test_one_without_end_is_ended(text, base, many, caplog):
+    hooks = Hooks(base, limit_s=5)
     try:
         with caplog.at_level(logging.WARNING):
-            found = hooks.variables("export GOOD=1", f"export BAD=1\n{text}", "export LATER=1")
+            found = hooks.variables("export GOOD=1", f"export BAD=1\n{text.replace('MANY', many)}", "export LATER=1")
     finally:
         hooks.close()
     assert (found.get("GOOD"), found.get("BAD"), found.get("LATER")) == ("1", None, None)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(
-        f"activation hook {hooks.directory}/1.sh did not end within 3 s, before those after it were run"
+        f"activation hook {hooks.directory}/1.sh did not end within 5 s, before those after it were run"
     )
-    assert not _running("98763.25")
+    assert not _running(many)
 
 
 TOO_MUCH = {
@@ -161,23 +170,23 @@ TOO_MUCH = {
     "variables": "export A=$(head -c 120000 /dev/zero | tr '\\0' x) B=$(head -c 120000 /dev/zero | tr '\\0' x)",
     "processor": "while :; do :; done",
     "memory": 'A=x; while :; do A="$A$A"; done',
-    "processes": "for i in 1 2 3; do setsid sh -c 'setsid sleep 98764.25 & sleep 98764.25' & done; sleep 0.3",
+    "processes": "for i in 1 2 3; do setsid sh -c 'setsid sleep MANY & sleep MANY' & done; sleep 0.3",
 }
 
 
 @pytest.mark.parametrize("text", TOO_MUCH.values(), ids=TOO_MUCH)
-def test_one_that_takes_too_much_is_named(text, hooks, caplog):
+def test_one_that_takes_too_much_is_named(text, hooks, many, caplog):
     with caplog.at_level(logging.WARNING):
-        found = hooks.variables(text)
+        found = hooks.variables(text.replace("MANY", many))
     assert set(found) == {"PATH", "LD_LIBRARY_PATH"}
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"activation hook {hooks.directory}/0.sh ")
-    assert not _running("98764.25")
+    assert not _running(many)
 
 
-def test_nobody_waits_for_one_that_nobody_wants(hooks):
+def test_nobody_waits_for_one_that_nobody_wants(hooks, many):
     """A server that is told to stop does not wait for it; nothing of it is left."""
-    hooks.write("setsid sleep 98765.25 &", "sleep 98765.25")
+    hooks.write(f"setsid sleep {many} &", f"sleep {many}")
     ended = []
 
     def run():
@@ -189,12 +198,12 @@ def test_nobody_waits_for_one_that_nobody_wants(hooks):
     waiting = [threading.Thread(target=run) for _ in range(2)]  # one of them waits for the other
     for thread in waiting:
         thread.start()
-    wait_until(lambda: len(_running("98765.25")) == 2, "the hooks do not run")
+    wait_until(lambda: len(_running(many)) == 2, "the hooks do not run")
     hooks.cancelled.set()
     for thread in waiting:
         thread.join(30)
     assert ended == ["cancelled", "cancelled"]
-    assert not _running("98765.25")
+    assert not _running(many)
 
 
 def test_they_are_run_again_when_they_have_changed(hooks, caplog):

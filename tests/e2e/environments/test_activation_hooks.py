@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from tests.support.server import serving
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 DEADLINE_S = 90
+_NUMBERS = itertools.count(1)
 GEO = """
 export GEO_DATA="$CONDA_PREFIX/share/geo" GEO_GRIDS="$(basename /usr/lib/grids)"
 export PATH="$CONDA_PREFIX/libexec:$PATH"
@@ -39,6 +41,12 @@ def environment(tmp_path):
         return prefix
 
     return environment
+
+
+@pytest.fixture
+def many():
+    """So many seconds that nobody else sleeps as long: how a test knows its own processes."""
+    return f"8{os.getpid()}{next(_NUMBERS):03}"
 
 
 def level(name):
@@ -105,13 +113,13 @@ WRONG = {
     "syntax": ("if (", r"(returned|ended the shell with status) 2: .*syntax error"),
     "signal": ("kill -9 $$", "was ended by signal 9"),
     "garbage": ("head -c 300000 /dev/urandom; head -c 1000 /dev/urandom >&2; exit 1", "ended the shell with status 1"),
-    "daemon": ("setsid sleep 98761.25 &", "has left processes behind, 1 of them; they were ended"),
+    "daemon": ("setsid sleep MANY &", "has left processes behind, 1 of them; they were ended"),
 }
 
 
 @pytest.mark.faults
 def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
-    tmp_path, environment, about, write_about, cache
+    tmp_path, environment, about, write_about, cache, many
 ):
     prefix = environment()
     directory = prefix / "etc" / "conda" / "activate.d"
@@ -120,7 +128,7 @@ def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
         shutil.copytree(prefix, own, symlinks=True, copy_function=os.link)
         place = own / directory.relative_to(prefix)
         (place / "a_good.sh").write_text("export GOOD=1\n")
-        (place / "b_wrong.sh").write_text(f"{text}\n")
+        (place / "b_wrong.sh").write_text(text.replace("MANY", many) + "\n")
         write_about(tmp_path / "models", own, kind)
     with serving(tmp_path / "models", flags=(cache,)) as server:
         for kind, (_, expected) in WRONG.items():
@@ -129,18 +137,17 @@ def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
             named = f"one of {place}/*.sh" if kind == "daemon" else f"{place}/b_wrong.sh"
             server.wait_for(f"activation hook {named.replace('*', '[*]')} {expected}")
         assert server.output.count("activation hook /") + server.output.count("activation hook one") == len(WRONG)
-    assert running("98761.25") == []
+    assert running(many) == []
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told"])
-def test_nothing_of_a_hook_outlives_the_server(number, tmp_path, environment, write_about, cache):
-    argument = f"9876{int(number)}.5"
-    write_about(tmp_path / "models", environment(slow=f"setsid sleep {argument} &\nsleep {argument}\n"))
+def test_nothing_of_a_hook_outlives_the_server(number, tmp_path, environment, write_about, cache, many):
+    write_about(tmp_path / "models", environment(slow=f"setsid sleep {many} &\nsleep {many}\n"))
     with serving(tmp_path / "models", flags=(cache,), ready=False) as server:
-        wait_until(lambda: len(running(argument)) == 2, "the hook does not run", DEADLINE_S)
+        wait_until(lambda: len(running(many)) == 2, "the hook does not run", DEADLINE_S)
         assert server.stop(number) == (0 if number is signal.SIGTERM else -number)
-    wait_until(lambda: not running(argument), lambda: f"left behind: {running(argument)}")
+    wait_until(lambda: not running(many), lambda: f"left behind: {running(many)}")
 
 
 def test_what_lists_of_packages_set_costs_no_process(tmp_path, environment, about, write_about, cache):
