@@ -176,7 +176,7 @@ def _unpack(
         if (
             member.path in inventory.files or member.path in inventory.links
         ):  # the archive has it twice: the last one counts
-            path.unlink()
+            path.unlink(missing_ok=True)  # not there if it was not wanted
             inventory.links.pop(member.path, None)
             inventory.files.pop(member.path, None)
         match member.kind:
@@ -188,7 +188,7 @@ def _unpack(
                 path.symlink_to(member.target)
                 inventory.links[member.path] = member.target
             case MemberKind.HARD_LINK:
-                if wanted(member.target):
+                if os.path.lexists(directory / member.target):
                     os.link(directory / member.target, path, follow_symlinks=False)
                 inventory.files[member.path] = inventory.files[member.target]
     return inventory

@@ -107,6 +107,20 @@ def test_a_file_that_is_there_twice_is_the_last_one(archive, tmp_path):
     assert inventory.differences(tmp_path / "env", contents=True) == []
 
 
+def test_what_is_only_counted_may_be_there_twice(archive, tmp_path):
+    """As `pybackend env inspect` reads an archive to which a file was appended again."""
+    entries = [
+        *files(a=b"first", b=b"kept"),
+        (header("c", tarfile.LNKTYPE, "a"), b""),
+        (header("d", tarfile.LNKTYPE, "c"), b""),
+        *files(a=b"second", c=b"third"),
+    ]
+    with archive(tar_of(*entries)).open("rb") as file:
+        inventory = unpack(file, "x", tmp_path / "env", threading.Event(), lambda name: name in {"b", "d"})
+    assert {name: size for name, (size, _) in inventory.files.items()} == {"a": 6, "b": 4, "c": 5, "d": 5}
+    assert [path.name for path in (tmp_path / "env").iterdir()] == ["b"]
+
+
 LINK_OUT = header("way", tarfile.SYMTYPE, "..")
 MALICIOUS = {
     "dots": ([(header("a/../../evil"), b"x")], "Path contains '..': 'a/../../evil'"),
