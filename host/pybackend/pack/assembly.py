@@ -28,7 +28,7 @@ from pybackend.pack.specification import (
     WheelPackages,
     index_options,
 )
-from pybackend.pack.surprises import Wanted, surprises
+from pybackend.pack.surprises import WITHOUT_NUMPY, Wanted, surprises
 from pybackend.pack.virtual_environment import base_interpreter, copy_packages
 from pybackend.pack.wheels import WheelOrder
 
@@ -94,13 +94,26 @@ def assemble(
         return _from_conda(file, specification, options, lock, prefix)
     if isinstance(specification, WheelPackages):
         return _from_wheels(specification, options, lock, prefix)
+    _refuse_wishes(specification, options)
     if isinstance(specification, VirtualEnvironment):
         with options.progress.step("copy packages"):
             interpreter = base_interpreter(specification.prefix)
+            inventory.refuse_editable(specification.prefix.glob("lib/python3*/site-packages"), specification.prefix)
             copy_interpreter(interpreter, prefix)
             copy_packages(specification.prefix, interpreter, prefix)
-        return _describe(prefix, is_conda=False)
-    return _describe(specification.prefix, is_conda=True)
+        assembled = _describe(prefix, is_conda=False)
+    else:
+        assembled = _describe(specification.prefix, is_conda=True)
+    if not any((directory / "numpy").is_dir() for directory in assembled.site_packages):
+        options.warn(WITHOUT_NUMPY)
+    return assembled
+
+
+def _refuse_wishes(given: CondaPrefix | VirtualEnvironment, options: PackOptions) -> None:
+    """What the command line asks for beside an environment that is complete."""
+    for flag, value in (("--python", options.python), ("--extra", options.extras)):
+        if value:
+            raise SpecificationError(f"{given.prefix} is packed as it lies: {flag} is for files that name packages")
 
 
 def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
@@ -291,6 +304,7 @@ def look_up(file: Path, specification: Specification, options: PackOptions) -> l
         interpreter = find_interpreter(wanted_python(specification, options, None), specification.requires_python)
         found = wheels.resolve(wheel_order(specification, options), [f"--python={interpreter.executable}"])
         return [PackedSize("python", interpreter.version, 0, str(interpreter.executable)), *found]
+    _refuse_wishes(specification, options)
     if isinstance(specification, CondaPrefix):
         answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
         packages = inventory.conda_packages(specification.prefix)

@@ -85,7 +85,8 @@ def refuse_editable(site_packages: Iterable[Path], what: object) -> None:
             if _direct_url(path).get("dir_info", {}).get("editable") is True
         ]
         names += [path.stem for path in directory.glob("*.egg-link")]
-        names += [path.stem.removeprefix("__editable__.") for path in directory.glob("__editable__*.pth")]
+        if not names:  # what has no record of it may still have left the link
+            names = [path.stem.removeprefix("__editable__.") for path in directory.glob("__editable__*.pth")]
         if names:
             raise UnpackableError(
                 f"{what} has editable packages ({', '.join(sorted(set(names)))}), which are links to files of this machine: install "

@@ -10,6 +10,8 @@ from pybackend.pack.wheels import normalised
 LARGE_BYTES = 2 * 1024**3
 """An environment above this is mentioned."""
 
+WITHOUT_NUMPY = "numpy is not among the packages: models cannot run in this environment without it"
+
 _FOR_CUDA = ("nvidia-", "cuda-", "triton", "cupy-cuda")
 _DRAGGED_IN_BY = ("torch", "tensorflow", "jax", "jaxlib", "onnxruntime-gpu", "xgboost", "vllm")
 _CPU_ONLY = {
@@ -46,7 +48,7 @@ def surprises(packages: Iterable[Wanted]) -> list[str]:
             f"{culprit or 'a package'} brings {_count(for_cuda)} for CUDA{amount}. If the models run on the CPU: {advice}"
         )
     if "numpy" not in wanted:
-        found.append("numpy is not among the packages: models cannot run in this environment without it")
+        found.append(WITHOUT_NUMPY)
     return found
 
 

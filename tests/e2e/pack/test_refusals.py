@@ -115,7 +115,9 @@ def test_editable_packages(python, tmp_path):
     (packages / "thing-1.0.dist-info" / "direct_url.json").write_text(
         '{"url": "file:///x", "dir_info": {"editable": true}}'
     )
-    _refused(6, r"has editable packages \(thing\).*install them without -e", venv, cwd=tmp_path)
+    (packages / "__editable__.thing-1.0.pth").write_text("/x\n")
+    _refused(6, rf"{venv} has editable packages \(thing\).*install them without -e", venv, cwd=tmp_path)
+    (packages / "__editable__.thing-1.0.pth").unlink()
     (packages / "thing-1.0.dist-info" / "direct_url.json").unlink()
     (packages / "elsewhere.pth").write_text(f"{tmp_path}\n")
     _refused(6, f"elsewhere.pth puts {tmp_path} on the import path", venv, cwd=tmp_path)
@@ -124,6 +126,13 @@ def test_editable_packages(python, tmp_path):
     (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
     (venv / "bin" / "python").unlink()
     _refused(6, "the interpreter of .* does not start", venv, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("flags", [("--python", "3.12"), ("--extra", "x"), ("--extra", "x", "--dry-run")])
+def test_environment_that_is_there_is_not_asked_to_be_another(flags, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    reason = f"{tmp_path}/venv is packed as it lies: {flags[0]} is for files that name packages"
+    _refused(2, reason, tmp_path / "venv", *flags, cwd=tmp_path)
 
 
 def test_conda_environments_that_are_none(tmp_path):
