@@ -42,6 +42,13 @@ def show_memory(shown: bool) -> None:
         _PRCTL(_PR_SET_DUMPABLE, int(shown), 0, 0, 0)
 
 
+def tidy_memory() -> None:
+    """Give memory that is not in use back to the system, and bring what is left of it into order."""
+    trim = getattr(LIBC, "malloc_trim", None)  # not every C library has it
+    if trim is not None:
+        trim(0)
+
+
 def be_called(name: str) -> None:
     """Show a name in ``ps`` and ``top``: its end if it is long, where instances differ."""
     if not sys.platform.startswith("linux"):

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory
+from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
 from pybackend_stub.sandbox import Preparation
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.confinement import Confinement
@@ -108,6 +108,7 @@ class Zygote:
         _rehearse()
         self._blas = _thread_setters()
         gc.collect()
+        tidy_memory()  # else every fork would do so at some time, and copy what lies around
         gc.freeze()  # else the first collection of every fork would write to all objects, and so copy them
 
     # Forks

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import glob
 import json
+import os
+import shutil
+import signal
 import uuid
 from pathlib import Path
 
 import pytest
 
 from pybackend_stub.sandbox import landlock
-from tests.sandbox.hosts import arena
+from tests.sandbox.hosts import CONFIG, IS_ROOT, arena, parameters
 from tests.sandbox.table import ATTACKS, OWN, STANDARD, STOPPED, USER
 from tests.sandbox.test_attacks import OWN_PROCESSES, SHARED_PROCESSES, options, to_be_tried
-from tests.support.server import free_of_processes
+from tests.sandbox.test_ordinary_models import DEEDS, failures
+from tests.support.gates import wait_until
+from tests.support.repositories import write_model
+from tests.support.server import ServerProcess, free_of_processes, serving
 
 pytestmark = [
     pytest.mark.e2e,
@@ -175,3 +181,127 @@ def test_attacks_of_a_fork_on_the_host_and_on_another_fork(environment, kind):
                 wrong[attack] = f"{expected}, but: {text}"
         assert host.ask("victim")["pid"] == victim["pid"]
     assert not wrong, "\n".join(f"{attack}: {text}" for attack, text in wrong.items())
+
+
+LOADER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        said = []
+        for request in requests:
+            verb, _, name = request.inputs()[0].as_numpy().item().decode().partition(" ")
+            (pb_utils.load_model if verb == "load" else pb_utils.unload_model)(name)
+            said.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([verb], dtype=object))]))
+        return said
+"""
+
+
+def told(server: ServerProcess, verb: str, name: str) -> None:
+    body = {"inputs": [{"name": "ASKED", "datatype": "BYTES", "shape": [1], "data": [f"{verb} {name}"]}]}
+    reply = server.infer("loader", body)
+    assert reply.status == 200, f"{reply}\n{server.output}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ordinary_models_that_were_forked_do_what_they_do(environment, kind):
+    named = {"EXECUTION_ENV_PATH": str(environment[0])}
+    with arena(kind, models=dict.fromkeys(("m0", "m1", "victim"), named)) as host:
+        host.server.wait_ready()
+        host.context["honest"] = True
+        assert failures(host, "m1", DEEDS) == {}
+
+
+@pytest.mark.parametrize("kind", ["root", "user"])
+def test_a_directory_that_was_put_in_place_of_a_models_is_reached(environment, kind):
+    """What it was forked from before may reach another one: that which lay there then."""
+    named = {"EXECUTION_ENV_PATH": str(environment[0])}
+    with arena(kind, models=dict.fromkeys(("m0", "m1", "victim"), named)) as host:
+        host.server.wait_ready()
+        directory = Path(host.context["other_model"])
+        before = host.ask("victim")["pid"]
+        directory.rename(directory.with_name(".old"))
+        shutil.copytree(directory.with_name(".old"), directory)
+        shutil.rmtree(directory.with_name(".old"))
+        os.kill(before, signal.SIGKILL)
+        assert free_of_processes([before])
+        host.server.wait_until("/v2/models/victim/ready", 200)
+        host.context["honest"] = True
+        assert failures(host, "victim", ["reads_files_beside_its_code"]) == {}
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has other users' processes forked")
+def test_with_the_last_model_of_an_environment_all_that_was_for_it_goes(environment):
+    base = environment[0].parent
+    config = CONFIG + parameters(EXECUTION_ENV_PATH=str(environment[0]))
+    for name in ("m0", "m1", "m2"):
+        write_model(base / "models", name, LOADER, config)
+    write_model(base / "models", "loader", LOADER, CONFIG)
+    flags = ("--model-control-mode=explicit", "--load-model=loader")
+    with serving(base / "models", flags=flags) as server:
+        zygotes_before, stubs_before, users = server.zygote_pids(), server.stub_pids(), []
+        for _ in range(2):
+            for name in ("m0", "m1", "m2"):
+                told(server, "load", name)
+            (zygote,) = [pid for pid in server.zygote_pids() if pid not in zygotes_before]
+            stubs = [pid for pid in server.stub_pids() if pid not in stubs_before]
+            assert len(stubs) == 3
+            users.append(int(status_of(Path(f"/proc/{zygote}/status").read_text())["Uid"].split()[0]))
+            rooms = [path for path in Path("/run/pybackend").glob("*/*/*") if path.stat().st_uid == users[-1]]
+            assert rooms
+            for name in ("m0", "m1", "m2"):
+                told(server, "unload", name)
+            assert free_of_processes([zygote, *stubs], 30), "processes outlived their models"
+            wait_until(lambda rooms=rooms: not any(map(os.path.exists, rooms)), "directories outlived their models")
+        assert users[0] == users[1], "the users of the first time were not given back"
+
+
+LIES = """
+import json, os, time
+packed, host = json.dumps, os.getppid()
+def another_one():
+    while True:
+        for pid in open("/proc/%d/task/%d/children" % (host, host)).read().split():
+            if open("/proc/%s/comm" % pid).read().startswith("victim"):
+                return int(pid)
+        time.sleep(0.01)
+def lie(message, *rest, **more):
+    if type(message).__name__ == "Forked" and message.pid:
+        message = message._replace(pid=another_one())
+    return packed(message, *rest, **more)
+json.dumps = lie
+"""
+
+
+@pytest.mark.parametrize("kind", ["root", "user"])
+def test_it_cannot_pass_another_models_process_off_as_its_fork(environment, kind):
+    directory, packages = environment
+    (packages / "first.py").write_text(LIES)
+    (packages / "first.pth").write_text("import first\n")
+    named = {"EXECUTION_ENV_PATH": str(directory)}
+    with arena(kind, models={"victim": {}, "w0": named, "w1": named, "w2": named}) as host:
+        host.server.wait_ready()
+        victim = host.ask("victim")["pid"]
+        host.server.wait_for("made a process that is no child of the server")
+        pids = {name: host.ask(name)["pid"] for name in ("victim", "w0", "w1", "w2")}
+        assert pids["victim"] == victim
+        assert len(set(pids.values())) == 4
+
+
+@pytest.mark.spec("pb-H06")
+@pytest.mark.parametrize("kind", ["root", "user"])
+def test_one_that_dies_is_replaced(environment, run_first, kind):
+    directory, _ = environment
+    starts = run_first()
+    names = ("m0", "m1", "victim")
+    with arena(kind, models={name: {"EXECUTION_ENV_PATH": str(directory)} for name in names}) as host:
+        host.server.wait_ready()
+        pids = {name: host.ask(name)["pid"] for name in names}
+        (zygote,) = [pid for pid in starts() if pid in host.server.zygote_pids()]
+        os.kill(zygote, signal.SIGKILL)
+        assert free_of_processes([zygote])
+        assert {name: host.ask(name)["pid"] for name in names} == pids
+        os.kill(pids["victim"], signal.SIGKILL)
+        assert free_of_processes([pids["victim"]])
+        host.server.wait_until("/v2/models/victim/ready", 200)
+        reborn = host.ask("victim")["pid"]
+        assert reborn not in {*pids.values(), *starts()}, "it was started, not forked"
+        assert "not forked" not in host.server.output

@@ -138,11 +138,12 @@ def _limit(limits: "Dict[str, int]") -> None:
 
 def _offer_to_the_kernel(least: int) -> None:
     if least:
-        with open("/proc/self/oom_score_adj", encoding="ascii") as score:
-            if int(score.read()) >= least:
-                return
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-            score.write(str(least))
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if int(os.read(descriptor, 16)) < least:
+                os.write(descriptor, b"%d" % least)
+        finally:
+            os.close(descriptor)
 
 
 def _leave_bounding_set(but: "Collection[int]") -> None:

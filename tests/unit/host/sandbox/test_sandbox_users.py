@@ -32,3 +32,21 @@ def test_a_number_comes_again_only_when_it_was_given_back():
         assert users.take() == first
     finally:
         users.close()
+
+
+def test_a_block_is_nobody_elses_until_it_is_given_back():
+    users = UserRange()
+    try:
+        single = users.take()
+        blocks = [users.take_block() for _ in range(15)]  # of 16, one of which has the single number
+        with pytest.raises(NoUsersError, match="in a row"):
+            users.take_block()
+        assert len({*blocks[0]}) == len(blocks[0]) > 1
+        assert len({number for block in blocks for number in block}) == sum(map(len, blocks))
+        assert all(single not in block for block in blocks)
+        others = {users.take() for _ in range(len(blocks[0]) - 1)}
+        assert not others & {number for block in blocks for number in block}
+        users.give_back(*blocks[-1])
+        assert users.take_block() == blocks[-1]
+    finally:
+        users.close()
