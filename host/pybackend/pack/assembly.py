@@ -16,7 +16,7 @@ from typing import Any
 from pybackend.environment.hooks import VARIABLES_HOOK
 from pybackend.pack import conda, inventory, wheels
 from pybackend.pack.errors import PackError, SpecificationError, UnpackableError
-from pybackend.pack.interpreter import find_interpreter
+from pybackend.pack.interpreter import Interpreter, find_interpreter, is_version, minor_of
 from pybackend.pack.lock import Lock
 from pybackend.pack.options import PackedSize, PackOptions
 from pybackend.pack.python_tree import copy_interpreter
@@ -164,7 +164,7 @@ def _known_to_conda(records: list[dict[str, Any]]) -> list[Wanted]:
 def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
     order = wheel_order(given, options)
     with options.progress.step("copy interpreter"):
-        interpreter = find_interpreter(wanted_python(given, options, lock), given.requires_python)
+        interpreter = _chosen_interpreter(given, options, lock)
         if lock is not None and lock.python != interpreter.version:
             options.warn(
                 f"the lock was written with CPython {lock.python}, this is {interpreter.version}: the packages are the same"
@@ -174,18 +174,21 @@ def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, 
     return _describe(prefix, is_conda=False, wanted=order, hashes=options.lock is not None, lock=lock)
 
 
-def wanted_python(given: WheelPackages, options: PackOptions, lock: Lock | None) -> str | None:
-    """The interpreter that the command line, the lock, or a file beside the requirements asks for."""
-    if options.python is not None:
-        return options.python
+def _chosen_interpreter(given: WheelPackages, options: PackOptions, lock: Lock | None) -> Interpreter:
+    """That which the command line, the lock, or a file beside the requirements asks for."""
     if lock is not None:
-        return ".".join(lock.python.split(".")[:2])
+        if options.python is None or is_version(options.python):
+            with suppress(SpecificationError):  # it is not here any more
+                return find_interpreter(lock.python, given.requires_python)
+        return find_interpreter(options.python or minor_of(lock.python), given.requires_python)
+    if options.python is not None:
+        return find_interpreter(options.python, given.requires_python)
+    file = given.file.parent / ".python-version"  # what uv and pyenv go by too
     with suppress(OSError, UnicodeDecodeError):
-        # What uv and pyenv go by too.
-        for line in (given.file.parent / ".python-version").read_text().splitlines():
+        for line in file.read_text().splitlines():
             if line.strip() and not line.startswith("#"):
-                return line.strip()
-    return None
+                return find_interpreter(line.strip(), given.requires_python, str(file))
+    return find_interpreter(None, given.requires_python)
 
 
 def wheel_order(given: WheelPackages, options: PackOptions) -> WheelOrder:
@@ -301,7 +304,7 @@ def look_up(file: Path, specification: Specification, options: PackOptions) -> l
     if isinstance(specification, CondaPackages):
         return _look_up_conda(file, specification, options)
     if isinstance(specification, WheelPackages):
-        interpreter = find_interpreter(wanted_python(specification, options, None), specification.requires_python)
+        interpreter = _chosen_interpreter(specification, options, None)
         found = wheels.resolve(wheel_order(specification, options), [f"--python={interpreter.executable}"])
         return [PackedSize("python", interpreter.version, 0, str(interpreter.executable)), *found]
     _refuse_wishes(specification, options)

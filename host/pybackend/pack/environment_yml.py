@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.pack.errors import SpecificationError
-from pybackend.pack.specification import CondaPackages, refuse_editable_lines
+from pybackend.pack.specification import CondaPackages, refuse_editable_lines, refuse_idle_hashes
 from pybackend.pack.text_file import read_text
 
 DEFAULT_CHANNEL = "conda-forge"
@@ -43,6 +43,7 @@ def read_environment_yml(path: Path) -> CondaPackages:
             raise SpecificationError(f"{path}: the key '{key}' is unknown{meant}")
     specs, requirements = _dependencies(path, document)
     refuse_editable_lines(path, requirements)
+    refuse_idle_hashes(path, requirements)
     return CondaPackages(_channels(path, document), specs, requirements, _variables(path, document))
 
 

@@ -99,19 +99,30 @@ def probe(path: str) -> Interpreter | None:
     )
 
 
-def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
+def is_version(text: str) -> bool:
+    """True for a version, of one number to three; anything else is a path."""
+    return re.fullmatch(r"\d+(\.\d+){0,2}", text) is not None
+
+
+def minor_of(version: str) -> str:
+    """A version without its last number, such as ``3.12``."""
+    return ".".join(version.split(".")[:2])
+
+
+def find_interpreter(wanted: str | None, requires: str = "", source: str = "--python") -> Interpreter:
     """The interpreter to make an environment of.
 
     Args:
         wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the one that runs this, or
             the newest that does.
         requires: versions that do, such as ``>=3.11``; empty for any.
+        source: who wants it, for messages.
 
     Raises:
         SpecificationError: there is none, or it does not do.
     """
-    if wanted is not None and not re.fullmatch(r"\d+(\.\d+){0,2}", wanted):
-        return _checked(_of_path(wanted), requires, f"--python {wanted}")
+    if wanted is not None and not is_version(wanted):
+        return _checked(_of_path(wanted, source), requires, f"{source} {wanted}")
     own = probe(_own())
     if wanted is None and own is not None and _does(own, wanted, requires):
         return own
@@ -119,7 +130,7 @@ def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
     fitting = [interpreter for interpreter in likely or _of_this_machine(None) if _does(interpreter, wanted, requires)]
     if not fitting:
         if wanted is not None:
-            _check_version(wanted, requires, likely)
+            _check_version(wanted, requires, likely, source)
         asked = f"CPython {wanted or requires}"
         found = [interpreter for interpreter in _of_this_machine(None) if interpreter.release >= OLDEST]
         have = ", ".join(f"{interpreter.version} ({interpreter.executable})" for interpreter in found)
@@ -130,13 +141,13 @@ def find_interpreter(wanted: str | None, requires: str = "") -> Interpreter:
     return max(fitting, key=lambda interpreter: interpreter.release)
 
 
-def _check_version(wanted: str, requires: str, likely: Iterable[Interpreter]) -> None:
+def _check_version(wanted: str, requires: str, likely: Iterable[Interpreter], source: str) -> None:
     """Refuse a version that would not do if it were here."""
     if tuple(map(int, wanted.split("."))) < OLDEST[: wanted.count(".") + 1]:
-        raise SpecificationError(f"--python {wanted}: models run in {'.'.join(map(str, OLDEST))} and newer")
+        raise SpecificationError(f"{source} {wanted}: models run in {'.'.join(map(str, OLDEST))} and newer")
     for interpreter in likely:
         if _does(interpreter, wanted, "") and not _fulfils(interpreter, requires):
-            _checked(interpreter, requires, f"--python {wanted}")
+            _checked(interpreter, requires, f"{source} {wanted}")
 
 
 def _does(interpreter: Interpreter, wanted: str | None, requires: str) -> bool:
@@ -148,7 +159,7 @@ def _does(interpreter: Interpreter, wanted: str | None, requires: str) -> bool:
     )
 
 
-def _of_path(wanted: str) -> Interpreter:
+def _of_path(wanted: str, source: str) -> Interpreter:
     path = Path(wanted).expanduser()
     if path.is_dir():
         path = next(
@@ -156,10 +167,10 @@ def _of_path(wanted: str) -> Interpreter:
             path / "bin/python3",
         )
     if not path.exists():
-        raise SpecificationError(f"--python {wanted}: {path} is not there; write a version such as 3.12, or a path")
+        raise SpecificationError(f"{source} {wanted}: {path} is not there; write a version such as 3.12, or a path")
     found = probe(os.path.abspath(path))
     if found is None:
-        raise SpecificationError(f"--python {wanted}: {path} is no CPython that starts")
+        raise SpecificationError(f"{source} {wanted}: {path} is no CPython that starts")
     return found
 
 

@@ -73,6 +73,7 @@ def requirement_lines(path: Path) -> tuple[str, ...]:
     """
     lines = tuple(read_text(path).splitlines())
     refuse_editable_lines(path, lines)
+    refuse_idle_hashes(path, lines)
     if not any(line.strip() and not line.strip().startswith("#") for line in lines):
         raise SpecificationError(f"{path} names no package")
     return lines
@@ -92,6 +93,20 @@ def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
             raise UnpackableError(
                 f"{path}: '{line.strip()}' (number {number}) asks for an editable package, which is a link to this machine's "
                 "files: remove the option, and the package itself is packed"
+            )
+
+
+def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
+    """Check that every hash is one of a certain version: uv passes over others, and somebody relies on them.
+
+    Raises:
+        SpecificationError: one is not.
+    """
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        package, hashed, _ = line.partition(" --hash")
+        if hashed and not re.search(r"==|@|://", package) and not package.lstrip().startswith("#"):
+            raise SpecificationError(
+                f"{path}: '{package.strip()}' has a hash and no certain version, so it would not be checked: pin it with =="
             )
 
 

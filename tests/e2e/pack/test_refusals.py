@@ -87,6 +87,13 @@ def test_extra_that_a_project_does_not_have(python, tmp_path):
     _refused(2, "extra not found: x", tmp_path / "pyproject.toml", "--python", python, "--extra", "x", cwd=tmp_path)
 
 
+def test_version_of_python_beside_it_that_is_none(tmp_path):
+    (tmp_path / "requirements.txt").write_text("leaf\n")
+    (tmp_path / ".python-version").write_text("newest\n")
+    reason = rf"{tmp_path}/\.python-version newest: newest is not there; write a version such as 3\.12, or a path"
+    _refused(2, reason, tmp_path / "requirements.txt", cwd=tmp_path)
+
+
 def test_repository_that_does_not_answer(python, tmp_path):
     if shutil.which("git") is None:
         pytest.skip("there is no git")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,8 @@ def wheels(tmp_path):
     return directory
 
 
-def _pack(file, archive, *flags):
-    done = run_pack(file, "-o", archive, *flags)
+def _pack(file, archive, *flags, **options):
+    done = run_pack(file, "-o", archive, *flags, **options)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -62,6 +64,24 @@ def test_same_requirements_give_the_same_bytes_and_a_lock_keeps_them(wheels, pyt
     done = run_pack(tmp_path / "requirements.txt", "-o", tmp_path / "three.tar.gz", *flags)
     assert done.returncode == 2
     assert "was written for other packages, or another --python or --extra, than are asked for now" in done.stderr
+
+
+def test_the_lock_keeps_the_python_that_it_was_written_with(wheels, python, tmp_path):
+    """Also where a newer one of that minor version is found."""
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
+    flags = ("--lock", tmp_path / "env.lock", "--no-msgpack")
+    _pack(tmp_path / "requirements.txt", tmp_path / "one.tar.gz", *flags)
+    own = probe(str(Path(sys.executable).resolve()))
+    newer = tmp_path / "bin" / f"python{own.minor}"
+    newer.parent.mkdir()
+    newer.write_text(
+        f'#!/bin/sh\n{own.executable} "$@" | sed "s/{own.version}/{own.minor}.99/; s#{own.executable}#{newer}#"\n'
+    )
+    newer.chmod(0o755)
+    path = f"{newer.parent}:{os.environ['PATH']}"
+    done = _pack(tmp_path / "requirements.txt", tmp_path / "two.tar.gz", *flags, env=os.environ | {"PATH": path})
+    assert "the lock was written with" not in done.stderr
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
 def test_project_with_an_extra_and_a_version_of_python_beside_it(wheels, python, tmp_path):

@@ -162,3 +162,20 @@ def test_a_lock_does_not_mind_comments_and_minds_packages(tmp_path):
     first = identity(read_specification(_write(tmp_path, "e.yml", YML)), ())
     assert first == identity(read_specification(_write(tmp_path, "e.yml", "name: other\n" + YML)), ())
     assert first != identity(read_specification(_write(tmp_path, "e.yml", "channels: [x]\n" + YML)), ())
+
+
+@pytest.mark.parametrize(
+    "text", ["idna --hash=sha256:00\n", "idna>=3 \\\n    --hash=sha256:00\n"], ids=["open", "continued"]
+)
+def test_hashes_that_nothing_would_check(text, tmp_path):
+    for name, content in (
+        ("requirements.txt", text),
+        ("e.yml", "dependencies: [python, {pip: ['idna --hash=sha256:0']}]"),
+    ):
+        with pytest.raises(SpecificationError, match=r"'idna.*' has a hash and no certain version.*: pin it with =="):
+            read_specification(_write(tmp_path, name, content))
+
+
+def test_hashes_of_certain_versions(tmp_path):
+    lines = ("idna==3.1 \\", "    --hash=sha256:00", "a @ file:///a.whl --hash=sha256:00", "# b --hash=sha256:00")
+    assert read_specification(_write(tmp_path, "requirements.txt", "\n".join(lines))).requirements == lines
