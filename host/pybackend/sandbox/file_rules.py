@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,14 +141,15 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
         as_root: the process keeps the superuser's id, to whom files that nobody may read are open too.
     """
     hidden = _hidden(server)
-    rules = list(_beside(hidden, as_root))
+    writable = [os.path.realpath(path) for path in temporary_directories()]
+    rules = list(_beside(hidden, writable, as_root))
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(("shm", *_TERMINALS), gpu=True)
-    rules += [(os.path.realpath(path), OWN) for path in (*temporary_directories(), *_caches(server.home))]
+    rules += [(path, OWN) for path in (*writable, *map(os.path.realpath, _caches(server.home)))]
     if not _is_beside(server.working_directory, hidden):
         rules.append((server.working_directory, LIST))  # else modules that lie there would not be found
-    return _needed(rules + _own(server, model, OWN))
+    return rules + _own(server, model, OWN)
 
 
 def strict_rules(server: ServerPlaces, model: ModelPlaces) -> Rules:
@@ -175,18 +176,6 @@ def exposed(server: ServerPlaces) -> list[str]:
     open_to_all = {os.path.realpath(path) for path in temporary_directories()}
     places = (*server.repositories, os.path.dirname(server.bundle))
     return [path for path in places if any(_contains(top, path) for top in open_to_all)]
-
-
-def _needed(rules: Rules) -> Rules:
-    """The same without what another rule allows already: a directory for temporary files may have any number of entries."""
-    joined: dict[str, set[str]] = {}
-    for path, letters in rules:
-        joined.setdefault(path, set()).update(letters)
-    return [
-        (path, "".join(sorted(letters)))
-        for path, letters in joined.items()
-        if not any(letters <= joined.get(str(parent), set()) for parent in Path(path).parents)
-    ]
 
 
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:
@@ -216,13 +205,13 @@ def _private_of_home(home: str) -> Iterator[str]:
         yield from (entry.path for entry in _entries(os.path.join(home, parent)) if entry.name not in shown)
 
 
-def _beside(hidden: set[str], as_root: bool) -> Iterator[tuple[str, str]]:
-    """Everything that is not hidden: what lies beside the ways there."""
+def _beside(hidden: set[str], writable: Collection[str], as_root: bool) -> Iterator[tuple[str, str]]:
+    """Everything that is not hidden: what lies beside the ways there, but for directories that are writable as a whole."""
     ways = {str(parent) for path in hidden for parent in Path(path).parents}
     if as_root:
         ways.update(("/etc", "/etc/ssl", "/etc/ssh", "/home", "/var", "/var/lib", "/var/log", "/var/spool", "/run"))
     for way in sorted(ways - hidden):
-        if any(_contains(path, way) for path in hidden):
+        if any(_contains(path, way) for path in (*hidden, *writable)):
             continue
         for entry in _entries(way):
             if entry.path in hidden or entry.path in ways or entry.is_symlink():
