@@ -141,6 +141,7 @@ def main() -> int:
     for name in options.only:
         progress.show(f"--- {name}")
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            os.chmod(scratch, 0o755)  # models of a server that is root run as others, who have to reach their files
             try:
                 _SECTIONS[name](results, launchers, Path(scratch))
             except (servers.ServerError, loadgen.LoadError, WrongReplyError, PackingError) as error:
