@@ -147,6 +147,8 @@ class Zygotes:
 
     def on_stub_end(self, kind: ZygoteKind) -> None:
         """A stub that was forked has ended."""
+        if kind not in self._stubs:
+            return  # so has its domain
         self._stubs[kind] -= 1
         if not self._stubs[kind]:
             asyncio.get_running_loop().call_later(IDLE_S, self._close_if_unused, kind)
@@ -166,7 +168,7 @@ class Zygotes:
     def _close_if_unused(self, kind: ZygoteKind) -> None:
         if not self._stubs[kind]:
             self._close(kind)
-            self._wanted.pop(kind, None)
+            self._wanted[kind] = 0
 
     def _close(self, kind: ZygoteKind) -> None:
         running = self._zygotes.pop(kind, None)
@@ -214,6 +216,8 @@ class Zygotes:
         Raises:
             ZygoteError: there is none, for now.
         """
+        if kind not in self._wanted:
+            domain.at_end(partial(self._end_domain, kind))
         self._wanted[kind] += 1
         if self._wanted[kind] == 1:
             raise ZygoteError("does not pay for a single process")
@@ -226,12 +230,12 @@ class Zygotes:
                     raise ZygoteError("has been replaced a short while ago")
             try:
                 confinement = await asyncio.to_thread(domain.confinement)
-            except OSError as error:
-                raise ZygoteError(f"has no place for its files: {error.strerror}") from error
+            except (OSError, LookupError) as error:
+                raise ZygoteError(f"cannot be confined: {error}") from error
             reach = await asyncio.to_thread(Reach, confinement)
-            self._retire(kind)
-            if kind not in self._starting:
+            if domain.has_ended:
                 raise ZygoteError("is not wanted any more")
+            self._retire(kind)
             return self._zygote(kind, confinement, reach)
 
     def _zygote(self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None) -> Zygote:
@@ -255,8 +259,6 @@ class Zygotes:
             raise ZygoteError(f"cannot be started: {error.strerror}") from error
         self._orphans.know(mark, zygote.pid)
         self._zygotes[kind] = _Running(kind, zygote, mark, reach, time.monotonic())
-        if kind.domain is not None:
-            kind.domain.at_end(partial(self._end_domain, kind))
         return zygote
 
     def _start(self, kind: ZygoteKind, mark: int, confinement: Confinement | None) -> Zygote:

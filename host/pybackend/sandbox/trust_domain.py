@@ -28,6 +28,9 @@ class TrustDomain:
     Args:
         users: where numbers for users come from; None where all processes are the host's user.
         scratch: where private directories are made.
+
+    Attributes:
+        has_ended: nothing is to be started for it any more.
     """
 
     def __init__(self, users: UserRange | None, scratch: ScratchRoom) -> None:
@@ -38,6 +41,7 @@ class TrustDomain:
         self._room = ""
         self._own_scratch = ""
         self._members: dict[object, _Member] = {}
+        self.has_ended = False
         self._at_end: list[Callable[[], None]] = []
         self._changing = threading.Lock()
 
@@ -70,6 +74,7 @@ class TrustDomain:
 
     def end(self) -> None:
         """Nobody is left: end what was started; on the loop's thread."""
+        self.has_ended = True
         while self._at_end:
             self._at_end.pop()()
 
@@ -138,10 +143,13 @@ class TrustDomain:
 
         Raises:
             OSError: it has nowhere for its own files.
+            LookupError: it has no members any more.
         """
         with self._changing:
             members = list(self._members.values())
         confinements = [one for member in members for one in member.confinements if self.forks(one)]
+        if not confinements:
+            raise LookupError("there is no model left that it could be for")
         first = confinements[0]
         rules: list[Sequence[str]] = [rule for one in confinements for rule in one.paths]
         rules += [(str(path), OWN) for member in members for path in member.directories()]
