@@ -153,7 +153,7 @@ def _state(entry: CacheEntry) -> str:
 
 def _inspect(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
     path = given.path.absolute()
-    if not path.exists() and any(entry.key.startswith(str(given.path)) for entry in cache.entries()):
+    if not os.path.exists(path) and any(entry.key.startswith(str(given.path)) for entry in cache.entries()):
         path = _chosen(cache, [str(given.path)])[0].prefix
     found = inspect_environment(path)
     cached = any(entry.key == found.key and entry.mark for entry in cache.entries())

@@ -14,7 +14,7 @@ from pybackend.environment.archive_key import key_of
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.manifest import MANIFEST_FILENAME, PackedPackage
-from pybackend.environment.provider import check_activate
+from pybackend.environment.provider import cannot_read, check_activate
 from pybackend.environment.unpacking import unpack
 from pybackend.errors import ModelEnvironmentError
 
@@ -86,14 +86,13 @@ def inspect_environment(path: Path) -> Inspection:
     Raises:
         ModelEnvironmentError: it cannot be read, or is an archive that must not be unpacked.
     """
-    if path.is_dir():
-        files = [name for _, _, names in os.walk(path) for name in names]
-        sizes = [os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(path) for name in names]
-        return _inspected(path, path, files, sum(sizes), "", 0)
-    if path.exists() and not path.is_file():
-        raise ModelEnvironmentError(f"{path} is neither a directory nor an archive")  # a device may have no end
     never = threading.Event()
     try:
+        if path.is_dir():
+            files = [os.path.join(top, name) for top, _, names in os.walk(path) for name in names]
+            return _inspected(path, path, files, sum(os.lstat(file).st_size for file in files), "", 0)
+        if path.exists() and not path.is_file():
+            raise ModelEnvironmentError(f"{path} is neither a directory nor an archive")  # a device may have no end
         with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="pybackend-") as scratch:
             key = key_of(file, never)
             prefix = Path(scratch) / "environment"
@@ -101,7 +100,7 @@ def inspect_environment(path: Path) -> Inspection:
             size = os.fstat(file.fileno()).st_size
             return _inspected(path, prefix, list(inventory.files), inventory.total_bytes, key, size)
     except OSError as error:
-        raise ModelEnvironmentError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
 
 
 def _inspected(path: Path, prefix: Path, files: list[str], total_bytes: int, key: str, size: int) -> Inspection:

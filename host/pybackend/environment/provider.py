@@ -97,9 +97,11 @@ class EnvironmentProvider:
             check_usable(interpreter, source)
             log.info("Using Python execution env %s", path)
             environment = self._activated(interpreter, held, cancelled)
-        except BaseException:
+        except BaseException as error:
             if held is not None:
                 held.release()
+            if isinstance(error, OSError):  # a directory of somebody else, say
+                raise cannot_read(path, error) from error
             raise
         return ModelEnvironment(environment, interpreter, path, held)
 
@@ -142,6 +144,17 @@ def _canonical(path: Path) -> Path:
             f"{MODEL_DIRECTORY}/NAME is one in the model's directory, any other relative path is relative to the server's "
             f"working directory, {Path.cwd()}"
         ) from None
+
+
+def cannot_read(path: Path, error: OSError) -> ModelEnvironmentError:
+    """What to raise where an environment cannot be looked at.
+
+    Args:
+        path: the archive or directory.
+        error: what happened, to it or to a file in it.
+    """
+    where = f" ({error.filename})" if error.filename and os.fspath(path) != error.filename else ""
+    return ModelEnvironmentError(f"cannot read {path}: {error.strerror or error}{where}")
 
 
 def check_activate(prefix: Path, path: Path) -> None:

@@ -34,11 +34,11 @@ def read_specification(path: Path) -> Specification:
         is_directory = path.is_dir()
         if not is_directory and not path.exists():
             raise SpecificationError(f"{path} is not there: name {KINDS}")
+        path = Path(os.path.abspath(path))
+        if is_directory:
+            return _directory(path)
     except OSError as error:
         raise SpecificationError(f"{path} cannot be read: {error.strerror}") from None
-    path = Path(os.path.abspath(path))
-    if is_directory:
-        return _directory(path)
     if path.suffix in {".yml", ".yaml"}:
         return read_environment_yml(path)
     if path.name == "pyproject.toml":
