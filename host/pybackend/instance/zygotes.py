@@ -1,7 +1,7 @@
 """The zygotes of a server: one for each environment and list of modules to preload.
 
 One of the host's own Python is started with the server, and confined by nothing: it runs no code but the host's. One of an
-environment is started with the second process that it could fork, which is when it begins to pay, and is confined to what the
+environment is started when there is, or will be, a second process that it could fork, which is when it begins to pay, and is confined to what the
 models of its trust domain may reach together. What it may reach cannot be widened later: when a model comes whose files are not
 among that, another one is started in its place.
 """
@@ -101,6 +101,7 @@ class Zygotes:
         self._orphans = orphans
         self._zygotes: dict[ZygoteKind, _Running] = {}
         self._retired: list[_Running] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._starting: defaultdict[ZygoteKind, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanted: Counter[ZygoteKind] = Counter()
         self._paused_until_s: dict[ZygoteKind, float] = {}
@@ -220,7 +221,9 @@ class Zygotes:
             domain.at_end(partial(self._end_domain, kind))
         self._wanted[kind] += 1
         if self._wanted[kind] == 1:
-            raise ZygoteError("does not pay for a single process")
+            if domain.expects_more():
+                self._start_behind(kind, domain, wanted)
+            raise ZygoteError("does not pay for a single process, and is not waited for")
         async with self._starting[kind]:
             running = self._zygotes.get(kind)
             if running is not None and not running.zygote.is_gone:
@@ -237,6 +240,17 @@ class Zygotes:
                 raise ZygoteError("is not wanted any more")
             self._retire(kind)
             return self._zygote(kind, confinement, reach)
+
+    def _start_behind(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> None:
+        """Start one for those that will come, while the first of them is started by itself."""
+
+        async def start() -> None:
+            with suppress(ZygoteError):
+                await self._reaching(kind, domain, wanted)
+
+        task = asyncio.get_running_loop().create_task(start())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _zygote(self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None) -> Zygote:
         """The one of a kind, started if there is none.

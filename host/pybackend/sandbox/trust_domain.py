@@ -138,6 +138,12 @@ class TrustDomain:
             return confinement.uid == _NOT_CHANGED
         return bool(self._block) and {confinement.uid, confinement.gid} <= set(self._block or ())
 
+    def expects_more(self) -> bool:
+        """True if models name this environment that have not come yet, or others than the first have."""
+        with self._changing:
+            members = list(self._members.values())
+        return len({path for member in members for path in member.directories()}) > 1
+
     def confinement(self) -> Confinement:
         """Of what the members' processes are forked from: what one of them may do it may do. Blocking.
 

@@ -138,12 +138,18 @@ def _limit(limits: "Dict[str, int]") -> None:
 
 def _offer_to_the_kernel(least: int) -> None:
     if least:
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if int(os.read(descriptor, 16)) < least:
-                os.write(descriptor, b"%d" % least)
-        finally:
-            os.close(descriptor)
+        score = _on_file("/proc/self/oom_score_adj", os.O_RDONLY, lambda descriptor: int(os.read(descriptor, 16)))
+        if score < least:
+            _on_file("/proc/self/oom_score_adj", os.O_WRONLY, lambda descriptor: os.write(descriptor, b"%d" % least))
+
+
+def _on_file(path: str, flags: int, deed: "Callable[[int], int]") -> int:
+    """Without Python's files, whose encodings every process would import anew."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        return deed(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _leave_bounding_set(but: "Collection[int]") -> None:
