@@ -12,6 +12,10 @@ _REFUSED = (errno.EACCES, errno.EPERM)
 _STARTING = ("fork", "_fork_exec", "_execute_child", "_posix_spawn", "posix_spawn", "_launch", "system", "popen")
 """Functions that start processes."""
 
+_SIGNALLING = ("kill", "killpg", "terminate", "send_signal")
+
+_SHARED_MEMORY = ("/dev/shm", "/psm_")  # noqa: S108  as ``multiprocessing`` calls what it makes there
+
 _SOCKETS = ("socket.py", "socketserver.py")
 
 _said: "Set[str]" = set()
@@ -60,10 +64,14 @@ def _hint(error: BaseException) -> str:
         return "SANDBOX_MEMORY_MB in the model's parameters gives its processes more memory"
     if error.errno not in _REFUSED:
         return ""
+    if functions & set(_SIGNALLING) or "kill(" in last_line:
+        return "It may signal only what it has started itself, unless SANDBOX in the model's parameters is off"
     if functions & set(_STARTING) or "fork(" in last_line or "subprocess.py" in files:
         return "SANDBOX_SUBPROCESSES in the model's parameters lets it start processes"
     if files & set(_SOCKETS) or "socket" in last_line:
         return "SANDBOX_NETWORK in the model's parameters lets it use the network, SANDBOX_UNIX_SOCKETS socket files"
+    if str(error.filename).startswith(_SHARED_MEMORY):
+        return "SANDBOX_SUBPROCESSES in the model's parameters lets it share memory with processes that it starts"
     if error.filename is not None:
         return (
             "SANDBOX_READ in the model's parameters lets it read that, SANDBOX_WRITE change it, if permissions do too"

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import fcntl
+import getpass
 import http.client
 import http.server
 import multiprocessing
@@ -155,6 +156,19 @@ def makes_a_cache_of_its_own(_):
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("{}")
     os.unlink(path)
+
+
+def fills_a_cache_that_is_not_there_yet(_):
+    hub = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    directory = os.path.join(hub, "hub", f"models--{os.getpid()}")
+    os.makedirs(directory)
+    with open(os.path.join(directory, "weights"), "w") as file:
+        file.write("x")
+    shutil.rmtree(directory)
+
+
+def knows_its_user(_):
+    assert getpass.getuser()
 
 
 def uses_a_data_base(_):

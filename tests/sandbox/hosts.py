@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,13 +118,14 @@ def write_attacker(repository: Path, name: str, **options: str) -> Path:
 
 
 @contextmanager
-def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator[Arena]:
+def arena(kind: str, *flags: str, models: dict[str, dict[str, str]], closed: Sequence[str] = ()) -> Iterator[Arena]:
     """A server of a kind with these models; for each what its parameters say.
 
     Args:
         kind: ``root``, ``user``, ``docker``, ``kubernetes`` or ``pod``.
         flags: of the server.
         models: by name, one of them ``victim``.
+        closed: what in the repository nobody may enter or read.
     """
     as_root = kind in {"root", "docker"}
     if not IS_ROOT and kind != "user":
@@ -142,6 +143,8 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]]) -> Iterator
         python, popen = _command(kind, public_python(base))
         if IS_ROOT and not as_root:
             subprocess.run(["chown", "-R", f"{OTHER_UID}:{OTHER_UID}", str(repository), str(home)], check=True)
+        for path in closed:
+            (repository / path).chmod(0)
         ends = stack.enter_context(_sockets(base))
         environment = {
             **os.environ,

@@ -61,12 +61,14 @@ class TestLevels:
             ({"SANDBOX_NETWORK": "yes"}, "parameters SANDBOX_NETWORK would let it have more"),
             ({"SANDBOX_READ": "/etc"}, "parameters SANDBOX_READ would let it have more"),
             ({"SANDBOX_UID": "host"}, "parameters SANDBOX_UID would let it have more"),
+            ({"SANDBOX_MEMORY_MB": "99999999"}, "parameters SANDBOX_MEMORY_MB would let it have more"),
+            ({"SANDBOX_PROCESSES": "99999999"}, "parameters SANDBOX_PROCESSES would let it have more"),
         ],
-        ids=["off", "standard", "network", "read", "uid"],
+        ids=["off", "standard", "network", "read", "uid", "memory", "processes"],
     )
     def test_no_model_goes_below_the_floor(self, tmp_path, options, reason):
         write(tmp_path, "low", **options)
-        write(tmp_path, "fine", SANDBOX_NETWORK="no")
+        write(tmp_path, "fine", SANDBOX_NETWORK="no", SANDBOX_MEMORY_MB="300", SANDBOX_PROCESSES="100")
         flags = ("--sandbox-floor=strict", "--exit-on-error=false")
         with serving(tmp_path, flags=flags, ready=False) as server:
             assert reason in server.wait_for(r'"low +\| 1 \| (UNAVAILABLE.*)"')[1]
@@ -119,8 +121,10 @@ def _missing(repository: Path) -> dict[str, str]:
         ("os.fork()", "SANDBOX_SUBPROCESSES"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
         ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
+        ("from multiprocessing import shared_memory as m; m.SharedMemory(create=True, size=1)", "SANDBOX_SUBPROCESSES"),
+        ("def kill():\n    os.kill(os.getppid(), 0)\nkill()", "only what it has started itself"),
     ],
-    ids=["file", "program", "fork", "network", "memory"],
+    ids=["file", "program", "fork", "network", "memory", "shared-memory", "signal"],
 )
 def test_a_refusal_names_the_option_once(tmp_path, code, option):
     write(tmp_path, "model", SANDBOX="strict")
@@ -131,6 +135,32 @@ def test_a_refusal_names_the_option_once(tmp_path, code, option):
         assert "model's parameters" in line
         laboratory(server, "model")("return out(OUT=text('x'))")
         assert server.output.count("sandbox of 'model_0") == 1
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path):
+    write(tmp_path, "model", SANDBOX_WRITE=f"{tmp_path}:{tmp_path}/wieghts")
+    with serving(tmp_path) as server:
+        server.wait_for(
+            rf"W.*model 'model': SANDBOX_READ or SANDBOX_WRITE names {tmp_path}/wieghts, which is not there"
+        )
+        assert server.output.count("which is not there") == 1
+
+
+def test_caches_that_were_made_for_models_go_if_they_are_empty(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    write(tmp_path / "models", "model", SANDBOX_UID="host")
+    environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with serving(tmp_path / "models", env=environment) as server:
+        (made,) = laboratory(server, "model")(
+            "path = os.path.expanduser('~/.cache/huggingface/hub'); os.makedirs(path)\n"
+            "open(os.path.join(path, 'weights'), 'w').close(); return out(OUT=text(path))"
+        )["OUT"]
+        assert made.decode() == str(home / ".cache/huggingface/hub")
+        assert (home / ".cache" / "torch").is_dir()
+        assert server.stop() == 0
+    assert [path.name for path in (home / ".cache").iterdir()] == ["huggingface"]
+    assert (home / ".cache/huggingface/hub/weights").exists()
 
 
 class TestUsers:
@@ -178,6 +208,14 @@ class TestUsers:
             host.server.wait_ready()
             wait_until(lambda: not left.exists(), "the directory of a dead server is still there")
 
+    def test_a_user_without_a_name_has_one_for_libraries(self, monkeypatch):
+        for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+            monkeypatch.delenv(name, raising=False)
+        with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
+            host.server.wait_ready()
+            host.context["honest"] = True
+            assert host.ask("victim", ["knows_its_user"])["results"] == {"knows_its_user": ""}
+
     def test_a_user_of_the_operators_choice(self):
         with arena("root", models={"victim": {"SANDBOX": "standard", "SANDBOX_UID": "54322"}}) as host:
             host.server.wait_ready()
@@ -217,3 +255,12 @@ def test_a_secret_of_the_server_does_not_reach_a_strict_model(tmp_path):
         assert "SERVER_SECRET" not in variables
         assert variables["OMP_NUM_THREADS"] == "1"
         assert variables["HOME"] == variables["TMPDIR"]
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can start a server of somebody else")
+def test_a_version_that_the_server_may_not_enter_is_not_loaded_and_the_others_serve():
+    with arena("user", "--exit-on-error=false", models={"victim": {}, "closed": {}}, closed=["closed/1"]) as host:
+        assert (
+            "cannot be looked for: Permission denied" in host.server.wait_for(r'"closed +\| 1 \| (UNAVAILABLE.*)"')[1]
+        )
+        assert host.ask("victim")["pid"]

@@ -20,6 +20,7 @@ DEEDS = [
 ]
 DEEDS.remove("run_all")
 DEEDS.remove("leaves_processes_behind")
+DEEDS.remove("knows_its_user")  # a server of a user without a name has models of one
 
 OF_STRICT = [
     "reads_files_beside_its_code",

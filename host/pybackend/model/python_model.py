@@ -96,10 +96,7 @@ class PythonModel(Model):
 
     async def _load(self) -> None:
         source = self._source
-        if not source.model_file.is_file():
-            raise ModelLoadError(
-                f"Failed to preinitialize Python stub: Python model file not found in '{source.model_file}'"
-            )
+        source.check_model_file()
         if source.environments is not None and source.environment_path is not None:
             self._environment = await open_environment(source.environments, source.environment_path)
             log.info("model '%s' runs on %s", self.name, self._environment.interpreter.describe())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.errors import ModelLoadError
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.modelconfig.schema import ModelConfig
@@ -61,3 +62,21 @@ class ModelSource:
     def model_file(self) -> Path:
         """The file to import."""
         return self.backend_file or self.version_directory / self.config.default_model_filename
+
+    def check_model_file(self) -> None:
+        """See that the file to import is there.
+
+        Raises:
+            ModelLoadError: it is not, or nobody can tell.
+        """
+        try:
+            found = self.model_file.is_file()
+        except OSError as error:
+            raise ModelLoadError(
+                f"{self.model_file} cannot be looked for: {error.strerror}. The user that the server runs as must be able to "
+                "enter the directories on the way there"
+            ) from error
+        if not found:
+            raise ModelLoadError(
+                f"Failed to preinitialize Python stub: Python model file not found in '{self.model_file}'"
+            )

@@ -19,6 +19,10 @@ _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _HIGHEST_UID = 2**32 - 2
 
 
+LEAST_MEMORY_MB = 96
+"""What a process with Python, numpy and its threads needs that does nothing yet; measured on two cores."""
+
+
 def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOptions:
     """Read the options.
 
@@ -50,7 +54,9 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
         subprocesses=read("SANDBOX_SUBPROCESSES", _yes, '"yes" or "no"'),
         read=read("SANDBOX_READ", paths, listed) or (),
         write=read("SANDBOX_WRITE", paths, listed) or (),
-        memory_mb=read("SANDBOX_MEMORY_MB", _positive, "a whole number from 1 on"),
+        memory_mb=read(
+            "SANDBOX_MEMORY_MB", _memory, f"a whole number from {LEAST_MEMORY_MB} on, which Python and numpy take"
+        ),
         processes=read("SANDBOX_PROCESSES", _positive, "a whole number from 1 on"),
         uid=read("SANDBOX_UID", _uid, 'the number of a user, or "host" for that of the server'),
     )
@@ -80,6 +86,13 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
         raise ValueError(text)
     return int(text)
+
+
+def _memory(text: str) -> int:
+    megabytes = _positive(text)
+    if megabytes < LEAST_MEMORY_MB:
+        raise ValueError(text)
+    return megabytes
 
 
 def _uid(text: str) -> int:

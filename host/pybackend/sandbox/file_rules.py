@@ -171,6 +171,13 @@ def temporary_directories() -> tuple[str, ...]:
     return (*TEMPORARY, told) if os.path.isabs(told) else TEMPORARY
 
 
+def usual_caches(home: str) -> Iterator[str]:
+    """Those of :func:`_caches` that libraries make below a directory for such things, or where the operator says."""
+    for path in _caches(home):
+        if not path.startswith(home + "/") or path.startswith((f"{home}/.cache/", f"{home}/.config/")):
+            yield path
+
+
 def exposed(server: ServerPlaces) -> list[str]:
     """What cannot be hidden at standard: it lies where every model may write."""
     open_to_all = {os.path.realpath(path) for path in temporary_directories()}
@@ -251,6 +258,9 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 def _caches(home: str) -> Iterator[str]:
     for name in _CACHES if home else ():
         yield os.path.join(home, name)
+    common = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(common):
+        yield from (os.path.join(common, name.partition("/")[2]) for name in _CACHES if name.startswith(".cache/"))
     for variable in _CACHE_VARIABLES:
         path = os.environ.get(variable, "")
         if os.path.isabs(path) and path != "/":

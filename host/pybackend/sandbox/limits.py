@@ -17,6 +17,8 @@ DESCRIPTORS, STRICT_DESCRIPTORS = 65_536, 4096
 
 STRICT_FILE_BYTES = 4096 * MIB
 
+_ASKED_BY = {"DATA": "SANDBOX_MEMORY_MB", "NPROC": "SANDBOX_PROCESSES"}
+
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -35,6 +37,13 @@ def resource_limits(level: str, options: SandboxOptions, *, own_user: bool) -> d
     if strict:
         limits["FSIZE"] = STRICT_FILE_BYTES
     return limits
+
+
+def raised_limit(level: str, options: SandboxOptions, *, own_user: bool) -> str:
+    """The parameter that asks for a higher bound than the level has, ``""`` for none."""
+    usual = resource_limits(level, SandboxOptions(), own_user=own_user)
+    asked = resource_limits(level, options, own_user=own_user)
+    return next((name for limit, name in _ASKED_BY.items() if asked[limit] > usual[limit]), "")
 
 
 def machine_memory_bytes() -> int:

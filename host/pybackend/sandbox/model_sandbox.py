@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +23,8 @@ from pybackend.sandbox.users import NoUsersError, UserRange
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
 
+log = logging.getLogger(__name__)
+
 _NOT_CHANGED = -1
 
 _OOM_SCORE_ADJ = 500
@@ -29,6 +32,8 @@ _OOM_SCORE_ADJ = 500
 
 _GROUP_MAY, _NOBODY_MAY = 0o007, 0o077
 """Masks for new files. Instances of a model share their group and nothing else."""
+
+_NAMES_OF_USER = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 _KEPT_AT_STRICT = ("PATH", "LANG", "LANGUAGE", "TZ", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _KEPT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GOMP_", "KMP_")
@@ -101,6 +106,14 @@ class ModelSandbox:
         self.missing: dict[str, str] = {}
         self._uid_obstacle: str | None = None
         self._domain: TrustDomain | None = None
+        for path in (*options.read, *options.write):
+            if not os.path.exists(path):
+                log.warning(
+                    "model '%s': SANDBOX_READ or SANDBOX_WRITE names %s, which is not there: it is of use only if it is made "
+                    "before the model is loaded",
+                    name,
+                    path,
+                )
         usual_user = options.uid is None and self.has_own_user == (os.geteuid() == 0)
         if level == STANDARD and files.environment.is_foreign and files.sharing is not None and usual_user:
             self._domain = sandbox.domain_of(files.environment)
@@ -140,6 +153,8 @@ class ModelSandbox:
             except NoUsersError as error:
                 left_out["uid"] = str(error)
         own_user = uid != _NOT_CHANGED
+        if not own_user and self.level == STANDARD:
+            self._sandbox.make_caches()
         if own_user or self.level == STRICT:
             try:
                 maker = self._sandbox.scratch.make if self._domain is None else self._domain.make_scratch
@@ -237,6 +252,8 @@ class ModelSandbox:
                 if name in own or name in _KEPT_AT_STRICT or name.startswith(_KEPT_PREFIXES)
             )
             variables |= {"USER": "model", "LOGNAME": "model"}
+        elif scratch and not any(map(os.environ.get, _NAMES_OF_USER)):
+            variables["LOGNAME"] = "model"  # its user has no name, and libraries ask for one
         if scratch:
             variables |= {"HOME": scratch, "TMPDIR": scratch, "XDG_CACHE_HOME": os.path.join(scratch, ".cache")}
         return variables

@@ -38,7 +38,7 @@ class SandboxOptions:
 
     @property
     def widening(self) -> str:
-        """The first parameter that lets the model have more than its level does, ``""`` for none."""
+        """The first parameter that lets the model have more than its level does, bounds aside; ``""`` for none."""
         asked = {
             "SANDBOX_NETWORK": self.network,
             "SANDBOX_UNIX_SOCKETS": self.unix_sockets,
@@ -46,8 +46,6 @@ class SandboxOptions:
             "SANDBOX_READ": self.read,
             "SANDBOX_WRITE": self.write,
             "SANDBOX_UID": self.uid is not None,
-            "SANDBOX_MEMORY_MB": self.memory_mb,
-            "SANDBOX_PROCESSES": self.processes,
         }
         return next((name for name, value in asked.items() if value), "")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
-from pybackend.sandbox.file_rules import ServerPlaces, exposed
+from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
+from pybackend.sandbox.limits import raised_limit
 from pybackend.sandbox.options import SandboxOptions, rank
 from pybackend.sandbox.scratch import ScratchRoom
 from pybackend.sandbox.trust_domain import TrustDomain
@@ -47,6 +49,7 @@ class Sandbox:
         )
         open_to_all = exposed(self.places)
         self.exposed = f"models may write where {', '.join(open_to_all)} lies: move it elsewhere" if open_to_all else ""
+        self._made_caches: list[str] = []
         self._told: set[tuple[str, str]] = set()
         self._domains: dict[Environment, TrustDomain] = {}
 
@@ -64,9 +67,10 @@ class Sandbox:
                 f"model '{model}': parameters SANDBOX is '{level}', and this server has --sandbox-floor={floor}. "
                 f"Leave it out, or ask the server's operator ({source})"
             )
-        if level == floor != OFF and options.widening:
+        widening = options.widening or raised_limit(level, options, own_user=os.geteuid() == 0)
+        if level == floor != OFF and widening:
             raise ModelConfigError(
-                f"model '{model}': parameters {options.widening} would let it have more than the server's "
+                f"model '{model}': parameters {widening} would let it have more than the server's "
                 f"--sandbox-floor={floor} does. Leave it out, or ask the server's operator ({source})"
             )
         return level
@@ -83,6 +87,16 @@ class Sandbox:
         self._domains = {key: other for key, other in self._domains.items() if other is not domain}
         domain.end()
 
+    def make_caches(self) -> None:
+        """Make the directories in which libraries keep weights, for models that are the same user as the server.
+
+        What is not there when a process is confined cannot be made by it.
+        """
+        for path in usual_caches(self.places.home):
+            with suppress(OSError):
+                os.makedirs(path, mode=0o700)
+                self._made_caches.append(path)
+
     def canary(self) -> str:
         """A file that anybody may read and no model can; made when it is first needed. "" if there can be none."""
         path = Path(self.places.private[0]) / _CANARY
@@ -98,10 +112,19 @@ class Sandbox:
         """Say once in the log that a layer is not in force, however many models that is so for."""
         if (layer, reason) not in self._told:
             self._told.add((layer, reason))
-            log.warning("sandbox of model '%s', and perhaps of others: %s: not so, %s", model, LAYERS[layer], reason)
+            log.warning(
+                "sandbox of model '%s', and perhaps of others: layer '%s' (%s) is not in force: %s",
+                model,
+                layer,
+                LAYERS[layer],
+                reason,
+            )
 
     def close(self) -> None:
         """Give everything back; the models are gone."""
+        for path in self._made_caches:
+            with suppress(OSError):  # it is in use now
+                os.rmdir(path)
         self.scratch.close()
         self.users.close()
 
