@@ -2,9 +2,12 @@
 
 It runs no model. Where its Python is a model author's it is confined as a whole: it reaches what the models of that environment
 may reach together, and has no privilege but to change into their users, so that each of its forks can confine itself to what is
-its own. It has one thread, so that a fork has all there is; what it has imported, its forks share with it. A fork is
-brought to life by another fork that ends at once: it becomes the host's child, as if the host had started it, and nothing ties
-it to the zygote any more.
+its own. It has one thread, so that a fork has all there is; what it has imported, its forks share with it.
+
+One fork, the spare, is there before it is asked for, and hears the host's next request itself: a process takes time to be made, and
+whatever the zygote did for each of them would cost each a copy of the memory that it used. A fork is brought to life by another
+fork that ends at once: it becomes the host's child, as if the host had started it. A spare ends with its zygote; nothing ties what
+it becomes to that any more.
 """
 
 import array
@@ -13,6 +16,7 @@ import errno
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,13 +27,23 @@ from pybackend_stub.process import be_called, bear_mark, die_with_host, show_mem
 from pybackend_stub.sandbox import Preparation
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.confinement import Confinement
-from pybackend_wire.zygote import MOST_BYTES, STUB_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
+from pybackend_wire.zygote import MOST_BYTES, SPARE_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
 _FORK = ctypes.PyDLL(None, use_errno=True).fork
 
 _DESCRIPTORS = 3
 
 _REHEARSALS = 12
+
+_MOST_DEATHS = 5
+"""So many spares in a row that end without having been asked for anything are enough."""
+
+_FAILED, _BORN, _HOST_IS_GONE = b"!", b"+", b"-"
+"""What the zygote is told of a spare: there is none, for a reason whose number follows; it is one no more, as it should be; it
+has seen that nobody will ask."""
+
+_REST_MS = 50
+"""How long the next spare is not made if nobody asks: in which most models are loaded."""
 
 _ADOPTION_S = 5.0
 """How long a fork waits to become the host's child, which takes less than a millisecond."""
@@ -72,11 +86,12 @@ class Zygote:
         self._socket = socket.socket(fileno=descriptor)
         self._host_pid = host_pid
         self._preload = preload
+        self._life = os.pipe()
         self._variables: Dict[str, Optional[str]] = {}
         self._blas: List[Callable[[int], None]] = []
 
     def run(self) -> "Optional[Birth]":
-        """Fork whenever the host asks; returns in every fork, and None in the zygote when the host is gone."""
+        """Have a fork ready for the host; returns in every one that it has asked for, and None in the zygote when it is gone."""
         os.set_inheritable(self._socket.fileno(), False)
         be_called(ZYGOTE_NAME)
         for number in (signal.SIGINT, signal.SIGTERM):  # the host's own end ends it
@@ -86,16 +101,10 @@ class Zygote:
             failure = _reason_not_to_fork()
         except Exception as error:  # noqa: BLE001  whatever a module raises: its instances are started one by one
             failure = f"{type(error).__name__}: {error}"
-        self._answer(0, 0, failure)
-        while not failure:
-            packet, descriptors = self._receive()
-            if not packet:
-                break
-            request = unpacked_fork(packet)
-            birth = self._fork(request, descriptors)
-            if birth is not None:
-                return birth
-        return None
+        if failure:
+            self._answer(0, 0, failure)
+            return None
+        return self._have_spares()
 
     # Before the first fork
 
@@ -112,6 +121,63 @@ class Zygote:
         gc.freeze()  # else the first collection of every fork would write to all objects, and so copy them
 
     # Forks
+
+    def _have_spares(self) -> "Optional[Birth]":
+        deaths, is_known = 0, False
+        while deaths < _MOST_DEATHS:
+            try:
+                reading, writing = os.pipe()
+            except OSError as error:
+                if not self._refuse(str(error)):
+                    return None
+                continue
+            try:
+                between = _bare_fork()
+            except OSError as error:
+                os.close(reading)
+                os.close(writing)
+                if not self._refuse(str(error)):
+                    return None
+                continue
+            if not between:
+                be_called(SPARE_NAME)
+                parent = os.getpid()
+                _fork_and_end(writing)
+                os.close(reading)
+                return self._be_spare(writing, parent)
+            os.close(writing)
+            os.waitpid(between, 0)  # from here on the spare is the host's child
+            if not is_known:
+                is_known = True
+                self._answer(0, 0, "")
+            with open(reading, "rb") as pipe:
+                said = pipe.read()  # until the spare is none any more
+            if said.startswith(_FAILED):
+                if not self._refuse(os.strerror(int(said[len(_FAILED) :]))):
+                    return None
+            elif said.endswith(_HOST_IS_GONE):
+                return None
+            elif said.endswith(_BORN):
+                deaths = 0
+                self._let_it_work()
+            else:
+                deaths += 1
+        return None
+
+    def _let_it_work(self) -> None:
+        """Where cores are few, a fork would take one from what was born just now; but nobody is kept waiting for that."""
+        asked = select.poll()
+        asked.register(self._socket, select.POLLIN)
+        asked.poll(_REST_MS)
+
+    def _refuse(self, why: str) -> bool:
+        """There can be no fork now: say so to whoever asks next; False if the host is gone."""
+        packet, descriptors = self._receive()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if packet:
+            self._answer(unpacked_fork(packet).number, 0, why)
+        return bool(packet)
 
     def _receive(self) -> "Tuple[bytes, List[int]]":
         """The next request and its descriptors; empty if the host is gone."""
@@ -134,54 +200,47 @@ class Zygote:
         except OSError:  # the host is gone, which the next look at the socket says
             pass
 
-    def _fork(self, request: Fork, descriptors: "List[int]") -> "Optional[Birth]":
-        """Have a stub made; returns in it, and None here once the host has been told."""
-        if len(descriptors) != _DESCRIPTORS:
-            self._told(request, descriptors, 0, "a descriptor was lost on the way")
-            return None
-        preparation = None
-        if request.confinement:
-            preparation = Preparation(Confinement.from_json(request.confinement))
-            if preparation.rules >= 0:
-                descriptors.append(preparation.rules)
-        try:
-            reading, writing = os.pipe()
-            between = _bare_fork()
-        except OSError as error:
-            self._told(request, descriptors, 0, str(error))
-            return None
-        if not between:
-            parent = os.getpid()
-            _fork_and_end(writing)
-            os.close(reading)
-            os.close(writing)
-            return self._be_born(request, descriptors[:_DESCRIPTORS], preparation, parent)
-        os.close(writing)
-        with open(reading, "rb") as pipe:
-            pid = int(pipe.read() or b"-%d" % errno.EAGAIN)
-        os.waitpid(between, 0)  # from here on the stub is the host's child
-        self._told(request, descriptors, max(pid, 0), "" if pid > 0 else os.strerror(-pid))
-        return None
-
-    def _told(self, request: Fork, descriptors: "List[int]", pid: int, failure: str) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._answer(request.number, pid, failure)
-
-    def _be_born(
-        self, request: Fork, descriptors: "List[int]", preparation: "Optional[Preparation]", parent: int
-    ) -> Birth:
-        """In the new process: everything as it is in one that the host has started itself."""
-        be_called(STUB_NAME)
-        show_memory(True)
-        self._socket.close()
+    def _be_spare(self, writing: int, parent: int) -> Birth:
+        """In a new process: wait to be asked for."""
+        reading, held = self._life
+        os.close(held)
+        self._wait_for_adoption(parent)
+        die_with_host(self._host_pid)
         os.setsid()
+        request, descriptors = self._request(reading, writing)
+        for descriptor in (reading, writing):
+            os.close(descriptor)
+        self._socket.close()
+        show_memory(True)
+        return self._be_born(request, descriptors)
+
+    def _request(self, life: int, writing: int) -> "Tuple[Fork, List[int]]":
+        """What the host asks for; does not return if the host, or the zygote, is gone, or the request is refused."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        waiting.register(life, 0)  # its end is told without being asked for
+        if life in dict(waiting.poll()):
+            os._exit(0)
+        packet, descriptors = self._receive()
+        if not packet:
+            os.write(writing, _HOST_IS_GONE)
+            os._exit(0)
+        request = unpacked_fork(packet)
+        complete = len(descriptors) == _DESCRIPTORS
+        self._answer(
+            request.number, os.getpid() if complete else 0, "" if complete else "a descriptor was lost on the way"
+        )
+        os.write(writing, _BORN)
+        if not complete:
+            os._exit(0)
+        return request, descriptors
+
+    def _be_born(self, request: Fork, descriptors: "List[int]") -> Birth:
+        """Everything as it is in a process that the host has started itself."""
         sock, nudges, output = descriptors
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        self._wait_for_adoption(parent)
-        die_with_host(self._host_pid)
         bear_mark(request.mark)
         if request.cores:
             os.sched_setaffinity(0, request.cores)
@@ -193,6 +252,9 @@ class Zygote:
         random = sys.modules.get("numpy.random")
         if random is not None:  # else all forks would draw the same numbers
             random.seed()
+        preparation = None
+        if request.confinement:
+            preparation = Preparation(Confinement.from_json(request.confinement))
         return Birth(sock, nudges, preparation, self._wake)
 
     def _wait_for_adoption(self, parent: int) -> None:
@@ -237,18 +299,15 @@ def _bare_fork() -> int:
 
 
 def _fork_and_end(writing: int) -> None:
-    """Returns in a fork of this process, which says which one that is, and ends."""
-    pid = -errno.EAGAIN
+    """Returns in a fork of this process, which ends, and says why if there is no fork."""
+    pid = -1
     try:
         pid = os.fork()
     except OSError as error:
-        pid = -(error.errno or errno.EAGAIN)
+        os.write(writing, _FAILED + b"%d" % (error.errno or errno.EAGAIN))
     finally:
         if pid:
-            try:
-                os.write(writing, b"%d" % pid)
-            finally:
-                os._exit(0)
+            os._exit(0)
 
 
 def _reason_not_to_fork() -> str:

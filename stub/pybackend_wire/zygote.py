@@ -3,7 +3,7 @@
 host                                        zygote
   <----------------- FORKED(0) ---------------      it has imported what every stub needs, and is ready
   ------------------ FORK(n) ---------------->      with three descriptors: socket, nudges, output
-  <----------------- FORKED(n) ---------------      the new process is a child of the host
+  <----------------- FORKED(n) ---------------      said by the new process itself, which is a child of the host
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Sequence
 ARGUMENT = "zygote"
 """The first argument of a stub's bundle that makes it a zygote."""
 
-ZYGOTE_NAME, STUB_NAME = "pb-zygote", "pb-stub"
+ZYGOTE_NAME, SPARE_NAME = "pb-zygote", "pb-spare"
 """What ``ps`` and ``/proc/<pid>/comm`` call a zygote, and what it has forked until that has a model."""
 
 MOST_BYTES = 128 * 1024

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pybackend.instance.warden_program import NAME as WARDEN_NAME
 from tests.support.gates import wait_until
-from tests.support.server import ServerProcess, free_of_processes, name_of, serving
+from tests.support.server import ServerProcess, free_of_processes, serving
 
 IDLE_S = 40
 """Within it a host that has nothing to do gives warm memory back."""
@@ -36,11 +35,6 @@ def mappings(server: ServerProcess) -> int:
     return Path(f"/proc/{server.process.pid}/maps").read_text().count("memfd:")
 
 
-def _has_warden(server: ServerProcess) -> bool:
-    """Whether the process is there that ends what models leave behind, should the server be killed."""
-    return WARDEN_NAME in map(name_of, server.child_pids())
-
-
 def figure(server: ServerProcess, name: str) -> int:
     """A number of /proc/<host>/status."""
     lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
@@ -60,7 +54,7 @@ def serving_without_leaks(*repositories: Path, flags: tuple[str, ...] = ()) -> I
     """A server that holds no more at the end of a ``with`` block, once it is idle, than at its beginning."""
     with serving(*repositories, flags=flags) as server:
         # It comes a second after the start, and takes a pipe.
-        wait_until(lambda: _has_warden(server), "nobody would look after orphans")
+        wait_until(server.has_warden, "nobody would look after orphans")
         before = _holdings(server)
         yield server
         wait_until(

@@ -8,9 +8,10 @@ from itertools import permutations
 
 import pytest
 
+from pybackend_wire.zygote import SPARE_NAME
 from tests.faults.victims import starts, told, write_victim
 from tests.support.gates import wait_until
-from tests.support.server import free_of_processes, serving
+from tests.support.server import free_of_processes, name_of, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
@@ -47,7 +48,10 @@ def test_a_zygote_that_hangs_is_done_without(tmp_path):
     write_victim(tmp_path, "a")
     with serving(tmp_path) as server:
         (zygote,) = server.zygote_pids()
+        wait_until(lambda: SPARE_NAME in map(name_of, server.child_pids()), "there is no spare")
         os.kill(zygote, signal.SIGSTOP)
+        restart(server, tmp_path / "a")  # there was a spare yet
+        assert "not forked" not in server.output
         restart(server, tmp_path / "a")
         server.wait_for(r"are started one by one for a while, not forked: .*\) did not answer within 10 s")
         assert free_of_processes([zygote])

@@ -21,7 +21,7 @@ from typing import Any
 
 from pybackend.instance.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
-from pybackend_wire.zygote import ZYGOTE_NAME
+from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
 
 DEADLINE_S = 30
 
@@ -43,6 +43,9 @@ class Reply:
         """The message of an error reply."""
         assert self.headers["content-type"] == "application/json", self
         return self.json["error"]
+
+
+_HELPERS = {ZYGOTE_NAME, SPARE_NAME, WARDEN_NAME}
 
 
 class ServerProcess:
@@ -185,11 +188,15 @@ class ServerProcess:
 
     def helper_pids(self) -> list[int]:
         """The live processes that run no model."""
-        return [pid for pid in self.child_pids() if name_of(pid) in {ZYGOTE_NAME, WARDEN_NAME} or _begins_to_help(pid)]
+        return [pid for pid in self.child_pids() if name_of(pid) in _HELPERS or _begins_to_help(pid)]
 
     def zygote_pids(self) -> list[int]:
         """The live processes that others are forked from."""
         return [pid for pid in self.child_pids() if name_of(pid) == ZYGOTE_NAME]
+
+    def has_warden(self) -> bool:
+        """Whether the process is there that ends what models leave behind, should the server be killed."""
+        return WARDEN_NAME in map(name_of, self.child_pids())
 
     def child_pids(self) -> list[int]:
         """The live processes that the server has started."""

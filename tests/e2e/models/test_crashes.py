@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_dead_process(server):
     use = "return out(OUT=array('FP32'), OUT0=text(os.getpid()))"
     lab(use, FP32=array)
     # Who looks after orphans is started within a second, and has a pipe.
-    wait_until(lambda: set(server.helper_pids()) - set(server.zygote_pids()), "nobody looks after orphans")
+    wait_until(server.has_warden, "nobody looks after orphans")
     before = traces(server)
     for _ in range(3):
         started = lab(
