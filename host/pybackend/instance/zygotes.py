@@ -169,7 +169,8 @@ class Zygotes:
     def _close_if_unused(self, kind: ZygoteKind) -> None:
         if not self._stubs[kind]:
             self._close(kind)
-            self._wanted[kind] = 0
+            if kind in self._wanted:
+                self._wanted[kind] = 0
 
     def _close(self, kind: ZygoteKind) -> None:
         running = self._zygotes.pop(kind, None)
@@ -247,6 +248,7 @@ class Zygotes:
         async def start() -> None:
             with suppress(ZygoteError):
                 await self._reaching(kind, domain, wanted)
+                asyncio.get_running_loop().call_later(IDLE_S, self._close_if_unused, kind)
 
         task = asyncio.get_running_loop().create_task(start())
         self._tasks.add(task)
