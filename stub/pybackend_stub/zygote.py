@@ -42,7 +42,7 @@ _FAILED, _BORN, _HOST_IS_GONE = b"!", b"+", b"-"
 """What the zygote is told of a spare: there is none, for a reason whose number follows; it is one no more, as it should be; it
 has seen that nobody will ask."""
 
-_REST_MS = 50
+_REST_MS = 15
 """How long the next spare is not made if nobody asks: in which most models are loaded."""
 
 _ADOPTION_S = 5.0

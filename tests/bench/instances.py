@@ -6,6 +6,7 @@ kinds in turn. What confinement costs per request is measured on the same server
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from tests.bench.plan import Plan
 from tests.bench.turns import LoadSample, Step, alternating, take_turns
 
 ZYGOTE, SPAWN = "zygote", "spawn"
+PAUSE_S = 0.2
+"""Between two loads: what one leaves to be done, as the next fork to be made, is not the other's cost."""
+
 OFF, STANDARD = "off", "standard"
 STARTS = (ZYGOTE, SPAWN)
 SANDBOXES = (OFF, STANDARD)
@@ -52,6 +56,7 @@ def measure(plan: Plan, scratch: Path) -> list[InstanceSample]:
     with loading_launcher().start(repository) as server:
         for round_ in range(-1, plan.load_rounds):
             for start, sandbox in alternating(kinds, round_):
+                time.sleep(PAUSE_S)
                 seconds = load(server.port, _name(start, sandbox, round_))
                 progress.show(f"one instance more by {start}, sandbox {sandbox}: ready after {seconds * 1e3:.1f} ms")
                 if round_ >= 0:

@@ -146,7 +146,7 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(("shm", *_TERMINALS), gpu=True)
-    rules += [(path, OWN) for path in (*writable, *map(os.path.realpath, _caches(server.home)))]
+    rules += [(path, OWN) for path in (*writable, *_caches(server.home))]
     if not _is_beside(server.working_directory, hidden):
         rules.append((server.working_directory, LIST))  # else modules that lie there would not be found
     return rules + _own(server, model, OWN)
