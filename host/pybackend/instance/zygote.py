@@ -74,7 +74,7 @@ class Zygote:
         Raises:
             ZygoteError: there is none; the zygote is no good any more.
         """
-        self._attend()
+        self.attend()
         await self._answered(0, START_LIMIT_S)
         self._check_confined()
         number = self._numbers = self._numbers + 1
@@ -111,7 +111,12 @@ class Zygote:
         except TimeoutError:
             raise ZygoteError(f"did not answer within {limit_s:g} s") from None
 
-    def _attend(self) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """True if it has imported what it is to import."""
+        return self._loop is not None and self._asked[0].done()
+
+    def attend(self) -> None:
         """Hear it, from the first request on: it was perhaps started before there was a loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()

@@ -230,8 +230,8 @@ class Zygotes:
             if running is not None and not running.zygote.is_gone:
                 if running.reach is not None and await asyncio.to_thread(running.reach.covers, wanted):
                     return running.zygote
-                if time.monotonic() - running.started_s < RENEWAL_S:
-                    raise ZygoteError("has been replaced a short while ago")
+                if not running.zygote.is_ready or time.monotonic() - running.started_s < RENEWAL_S:
+                    raise ZygoteError("has been started a short while ago")
             try:
                 confinement = await asyncio.to_thread(domain.confinement)
             except (OSError, LookupError) as error:
@@ -247,7 +247,8 @@ class Zygotes:
 
         async def start() -> None:
             with suppress(ZygoteError):
-                await self._reaching(kind, domain, wanted)
+                zygote = await self._reaching(kind, domain, wanted)
+                zygote.attend()
                 asyncio.get_running_loop().call_later(IDLE_S, self._close_if_unused, kind)
 
         task = asyncio.get_running_loop().create_task(start())
