@@ -9,14 +9,11 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_stub.process import bear_mark, die_with_host
 from pybackend_wire.library_path import forget_library_path
 from pybackend_wire.zygote import ARGUMENT
-
-if TYPE_CHECKING:  # at run time it is imported only where something is confined
-    from pybackend_stub.sandbox import Preparation
 
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _held = threading.local()
@@ -34,29 +31,22 @@ def main(arguments: "List[str]") -> int:
     die_with_host(host_pid)
     bear_mark(mark)
     os.set_inheritable(nudges, False)
-    return be_stub(descriptor, nudges, _preparation(confinement) if confinement >= 0 else None)
-
-
-def _preparation(descriptor: int) -> "Preparation":
-    from pybackend_stub.sandbox import Preparation
-    from pybackend_wire.confinement import Confinement
-
-    with open(descriptor, "rb") as file:
-        return Preparation(Confinement.from_json(file.read()))
+    text = b""
+    if confinement >= 0:
+        with open(confinement, "rb") as file:
+            text = file.read()
+    return be_stub(descriptor, nudges, text)
 
 
 def be_stub(
-    descriptor: int,
-    nudges: int,
-    preparation: "Optional[Preparation]",
-    on_confined: "Optional[Callable[[], None]]" = None,
+    descriptor: int, nudges: int, confinement: bytes, on_confined: "Optional[Callable[[], None]]" = None
 ) -> int:
     """Run the stub in this process, which dies with the host already; returns the exit status.
 
     Args:
         descriptor: its socket.
         nudges: the counter by which the host asks to be heard at once.
-        preparation: for its confinement; None if nothing confines it.
+        confinement: as JSON; empty if nothing confines it.
         on_confined: called once threads may be started.
     """
     ignore_terminal_signals()
@@ -66,11 +56,12 @@ def be_stub(
 
     channel = HostChannel(descriptor)
     confined: Dict[str, str] = {}
-    if preparation is not None:
+    if confinement:
         from pybackend_stub.sandbox import ConfinementError, confine
+        from pybackend_wire.confinement import Confinement
 
         try:
-            confined = confine(preparation, (descriptor, nudges))
+            confined = confine(Confinement.from_json(confinement), (descriptor, nudges))
         except ConfinementError as error:
             channel.refuse(str(error))
             return 1

@@ -24,9 +24,7 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
-from pybackend_stub.sandbox import Preparation
 from pybackend_wire.codec import JSON, encode_frame
-from pybackend_wire.confinement import Confinement
 from pybackend_wire.zygote import MOST_BYTES, SPARE_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
 _FORK = ctypes.PyDLL(None, use_errno=True).fork
@@ -63,13 +61,13 @@ class Birth(NamedTuple):
     Attributes:
         socket: the stub's socket.
         nudges: the counter by which the host asks to be heard at once.
-        preparation: for its confinement; None if nothing confines it.
+        confinement: as JSON; empty if nothing confines it.
         wake: gives the libraries their threads back, once the process is confined.
     """
 
     socket: int
     nudges: int
-    preparation: "Optional[Preparation]"
+    confinement: bytes
     wake: "Callable[[], None]"
 
 
@@ -112,7 +110,7 @@ class Zygote:
         """Import what stubs import, and keep libraries from starting threads, which no fork would have."""
         self._variables[_THREADS] = os.environ.get(_THREADS)
         os.environ[_THREADS] = "1"
-        for name in ("triton_python_backend_utils", *self._preload):
+        for name in ("triton_python_backend_utils", "pybackend_stub.sandbox", *self._preload):
             importlib.import_module(name)
         _rehearse()
         self._blas = _thread_setters()
@@ -252,10 +250,7 @@ class Zygote:
         random = sys.modules.get("numpy.random")
         if random is not None:  # else all forks would draw the same numbers
             random.seed()
-        preparation = None
-        if request.confinement:
-            preparation = Preparation(Confinement.from_json(request.confinement))
-        return Birth(sock, nudges, preparation, self._wake)
+        return Birth(sock, nudges, request.confinement.encode(), self._wake)
 
     def _wait_for_adoption(self, parent: int) -> None:
         """Until the process in between has ended: the kernel's promise is about the parent that one has at that time."""

@@ -1,5 +1,5 @@
 """Confines this process: what a model cannot be trusted with is taken away before its code runs."""
 
-from pybackend_stub.sandbox.confine import ConfinementError, Preparation, confine
+from pybackend_stub.sandbox.confine import ConfinementError, confine
 
-__all__ = ["ConfinementError", "Preparation", "confine"]
+__all__ = ["ConfinementError", "confine"]

@@ -29,40 +29,11 @@ class ConfinementError(Exception):
     """This process must not go on: a layer without which it is not to run is not in force."""
 
 
-class Preparation:
-    """What can be done for the confinement of a process before that process exists.
-
-    Memory that is used here is shared with a fork, which then needs next to none of its own.
-
-    Attributes:
-        confinement: what it may do, less the paths, which are in the rules.
-        rules: a descriptor of the rules for files, -1 if there are none; whoever has this closes it.
-        failure: why there are none.
-    """
-
-    def __init__(self, confinement: Confinement) -> None:
-        self.landlock_version = landlock.version()
-        self.rules, self.failure = -1, ""
-        try:
-            self.rules = self._make_rules(confinement)
-        except (OSError, ValueError) as error:
-            self.failure = _reason(error)
-        self.confinement = confinement._replace(paths=())
-        self.filter = seccomp.Filter(confinement, self.landlock_version >= landlock.SCOPES)
-
-    def _make_rules(self, confinement: Confinement) -> int:
-        if not self.landlock_version:
-            raise OSError(
-                errno.ENOSYS, "the kernel has no Landlock (Linux 5.13), or something around the server forbids it"
-            )
-        return landlock.make_rules(self.landlock_version, confinement.paths, confinement.network)
-
-
-def confine(preparation: Preparation, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
+def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
     """Confine this process for the rest of its life.
 
     Args:
-        preparation: for this process; its rules are closed afterwards.
+        confinement: what it may do.
         keep: descriptors that stay open, beside the standard ones.
 
     Returns:
@@ -73,9 +44,8 @@ def confine(preparation: Preparation, keep: "Iterable[int]" = ()) -> "Dict[str, 
     """
     if len(os.listdir("/proc/self/task")) != 1:
         raise ConfinementError("a process can only be confined while it has one thread")
-    confinement, known = preparation.confinement, preparation.landlock_version
     report = _Report(confinement.left_out)
-    report.layer("descriptors", lambda: _close_others({0, 1, 2, preparation.rules, *keep}))
+    report.layer("descriptors", lambda: _close_others({0, 1, 2, *keep}))
     if confinement.umask >= 0:
         os.umask(confinement.umask)
     report.layer("limits", lambda: _limit(confinement.limits))
@@ -91,11 +61,12 @@ def confine(preparation: Preparation, keep: "Iterable[int]" = ()) -> "Dict[str, 
     report.layer("parent", lambda: _stay_with_parent(asked, parent))
     report.layer("no_new_privileges", lambda: prctl(_PR_SET_NO_NEW_PRIVS, 1))
     _set_environment(confinement)
-    report.layer("files", lambda: _restrict_files(preparation))
+    known = landlock.version()
+    report.layer("files", lambda: _restrict_files(known, confinement))
     report.layer("neighbours", lambda: _check_files(report))
     report.layer("signals", lambda: _check_scopes(known, report))
     report.layer("memory", lambda: _hide_memory(confinement, report))
-    report.layer("system_calls", preparation.filter.install)
+    report.layer("system_calls", lambda: seccomp.install(confinement, known >= landlock.SCOPES))
     missing = [name for name in confinement.required if report.get(name)]
     if missing:
         raise ConfinementError("; ".join(f"{name}: {report[name]}" for name in missing))
@@ -111,11 +82,7 @@ class _Report(Dict[str, str]):
             apply()
             self[name] = ""
         except (OSError, ValueError) as error:
-            self[name] = _reason(error)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+            self[name] = getattr(error, "strerror", None) or str(error)
 
 
 def _close_others(kept: "set[int]") -> None:
@@ -213,22 +180,20 @@ def _set_environment(confinement: Confinement) -> None:
             del os.environ[name]
 
 
-def _restrict_files(preparation: Preparation) -> None:
-    if preparation.failure:
-        raise OSError(errno.EPERM, preparation.failure)
-    try:
-        landlock.follow(preparation.rules)
-    finally:
-        os.close(preparation.rules)
-    canary = preparation.confinement.canary
-    if canary:
+def _restrict_files(known: int, confinement: Confinement) -> None:
+    if not known:
+        raise OSError(
+            errno.ENOSYS, "the kernel has no Landlock (Linux 5.13), or something around the server forbids it"
+        )
+    landlock.restrict(known, confinement.paths, confinement.network)
+    if confinement.canary:
         try:
-            os.close(os.open(canary, os.O_RDONLY | os.O_CLOEXEC))
+            os.close(os.open(confinement.canary, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.EACCES:
                 return
-            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {canary}") from error
-        raise OSError(errno.EPERM, f"{canary} can be opened although it must not be")
+            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {confinement.canary}") from error
+        raise OSError(errno.EPERM, f"{confinement.canary} can be opened although it must not be")
 
 
 def _check_files(report: "Dict[str, str]") -> None:

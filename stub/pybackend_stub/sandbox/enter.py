@@ -20,7 +20,7 @@ def main(arguments: "List[str]") -> None:
     command = arguments[4:]
     sys.path.insert(0, bundle)
     from pybackend_stub.process import die_with_host
-    from pybackend_stub.sandbox.confine import ConfinementError, Preparation, confine
+    from pybackend_stub.sandbox.confine import ConfinementError, confine
     from pybackend_wire.confinement import Confinement
 
     die_with_host(int(host_pid))
@@ -30,7 +30,7 @@ def main(arguments: "List[str]") -> None:
     if not confinement.users:
         confinement = confinement._replace(required=())  # what it lacks is said, and judged, the second time
     try:
-        confine(Preparation(confinement), descriptors)
+        confine(confinement, descriptors)
         for number in descriptors:
             os.set_inheritable(number, True)
         os.execve(command[0], command, variables)  # noqa: S606  that is what this file is for

@@ -15,7 +15,7 @@ import time
 from typing import Dict, List, Optional, Set
 
 from pybackend_stub.process import die_with_host
-from pybackend_stub.sandbox.confine import ConfinementError, Preparation, confine
+from pybackend_stub.sandbox.confine import ConfinementError, confine
 from pybackend_stub.sandbox.kernel import prctl
 from pybackend_wire.confinement import Confinement
 from pybackend_wire.ending import Ending
@@ -60,7 +60,7 @@ def _become(command: "List[str]", confinement: Confinement, keeper: int) -> None
         die_with_host(keeper)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
-        confine(Preparation(confinement))
+        confine(confinement)
         os.execve(command[0], command, os.environ)  # noqa: S606  that is what this file is for
     except (ConfinementError, OSError) as error:
         sys.stderr.write(f"{command[0]} cannot be started in a sandbox: {error}\n")

@@ -53,8 +53,8 @@ def version() -> int:
         return 0
 
 
-def make_rules(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> int:
-    """A descriptor of rules that nobody has to follow yet.
+def restrict(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> None:
+    """From now on only these paths are reached, and only processes of this domain are signalled or looked into.
 
     Args:
         known: the kernel's :func:`version`.
@@ -74,19 +74,9 @@ def make_rules(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> i
     ruleset = syscall(_CREATE_RULESET, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
     try:
         _allow(ruleset, paths, handled)
-    except OSError:
+        syscall(_RESTRICT_SELF, ruleset, 0)
+    finally:
         os.close(ruleset)
-        raise
-    return ruleset
-
-
-def follow(ruleset: int) -> None:
-    """From now on only these paths are reached, and only processes of this domain are signalled or looked into.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    syscall(_RESTRICT_SELF, ruleset, 0)
 
 
 def _handled(known: int) -> int:

@@ -35,45 +35,21 @@ _S_IFMT, _S_IFCHR, _S_IFBLK = 0xF000, 0x2000, 0x6000
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _NO_CHANGE = 0xFFFFFFFF
 
-_INSTRUCTION, _OPERAND = struct.Struct("=HBBI"), struct.Struct("=I")
 
-_THIS_PROCESS = 0x7FFFFFF1
-"""Stands for the number of a process that does not exist yet; none has such a number."""
+def install(confinement: Confinement, signals_are_scoped: bool) -> None:
+    """Load the filter, for ever, for this process and all that it starts.
 
-
-class Filter:
-    """The filter for a process that need not exist yet.
-
-    Args:
-        confinement: what it may do.
-        signals_are_scoped: something else keeps it from signalling other processes.
+    Raises:
+        OSError: the kernel refuses, or there is no filter for this machine.
     """
-
-    def __init__(self, confinement: Confinement, signals_are_scoped: bool) -> None:
-        self._machine = MACHINES.get(MACHINE)
-        if self._machine is None:
-            return
-        instructions = program(self._machine, confinement, _THIS_PROCESS, signals_are_scoped)
-        self._count = len(instructions)
-        self._buffer = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*one) for one in instructions))
-        self._places = [
-            place * _INSTRUCTION.size + _OPERAND.size
-            for place, one in enumerate(instructions)
-            if one[3] == _THIS_PROCESS
-        ]
-
-    def install(self) -> None:
-        """Load it, for ever, for this process and all that it starts.
-
-        Raises:
-            OSError: the kernel refuses, or there is no filter for this machine.
-        """
-        if self._machine is None:
-            raise OSError(errno.ENOSYS, f"there is no filter for machines of type {MACHINE}")
-        for place in self._places:
-            _OPERAND.pack_into(self._buffer, place, os.getpid())
-        header = _Program(self._count, ctypes.addressof(self._buffer))
-        syscall(self._machine.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header))
+    machine = MACHINES.get(MACHINE)
+    if machine is None:
+        raise OSError(errno.ENOSYS, f"there is no filter for machines of type {MACHINE}")
+    instructions = program(machine, confinement, os.getpid(), signals_are_scoped)
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = _Program(len(instructions), ctypes.addressof(buffer))
+    syscall(machine.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header))
 
 
 class _Program(ctypes.Structure):
