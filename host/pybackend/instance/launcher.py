@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,15 +11,13 @@ from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.affinity import pin
 from pybackend.instance.child_process import Process
-from pybackend.instance.entry import NOT_CONFINED, entered_command, written_confinement
+from pybackend.instance.entry import NOT_CONFINED, start_process, written_confinement
 from pybackend.instance.launch import StubLaunch
 from pybackend.instance.orphans import Orphans
-from pybackend.instance.process_variables import process_variables
-from pybackend.instance.stub_ends import HostEnds, StubEnds, connected_ends
+from pybackend.instance.stub_ends import HostEnds, connected_ends
 from pybackend.instance.stub_process import StubProcess
 from pybackend.instance.zygote import ZygoteError
 from pybackend.instance.zygotes import Zygotes
-from pybackend_wire.confinement import Confinement
 
 _ANYHOW = StubLaunch()
 
@@ -137,8 +134,12 @@ class StubLauncher:
         environment = launch.environment or self._own
         mark = self._new_mark()
         try:
-            with connected_ends() as (ours, theirs), written_confinement(launch.confinement) as confinement:
-                process = self._execute(environment, theirs, launch.confinement, mark, confinement)
+            with connected_ends() as (ours, theirs), written_confinement(launch.confinement) as written:
+                inherited = [theirs.socket, theirs.nudges] + [written] * (written != NOT_CONFINED)
+                arguments = (theirs.socket, theirs.nudges, os.getpid(), mark, written)
+                process = start_process(
+                    self._bundle, environment, arguments, inherited, theirs.output, launch.confinement, written
+                )
         except OSError as error:
             self._on_end(mark)
             raise ModelLoadError(
@@ -160,24 +161,3 @@ class StubLauncher:
         on_end()
         if self._orphans is not None:
             self._orphans.end(mark)
-
-    def _execute(
-        self, environment: Environment, ends: StubEnds, confinement: Confinement | None, mark: int, written: int
-    ) -> subprocess.Popen[bytes]:
-        inherited = [ends.socket, ends.nudges] + [written] * (written != NOT_CONFINED)
-        variables = process_variables(environment)
-        arguments = map(str, (ends.socket, ends.nudges, os.getpid(), mark, written))
-        command = [str(environment.python), "-I", "-B", str(self._bundle), *arguments]
-        if confinement is not None:
-            variables = confinement.environment(variables)
-            if environment.is_foreign:
-                command, variables = entered_command(self._bundle, command, variables, inherited, written)
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=ends.output,
-            stderr=ends.output,
-            pass_fds=inherited,
-            env=variables,
-            start_new_session=True,
-        )

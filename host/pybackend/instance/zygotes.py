@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import socket
-import subprocess
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack, suppress
@@ -22,10 +21,9 @@ from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.instance.child_process import AdoptedProcess
-from pybackend.instance.entry import entered_command, written_confinement
+from pybackend.instance.entry import start_process, written_confinement
 from pybackend.instance.launch import StubLaunch
 from pybackend.instance.orphans import Orphans
-from pybackend.instance.process_variables import process_variables
 from pybackend.instance.stub_ends import StubEnds, output_pipe
 from pybackend.instance.zygote import FORK_LIMIT_S, Zygote, ZygoteError
 from pybackend.sandbox.trust_domain import Reach, TrustDomain
@@ -288,22 +286,9 @@ class Zygotes:
             our_output, their_output = output_pipe()
             ours.callback(os.close, our_output)
             theirs.callback(os.close, their_output)
-            inherited = [their_end.fileno()]
-            arguments = [ARGUMENT, *map(str, (their_end.fileno(), os.getpid(), mark)), *kind.preload]
-            command = [str(kind.environment.python), "-I", "-B", str(self._bundle), *arguments]
-            variables = process_variables(kind.environment)
-            if confinement is not None:
-                variables = confinement.environment(variables)
-                command, variables = entered_command(self._bundle, command, variables, inherited, written)
-                inherited.append(written)
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=their_output,
-                stderr=their_output,
-                pass_fds=inherited,
-                env=variables,
-                start_new_session=True,
+            arguments = (ARGUMENT, their_end.fileno(), os.getpid(), mark, *kind.preload)
+            process = start_process(
+                self._bundle, kind.environment, arguments, [their_end.fileno()], their_output, confinement, written
             )
             ours.pop_all()
         return Zygote(process, our_end, our_output, kind.name, mark, confinement)
