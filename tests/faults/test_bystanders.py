@@ -142,8 +142,12 @@ def test_the_server_stops_although_a_process_stands_still(tmp_path):
     with ExitStack() as stack:
         server = stack.enter_context(serving(tmp_path, flags=("--exit-timeout-secs=1",)))
         asker = stack.enter_context(Asker(server))
+        connection = stack.enter_context(connected(server.port))
         stack.enter_context(standing_still(int(told(server, "stopped", "pid"))))
-        asked = asker.ask("stopped", "echo")
+        connection.send(infer_bytes("stopped", "echo"))
+        for _ in range(2):  # who is answered after that has been read after it, too
+            assert server.get("/v2/health/live").status == 200
+        asked = asker.call(connection.reply, to="POST")
         begin_s = time.monotonic()
         assert server.stop() == 1
         assert time.monotonic() - begin_s < 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -110,4 +111,8 @@ class Asker:
 
     def ask(self, model: str, text: str) -> Future[Reply]:
         """Send a command; the future is the reply."""
-        return self._pool.submit(ask, self._server, model, text)
+        return self.call(ask, self._server, model, text)
+
+    def call(self, deed: Callable[..., Reply], *arguments: object, **options: object) -> Future[Reply]:
+        """Have something done that ends with a reply; the future is that."""
+        return self._pool.submit(deed, *arguments, **options)
