@@ -16,6 +16,11 @@ BENCH_ARGS  ?=
 # The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
 PYTHON      ?=
 
+# The script that draws the site's diagrams; the built site carries it, so that diagrams work offline.
+MERMAID_VERSION := 11.17.2
+MERMAID_SHA512  := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106
+MERMAID         := build/mermaid/mermaid.min.js
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint format bench docs clean
@@ -43,12 +48,21 @@ format: $(MARK)-dev ## let ruff format and fix what it can
 bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the reference server
 	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)
 
-docs: $(MARK)-docs ## build the site into site/
+docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build the site into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html is ready"
+	@test -f $(MERMAID) || echo "npm was not found: the site's diagrams load their script from the internet"
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# --- The site's diagrams ---
+
+$(MERMAID): Makefile
+	@mkdir -p $(@D)
+	@npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null
+	@echo "$(MERMAID_SHA512)  $(@D)/mermaid-$(MERMAID_VERSION).tgz" | sha512sum --check --quiet
+	@tar -xzOf $(@D)/mermaid-$(MERMAID_VERSION).tgz package/dist/mermaid.min.js > $@
 
 # --- The environment ---
 

@@ -1,4 +1,4 @@
-"""The native module's name: the classes of ``triton_python_backend_utils``, and a few that models seldom name."""
+"""The name of Triton's native module: the classes of ``triton_python_backend_utils`` and a few seldom used ones."""
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.logger import Logger, async_event_future_done_callback

@@ -1,4 +1,4 @@
-"""What models import: ``import triton_python_backend_utils as pb_utils``. All of it is there at import time."""
+"""The module that models import: ``import triton_python_backend_utils as pb_utils``. Every name exists at import."""
 
 import json
 import struct

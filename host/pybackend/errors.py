@@ -1,10 +1,12 @@
-"""The host's exception tree. A leaf carries an :class:`ErrorCode`; front ends translate codes, nobody else does.
+"""The host's exception tree. Leaves carry an :class:`ErrorCode`, which only front ends translate.
 
 PybackendError
 ├── InferenceError          a request, a model or an instance failed; has a code
+│   ├── UnknownModelError   no such model or version exists
+│   └── NotServingError     the version exists but is not serving
 ├── ModelLoadError          a model version cannot be loaded; has a code
 │   ├── ModelConfigError    its configuration is wrong; names file, line and field
-│   └── ModelEnvironmentError  the Python that it names cannot be had or used; names archive or directory
+│   └── ModelEnvironmentError  its environment cannot be obtained or used; names archive or directory
 └── ServerError             the server cannot start or go on (settings, repository, ports)
 """
 
@@ -18,8 +20,10 @@ __all__ = [
     "ModelConfigError",
     "ModelEnvironmentError",
     "ModelLoadError",
+    "NotServingError",
     "PybackendError",
     "ServerError",
+    "UnknownModelError",
 ]
 
 CODE_TEXT: dict[ErrorCode, str] = {
@@ -32,19 +36,19 @@ CODE_TEXT: dict[ErrorCode, str] = {
     ErrorCode.ALREADY_EXISTS: "Already exists",
     ErrorCode.CANCELLED: "Cancelled",
 }
-"""How a code reads in logs and load reasons: ``<text>: <message>``."""
+"""Text of each code in logs and load reasons: ``<text>: <message>``."""
 
 
 class PybackendError(Exception):
-    """Every error that this package raises on purpose."""
+    """Base of all errors that this package raises deliberately."""
 
 
 class InferenceError(PybackendError):
-    """A request that cannot be, or was not, answered with a result.
+    """A request that cannot be answered, or was not answered, with a result.
 
     Attributes:
-        code: what kind of failure; front ends map it to a status.
-        message: what the client reads, verbatim.
+        code: the kind of failure; front ends map it to a status.
+        message: text for the client, verbatim.
     """
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
@@ -53,11 +57,19 @@ class InferenceError(PybackendError):
         self.code = code
 
     def again(self) -> InferenceError:
-        """The same, for raising what is kept and told more than once.
+        """A fresh copy of this error, for an error that is stored and raised more than once.
 
-        An exception keeps the frames that it was raised through, with all that they refer to, and more of them each time.
+        Each raise adds frames to an exception's traceback, and the frames keep everything they refer to alive.
         """
-        return InferenceError(self.message, self.code)
+        return type(self)(self.message, self.code)
+
+
+class UnknownModelError(InferenceError):
+    """No model of this name exists, or it has no such version."""
+
+
+class NotServingError(InferenceError):
+    """The model, or its version, exists but accepts no requests at present."""
 
 
 class ModelLoadError(PybackendError):
@@ -74,14 +86,14 @@ class ModelLoadError(PybackendError):
 
 
 class ModelConfigError(ModelLoadError):
-    """A configuration that does not parse, contradicts itself, or asks for what cannot be served."""
+    """A configuration that does not parse, contradicts itself or requests an unsupported feature."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_ARG) -> None:
         super().__init__(message, code)
 
 
 class ModelEnvironmentError(ModelLoadError):
-    """An environment that cannot be had, or that this host cannot start a Python from."""
+    """An environment that cannot be obtained, or whose Python this host cannot start."""
 
 
 class ServerError(PybackendError):

@@ -1,4 +1,4 @@
-"""The composition root: builds everything, starts it in order, stops it in the reverse order."""
+"""The composition root: builds all components, starts them in order and stops them in reverse order."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ import socket
 from dataclasses import dataclass
 
 from pybackend.cache.choice import make_cache
-from pybackend.engine import EngineState, InferenceEngine
-from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.calls.inner_door import InnerDoor
+from pybackend.calls.services import ModelServices
+from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.errors import ServerError
-from pybackend.frontend.bls.services import ModelServices
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.serial_protocol import ConnectionClock
 from pybackend.frontend.http.server import HttpServer, address_of, bind
-from pybackend.frontend.inner_door import InnerDoor
 from pybackend.frontend.metrics import MetricsApp
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
-from pybackend.instance.launcher import StubLauncher
 from pybackend.instance.resources import ResourceTable
+from pybackend.model.host import ModelHost
 from pybackend.model.model import ModelState
+from pybackend.observability.unexpected import log_unexpected, repeat
+from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
-from pybackend.repository.candidate import LoadOptions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
+from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
 from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
@@ -41,12 +45,12 @@ log = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED = 0, 1
 
 GC_THRESHOLD = 20_000
-"""Container allocations between collections. A request makes some dozens and leaves no cycles: the default of 700 would
-collect several times per turn of the loop."""
+"""Container allocations between collections. A request makes a few dozen and leaves no cycles, so the default of 700
+would run the collector several times per turn of the loop."""
 
 
 DEBUGGING_LIMIT_S = 24 * 3600.0
-"""How long the end may take while models are debugged, one of which may have stopped: a second signal ends it at once."""
+"""Shutdown limit while models are debugged: one may be stopped at a breakpoint. A second signal ends it at once."""
 
 
 @dataclass
@@ -64,8 +68,14 @@ class Server:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
-        self._sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle)
-        options = LoadOptions(
+        kept = cache_places(settings.environments.cache_directory or default_cache_directory())
+        self._sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle, kept)
+        self._services = ModelServices()
+        door = InnerDoor(self._services)
+        host = ModelHost(
+            launcher=launcher,
+            services=self._services,
+            door=door,
             auto_complete=settings.auto_complete,
             model_load_count=settings.model_load_count,
             model_memory_limit_bytes=settings.model_memory_limit_bytes,
@@ -76,19 +86,19 @@ class Server:
             startup_models=settings.startup_models,
             finalize_timeout_s=settings.exit_timeout_s,
             cache=self._cache,
+            queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
             host_policies=settings.host_policies,
             resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
             environments=environments(settings.environments, self._sandbox),
             sandbox=self._sandbox,
+            room_places=room_places(launcher.bundle.parent),
         )
-        self._services = ModelServices()
-        door = InnerDoor(self._services)
-        self._repository = ModelRepository(scan, launcher, options, self._services, door)
+        self._repository = ModelRepository(scan, host)
+        self._kept = KeptBytes(settings.http.memory_limit_bytes)
         self._engine = InferenceEngine(
             self._repository,
             server_id=settings.server_id,
             strict_readiness=settings.strict_readiness,
-            queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
         )
         self._services.open(self._engine)
         door.open(self._engine)
@@ -98,18 +108,19 @@ class Server:
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal comes; returns the exit status.
+        """Serve until a signal arrives and return the exit status.
 
         Raises:
-            ServerError: a port cannot be had, or a model failed to load and the server must not go on without it.
+            ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
         raise_descriptor_limit()
+        asyncio.get_running_loop().set_exception_handler(log_unexpected)
         self._handle_signals()
         if self._cache is not None:
             await self._cache.open()
         sockets = self._bind()
         await self._listen(sockets)
-        trimming = asyncio.create_task(self._trim())
+        trimming = asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))
         try:
             failed = await self._load()
             if not failed:
@@ -136,7 +147,7 @@ class Server:
     def _on_signal(self, number: int) -> None:
         log.info("Signal (%d) received.", number)
         if self._stop.is_set():
-            log.warning("second signal: requests under way are cut short")
+            log.warning("Second signal received: running requests are cut short.")
             self._stop_now.set()
         self._stop.set()
 
@@ -155,19 +166,20 @@ class Server:
         return sockets
 
     async def _listen(self, sockets: _Sockets) -> None:
-        """Open the ports before the models are loaded: probes see a server that lives and is not ready."""
+        """Open the ports before models load, so that probes find a server that is live but not ready."""
         if sockets.http is not None:
             limits = BodyLimits(self._settings.http.max_input_size_bytes)
-            self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits))
+            self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits, self._kept))
             await self._http.start(sockets.http)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.metrics is not None:
-            self._metrics = HttpServer(MetricsApp(self._repository, self._services.metrics, self._cache))
+            metrics = MetricsApp(self._repository, self._services.metrics, self._cache)
+            self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
 
     async def _load(self) -> list[str]:
-        """Load the models; returns those that the server must not go on without. A signal meanwhile ends the wait."""
+        """Load the models; returns the failed ones that must stop the server. A signal ends the wait."""
         loading = asyncio.create_task(self._repository.load_all())
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,12 +189,12 @@ class Server:
             await asyncio.wait({loading})
             return []
         complete = loading.result()
-        self._launcher.close_unused()  # models turned out to need less than was started ahead
+        self._launcher.close_unused()  # models needed fewer processes than were started in advance
         self._print_models()
         if not complete and self._settings.exit_on_error:
             return sorted({f"'{row.name}'" for row in self._repository.table() if row.status != ModelState.READY.value})
         self._engine.state = EngineState.READY
-        # What is there now stays: the collector need not look at it again and again while requests come and go.
+        # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -191,29 +203,23 @@ class Server:
     def _print_models(self) -> None:
         rows = self._repository.table()
         if not rows and self._settings.startup_models == ():
-            log.info("no model is loaded at start: --load-model names those that are, others are loaded on request")
+            log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
             return
         if not rows:
             places = ", ".join(map(str, self._settings.repositories))
-            log.warning("there is no model in %s: a model is a directory <model>/<version>/model.py there", places)
+            log.warning("Found no model in %s. A model is a directory <model>/<version>/model.py there.", places)
             return
         widths = [max(len(row.name) for row in rows), max(len(row.version) for row in rows)]
         for row in rows:
             line = f"{row.name:<{widths[0]}} | {row.version:<{widths[1]}} | {row.status.splitlines()[0]}"
             log.info("%s", line)
         for name in sorted(set(self._settings.debug.models) - {row.name for row in rows}):
-            log.warning("--debug %s: no such model is loaded", name)
-
-    async def _trim(self) -> None:
-        while True:
-            await asyncio.sleep(1)
-            self._repository.trim()
-            self._launcher.tend()
+            log.warning("--debug %s: no model of this name is loaded.", name)
 
     # End
 
     async def _shut_down(self) -> int:
-        """Not ready, no new connections, drain, finalize; the metrics port stays until the end."""
+        """Become not ready, refuse connections, drain, finalize; the metrics port stays open until the end."""
         loop = asyncio.get_running_loop()
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.exit_timeout_s
         deadline_s = loop.time() + limit_s
@@ -246,7 +252,7 @@ class Server:
 
 
 def environments(settings: EnvironmentSettings, sandbox: Sandbox) -> EnvironmentProvider:
-    """What makes the environments ready that models name."""
+    """The provider that prepares environments for models."""
     directory = settings.cache_directory or default_cache_directory()
     cache = EnvironmentCache(directory, settings.cache_limit_bytes)
     packer = pack_in_process if settings.pack_at_load else None
@@ -254,7 +260,7 @@ def environments(settings: EnvironmentSettings, sandbox: Sandbox) -> Environment
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many connections as the system lets this user have: each takes a descriptor."""
+    """Raise the limit on open files to the system's maximum for this user: each connection takes a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,36 +1,41 @@
-"""Everything an operator can choose, read once from the command line and handed to those who need it."""
+"""All operator settings: read once, from the command line, and passed to the parts of the server that use them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from pybackend.observability.logging import LogSettings
+from pybackend.observability.memory import usable_memory_bytes
 
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
-"""Where the reference's containers keep their backends."""
+"""Backend directory of the reference's containers."""
 
 DEFAULT_DEBUG_PORT = 5678
-"""What editors suggest."""
+"""The port that editors suggest."""
 
 
 class ModelControlMode(StrEnum):
-    """Who decides which models are loaded."""
+    """How the set of loaded models is decided."""
 
     NONE = "none"
-    """The repository: all of its models are loaded at start, and stay."""
+    """By the repository: all of its models are loaded at start and stay loaded."""
     EXPLICIT = "explicit"
-    """Whoever asks: by ``--load-model`` for the start, by requests and by models afterwards."""
+    """By request: ``--load-model`` at start, clients and models afterwards."""
 
 
 def half_of_memory_bytes() -> int:
-    """Half of the machine's memory: what tensors of one model may take unless somebody says otherwise."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """Half of the server's memory, in bytes: the default limit on one model's tensors."""
+    return usable_memory_bytes() // 2
+
+
+def quarter_of_memory_bytes() -> int:
+    """A quarter of the server's memory, in bytes: the default limit on data buffered for slow clients."""
+    return usable_memory_bytes() // 4
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class HttpSettings:
         enabled: False serves no HTTP at all, only metrics.
         address: address to bind.
         port: port to bind; 0 takes a free one.
-        max_input_size_bytes: bound of JSON, raw and decompressed bodies.
+        max_input_size_bytes: limit on JSON, raw and decompressed bodies.
+        memory_limit_bytes: limit on buffered bytes of arriving bodies and of unread responses.
         metrics_enabled: False serves no metrics.
         metrics_address: address of the metrics port.
         metrics_port: port for ``/metrics``; 0 takes a free one.
@@ -51,6 +57,7 @@ class HttpSettings:
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8000
     max_input_size_bytes: int = DEFAULT_MAX_INPUT_SIZE_BYTES
+    memory_limit_bytes: int = field(default_factory=quarter_of_memory_bytes)
     metrics_enabled: bool = True
     metrics_address: str = "0.0.0.0"  # noqa: S104  likewise
     metrics_port: int = 8002
@@ -62,7 +69,7 @@ class CacheSettings:
 
     Attributes:
         kind: ``local`` or ``redis``.
-        options: its settings, checked.
+        options: its validated settings.
     """
 
     kind: str
@@ -71,12 +78,12 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class DebugSettings:
-    """Models that run under a debugger.
+    """Models to run under a debugger.
 
     Attributes:
         models: their names.
-        port: where the first of their processes listens, each further one at the next; 0 takes free ones.
-        waits: a process imports its model only when a debugger has attached.
+        port: port of the first process; each further one takes the next. 0 takes free ports.
+        waits: if true, a process imports its model only after a debugger has attached.
     """
 
     models: tuple[str, ...] = ()
@@ -86,12 +93,12 @@ class DebugSettings:
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """The environments that models name.
+    """Environments named by models.
 
     Attributes:
         cache_directory: where archives are unpacked, None for the usual place.
-        cache_limit_bytes: unused ones are removed when all together are larger, None for never.
-        pack_at_load: lists of packages are packed when a model that names one is loaded.
+        cache_limit_bytes: unused environments are removed when the total exceeds this; None for never.
+        pack_at_load: a list of packages is packed when a model that names it is loaded.
     """
 
     cache_directory: Path | None = None
@@ -101,17 +108,19 @@ class EnvironmentSettings:
 
 @dataclass(frozen=True)
 class SandboxSettings:
-    """How far models are kept from what is not theirs.
+    """How strongly models are isolated.
 
     Attributes:
-        level: of models that name none: ``off``, ``standard`` or ``strict``.
-        floor: no model runs at a lower one, or widens it.
-        required: a model is not loaded if a layer is not in force.
+        level: level for models that name none: ``off``, ``standard`` or ``strict``.
+        floor: no model runs at a lower level, or widens this one.
+        required: a model is refused if a layer of its sandbox is not in force.
+        overrides: models may supply configurations and files when they load models.
     """
 
     level: str = "standard"
     floor: str = "off"
     required: bool = False
+    overrides: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,26 +129,26 @@ class Settings:
 
     Attributes:
         repositories: directories of models.
-        model_control: who decides which models are loaded.
+        model_control: how the set of loaded models is decided.
         startup_models: names of the models to load at start, None for all.
-        backend_directory: holds backends that are written in Python, if it exists.
+        backend_directory: directory of backends written in Python, if it exists.
         server_id: name in the server's metadata.
         auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
         strict_readiness: the server is ready only if every model is.
-        model_load_count: models that load at the same time.
-        zygotes: processes of models may be forked from one that has imported what they need.
-        model_memory_limit_bytes: most input memory per model, and most output memory per instance.
-        exit_timeout_s: how long requests under way and ``finalize`` may take when the server stops.
+        model_load_count: number of models that may load at the same time.
+        zygotes: processes of models may be forked from one with preloaded modules.
+        model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
+        exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
         http: endpoints.
-        log: which lines are written.
+        log: which log lines are written.
         debug: models under a debugger.
-        cache: where responses are kept, None for nowhere.
+        cache: the response cache, None for none.
         host_policies: cores of the processes of instances, by the policy's name.
-        max_queued_bytes: bound of the bytes of requests that wait or are executed, None for none.
-        resource_limits: how much there is of resources, by name and device; None if instances need not hold any.
-        environments: the environments that models name.
-        sandbox: how far models are kept from what is not theirs.
+        max_queued_bytes: limit on the input bytes of queued and running requests, None for no limit.
+        resource_limits: count of each resource, by name and device; None if instances need not hold any.
+        environments: environments named by models.
+        sandbox: how strongly models are isolated.
     """
 
     repositories: tuple[Path, ...]

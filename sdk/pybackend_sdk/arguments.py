@@ -1,6 +1,6 @@
-"""Arguments as the native classes take them: wrong types are ``TypeError``, and ``bytes`` pass where text is asked for.
+"""Argument checks like those of Triton's native classes: a wrong type is a ``TypeError``, and ``bytes`` count as text.
 
-Stands between a model's call and the SDK's objects; it knows none of them.
+This module sits between a model's call and the SDK's objects, and knows none of them.
 """
 
 import operator
@@ -14,10 +14,10 @@ def incompatible(call: str, argument: str, expected: str, value: object) -> NoRe
     """Refuse an argument of the wrong type.
 
     Args:
-        call: the function as the author wrote it; class names read as constructors.
+        call: the function as the author wrote it; a capitalised name is a constructor.
         argument: the parameter's name.
-        expected: what it has to be, with its article.
-        value: what it was.
+        expected: the required type, with its article.
+        value: the argument received.
 
     Raises:
         TypeError: always.
@@ -29,10 +29,10 @@ def incompatible(call: str, argument: str, expected: str, value: object) -> NoRe
 
 
 def text(call: str, argument: str, value: Any) -> str:
-    """Give back text that can be sent: a ``str``, or UTF-8 ``bytes`` such as an element of a BYTES tensor.
+    """Return text that can be sent: a ``str``, or UTF-8 ``bytes`` such as an element of a BYTES tensor.
 
     Raises:
-        TypeError: it is neither, or holds what UTF-8 cannot express.
+        TypeError: the value is neither of these, or cannot be encoded as UTF-8.
     """
     if isinstance(value, str):
         if value.isascii():
@@ -51,10 +51,10 @@ def text(call: str, argument: str, value: Any) -> str:
 
 
 def integer(call: str, argument: str, value: Any, low: int, high: int) -> int:
-    """Give back an integer between ``low`` and ``high``; NumPy's integers and ``bool`` are integers too.
+    """Return an integer between ``low`` and ``high``; NumPy integers and ``bool`` count as integers.
 
     Raises:
-        TypeError: it is no integer, or out of range.
+        TypeError: the value is not an integer, or is out of range.
     """
     try:
         number = operator.index(value)
@@ -66,10 +66,10 @@ def integer(call: str, argument: str, value: Any, low: int, high: int) -> int:
 
 
 def sequence(call: str, argument: str, value: Any, of: str) -> List[Any]:
-    """Give back the elements of a list, a tuple or another indexable sequence, but of no text, set or dict.
+    """Return the elements of a list, a tuple or another indexable sequence; text, sets and dicts are refused.
 
     Raises:
-        TypeError: it is no sequence.
+        TypeError: the value is not such a sequence.
     """
     if isinstance(value, (list, tuple)):
         return list(value)

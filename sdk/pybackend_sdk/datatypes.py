@@ -1,6 +1,6 @@
-"""Datatypes by their several names: config.pbtxt's, the C enumeration's numbers, NumPy's; and BYTES as raw bytes.
+"""Datatypes under their various names (config.pbtxt, the C enumeration, NumPy), and the serialisation of BYTES.
 
-Helpers for models, over the one table in :mod:`pybackend_wire.dtypes`.
+These helpers for models read the one table in :mod:`pybackend_wire.dtypes`.
 """
 
 from enum import IntEnum
@@ -12,52 +12,52 @@ from pybackend_wire.bytes_tensor import Buffer, decode_elements, encode_elements
 from pybackend_wire.dtypes import DATATYPES
 
 TritonDataType = IntEnum("TritonDataType", {row.name: row.code for row in DATATYPES.values()})  # type: ignore[misc]
-"""What ``Tensor.triton_dtype()`` gives: a name such as ``FP32`` that is also the C enumeration's number."""
+"""The type of ``Tensor.triton_dtype()``: a name such as ``FP32`` that is also a number of the C enumeration."""
 TritonDataType.__module__ = __name__
 
 TRITON_STRING_TO_NUMPY: Dict[str, Any] = {
     row.config_name: row.numpy.type for row in DATATYPES.values() if row.numpy is not None
 }
-"""NumPy type by the datatype's name in config.pbtxt. ``TYPE_BF16`` has none."""
+"""NumPy type by datatype name in config.pbtxt. ``TYPE_BF16`` has none."""
 TRITON_STRING_TO_NUMPY["TYPE_BOOL"] = bool
 
 TRITON_TO_NUMPY_TYPE: Dict[int, Any] = {row.code: row.numpy.type for row in DATATYPES.values() if row.numpy is not None}
-"""NumPy type by the datatype's number."""
+"""NumPy type by datatype number."""
 
 NUMPY_TO_TRITON_TYPE: Dict[Any, int] = {numpy_type: code for code, numpy_type in TRITON_TO_NUMPY_TYPE.items()}
-"""The datatype's number by NumPy type."""
+"""Datatype number by NumPy type."""
 NUMPY_TO_TRITON_TYPE[np.bytes_] = DATATYPES["BYTES"].code
 NUMPY_TO_TRITON_TYPE[bool] = DATATYPES["BOOL"].code
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """NumPy type for a config.pbtxt name such as ``TYPE_FP32``.
+    """Return the NumPy type for a config.pbtxt name such as ``TYPE_FP32``.
 
     Raises:
-        KeyError: NumPy has no such type (``TYPE_BF16``), or it is no datatype at all.
+        KeyError: NumPy has no such type (``TYPE_BF16``), or the name is not a datatype.
     """
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """NumPy type for a datatype's number, None if there is none."""
+    """Return the NumPy type for a datatype number, None if there is none."""
     return TRITON_TO_NUMPY_TYPE.get(data_type)
 
 
 def numpy_to_triton_type(data_type: Any) -> Optional[int]:
-    """A datatype's number for a NumPy type or dtype, None if there is none."""
+    """Return the datatype number for a NumPy type or dtype, None if there is none."""
     return NUMPY_TO_TRITON_TYPE.get(data_type.type if isinstance(data_type, np.dtype) else data_type)
 
 
 def serialize_byte_tensor(input_tensor: "np.ndarray") -> Union[bytes, Tuple[()], None]:
-    """The serialised form of a BYTES array, elements in C order.
+    """Serialise a BYTES array, elements in C order.
 
     Args:
-        input_tensor: of any shape; dtype ``object`` or ``S<n>``. In an object array ``bytes`` are kept, everything
-            else becomes ``str(element)`` in UTF-8.
+        input_tensor: any shape; dtype ``object`` or ``S<n>``. In an object array ``bytes`` stay as they are, and every
+            other element becomes ``str(element)`` in UTF-8.
 
     Returns:
-        The bytes; an empty tuple for an array without elements; None for another dtype.
+        The bytes; an empty tuple for an array without elements; None for any other dtype.
     """
     if input_tensor.size == 0:
         return ()
@@ -67,13 +67,13 @@ def serialize_byte_tensor(input_tensor: "np.ndarray") -> Union[bytes, Tuple[()],
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> "np.ndarray":
-    """The elements of a serialised BYTES tensor.
+    """Decode a serialised BYTES tensor into its elements.
 
     Returns:
         A one-dimensional object array of ``bytes``.
 
     Raises:
-        ValueError: a length field or an element is cut short.
+        ValueError: the data ends in the middle of a length field or an element.
     """
     elements = decode_elements(encoded_tensor)
     array = np.empty(len(elements), dtype=np.object_)

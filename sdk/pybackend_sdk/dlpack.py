@@ -1,10 +1,11 @@
-"""DLPack: tensor memory handed to other libraries, and theirs taken over, without a copy and without torch.
+"""DLPack: shares tensor memory with other libraries in both directions, without copies and without torch.
 
-A capsule is a Python object around a C structure that names memory and a function, the deleter, which the last holder
-calls exactly once. Whoever consumes a capsule renames it; a capsule that dies under its first name calls the deleter
-itself. NumPy makes ours from 1.24 on: its destructor and deleter are C, and so safe while an exception is under way,
-which :mod:`pybackend_sdk.dlpack_capsule` cannot be. (NumPy 1.22 and 1.23 make capsules too, but their deleter does not
-take the GIL, so a library that lets go from a thread of its own would corrupt the interpreter's memory.)
+A capsule is a Python object around a C structure. The structure names the memory and a function, the deleter, which the
+last holder calls exactly once. The consumer of a capsule renames it; a capsule destroyed under its first name calls the
+deleter itself. NumPy makes our capsules from 1.24 on: its destructor and deleter are C code, which is safe even while
+an exception is being handled; :mod:`pybackend_sdk.dlpack_capsule` cannot be. (NumPy 1.22 and 1.23 also make capsules,
+but their deleter does not take the GIL: a library that calls it from another thread would corrupt the
+interpreter's memory.)
 """
 
 import ctypes
@@ -32,12 +33,12 @@ from pybackend_sdk.dlpack_abi import (
 from pybackend_sdk.error import TritonModelException
 
 _NO_ELEMENTS = ctypes.c_int64()
-"""What tensors without elements point to: older NumPy takes NULL for an error."""
+"""Address for tensors without elements: older NumPy treats NULL as an error."""
 keep_for_ever(_NO_ELEMENTS)
 
 
 class _OfferedMemory:
-    """What NumPy's array interface reads: an array made of this keeps it, and the tensor in it, alive."""
+    """Object with NumPy's array interface: an array made from it keeps it alive, and with it the tensor."""
 
     __slots__ = ("__array_interface__", "_owner")
 
@@ -52,7 +53,7 @@ class _OfferedMemory:
 
 
 def _make_capsule_by_numpy(owner: object, address: int, shape: "Sequence[int]", element: Element) -> Any:
-    # NumPy exports no BF16, and before 1.25 no bool: an integer of that size is exported, then relabelled.
+    # NumPy exports no BF16, and no bool before 1.25: export an integer of that size, then relabel it.
     carrier = "|u1" if element.code == TypeCode.BOOL else element.carrier
     array: Any = np.asarray(_OfferedMemory(owner, address, shape, carrier))
     capsule = array.__dlpack__()
@@ -71,8 +72,8 @@ def export_memory(owner: object, address: int, shape: "Sequence[int]", datatype:
     """Offer host memory to another library.
 
     Args:
-        owner: kept alive as long as anybody holds the capsule or what was made of it.
-        address: where the elements begin, C-contiguous; 0 if there are none.
+        owner: kept alive while the capsule, or an array made from it, is in use.
+        address: of the first element, C-contiguous; 0 if there are none.
         shape: dimensions.
         datatype: wire name, any but ``BYTES``.
 
@@ -83,7 +84,7 @@ def export_memory(owner: object, address: int, shape: "Sequence[int]", datatype:
 
 
 class _ForeignMemory:
-    """Memory of another library, which gets it back when the last array over it is gone."""
+    """Another library's memory; it is returned when the last array over it is gone."""
 
     __slots__ = ("__array_interface__", "_address", "_deleter")
 
@@ -103,7 +104,7 @@ class _ForeignMemory:
 
 
 def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
-    """Take over memory that another library offers. What is refused stays with its owner.
+    """Take over memory that another library offers. Memory that is refused stays with its owner.
 
     Args:
         source: a capsule named ``dltensor``, or an object with ``__dlpack__`` and ``__dlpack_device__``.
@@ -130,7 +131,7 @@ def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
     carrier = ELEMENTS[datatype].carrier
     taken = _ForeignMemory(managed, shape, carrier)
     if 0 in shape:
-        return np.empty(shape, np.dtype(carrier)), datatype  # its pointer may be NULL, and nobody needs it
+        return np.empty(shape, np.dtype(carrier)), datatype  # its pointer may be NULL, and nothing reads it
     return np.asarray(taken), datatype
 
 

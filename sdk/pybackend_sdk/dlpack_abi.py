@@ -1,4 +1,4 @@
-"""DLPack's C structures, its datatypes, and the capsules that carry them, as ctypes sees them."""
+"""ctypes definitions of DLPack's C structures and datatypes, and of the capsules that carry them."""
 
 import ctypes
 from ctypes import pythonapi
@@ -11,7 +11,7 @@ from pybackend_wire.dtypes import DATATYPES
 
 
 class DeviceType(IntEnum):
-    """The devices that are told apart here."""
+    """Device types that the SDK tells apart."""
 
     CPU = 1
     CUDA = 2
@@ -20,7 +20,7 @@ class DeviceType(IntEnum):
 
 
 class TypeCode(IntEnum):
-    """The kinds of numbers that tensors are made of."""
+    """Kinds of tensor elements."""
 
     INT = 0
     UINT = 1
@@ -34,8 +34,8 @@ class Element(NamedTuple):
 
     Attributes:
         code: a :class:`TypeCode`.
-        bits: per element.
-        carrier: type of the NumPy arrays that carry it, in the array interface's notation.
+        bits: bits per element.
+        carrier: type of the NumPy arrays that hold such elements, in the array interface's notation.
     """
 
     code: int
@@ -50,7 +50,7 @@ ELEMENTS: Dict[str, Element] = {
     for row in DATATYPES.values()
     if row.numpy is not None and row.itemsize
 }
-"""By wire name; BF16 is carried by 16-bit integers."""
+"""By wire name; 16-bit integers carry BF16."""
 ELEMENTS["BF16"] = Element(TypeCode.BFLOAT, 16, np.dtype(np.uint16).str)
 
 DATATYPE_NAMES = {(element.code, element.bits): name for name, element in ELEMENTS.items()}
@@ -70,7 +70,7 @@ class ElementType(ctypes.Structure):
 
 
 class MemoryDescription(ctypes.Structure):
-    """``DLTensor``: shape and strides count elements; no strides means C order."""
+    """``DLTensor``: shape and strides count elements; without strides the order is C order."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -90,12 +90,12 @@ class ManagedMemory(ctypes.Structure):
 
 
 def c_api(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of CPython's C API, as a prototype of our own: others may change those on ``ctypes.pythonapi``."""
+    """Return a C API function of CPython with a private prototype: others may change those on ``ctypes.pythonapi``."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, pythonapi))
 
 
 NAME = b"dltensor"
-"""What a capsule is called until somebody consumes it."""
+"""A capsule's name until it is consumed."""
 
 USED_NAME = b"used_dltensor"
 
@@ -104,14 +104,14 @@ capsule_pointer = c_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_objec
 capsule_set_name = c_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 deleter_type = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-"""A deleter to call, with the GIL held: a producer may count on that."""
+"""A deleter that is called with the GIL held; a producer may rely on that."""
 
 
 def keep_for_ever(value: object) -> None:
-    """Never free ``value``: C code may hold a pointer into it until the very end of the process."""
+    """Never free ``value``: C code may hold a pointer into it until the process ends."""
     pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-# Names are stored in capsules as pointers.
+# Capsules store their names as pointers.
 keep_for_ever(NAME)
 keep_for_ever(USED_NAME)

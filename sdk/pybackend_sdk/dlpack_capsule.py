@@ -1,8 +1,8 @@
-"""DLPack capsules made with ctypes, for environments whose NumPy makes none that are safe (before 1.24).
+"""DLPack capsules made with ctypes, for environments whose NumPy makes no safe ones (before 1.24).
 
-Destructor and deleter are Python code that C calls, which has a limit that no such code can lift: an exception that is
-under way when the last holder lets go is lost. What follows is a ``SystemError`` instead of it, or, if the frame that
-handles the exception also held the capsule on its stack, the end of the process. NumPy's own capsules have no such
+The destructor and the deleter are Python code that C calls. This has a limit that cannot be lifted: if an exception is
+being handled when the last holder lets go, that exception is lost. A ``SystemError`` appears in its place, or, if the
+frame that handles the exception also held the capsule on its stack, the process ends. NumPy's own capsules have no such
 limit.
 """
 
@@ -22,13 +22,13 @@ from pybackend_sdk.dlpack_abi import (
 )
 
 _new = c_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-# A destructor gets a capsule that is already dead: passed as a py_object it would be revived, and destroyed once more.
+# The capsule that a destructor receives is already dead: passed as a py_object it would be revived and destroyed again.
 _is_valid = c_api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 _pointer = c_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
 
 class _Export:
-    """A structure of ours that somebody may still read, with all that it points to."""
+    """An exported structure that a consumer may still read, with everything it points to."""
 
     __slots__ = ("managed", "owner", "shape")
 
@@ -48,10 +48,10 @@ class _Export:
 
 
 exports: Dict[int, _Export] = {}
-"""What is held by others, by the address of its structure, which is also its ``manager_ctx``."""
+"""Exports that consumers still hold, by the address of the structure, which is also its ``manager_ctx``."""
 
 
-# These may run while the interpreter shuts down, when this module's names are gone: what they need is bound here.
+# These may run during interpreter shutdown, when this module's names are gone: the names they need are bound here.
 def _delete(address: int, held: "Dict[int, _Export]" = exports) -> None:
     held.pop(address, None)
 
@@ -63,7 +63,7 @@ def _destroy(
     pointer: "Callable[..., Any]" = _pointer,
     name: bytes = NAME,
 ) -> None:
-    if is_valid(capsule, name):  # else somebody has consumed it, and calls the deleter
+    if is_valid(capsule, name):  # otherwise a consumer has renamed it and calls the deleter
         delete(pointer(capsule, name))
 
 
@@ -74,7 +74,7 @@ keep_for_ever(_DESTRUCTOR)
 
 
 def make_capsule(owner: object, address: int, shape: "Sequence[int]", element: Element) -> Any:
-    """Make a capsule of host memory that keeps ``owner`` alive until it, or what was made of it, is gone."""
+    """Make a capsule of host memory that keeps ``owner`` alive until the capsule and its consumers are gone."""
     export = _Export(owner, address, shape, element)
     at = ctypes.addressof(export.managed)
     export.managed.manager_ctx = at

@@ -1,4 +1,4 @@
-"""How failures are expressed: the error a response carries, the exception the SDK raises, and exceptions as text."""
+"""Failures: the error in a response, the exception that the SDK raises, and exceptions formatted as text."""
 
 from typing import Any, ClassVar, List, Sequence, Tuple, Union
 
@@ -6,24 +6,24 @@ from pybackend_sdk.arguments import incompatible
 from pybackend_wire.errors import ErrorCode
 
 FRAME_LIMIT = 100
-"""Frames that :func:`format_exception` lists at most; endless recursion would fill a response with a thousand."""
+"""Most frames that :func:`format_exception` lists; endless recursion would fill a response with a thousand."""
 
 
 class TritonModelException(Exception):
-    """Raised by the SDK where a call cannot be served, and by models. ``str()`` is the message."""
+    """Raised by the SDK if it cannot serve a call, and by models. ``str()`` is the message."""
 
     __module__ = "c_python_backend_utils"
 
 
 class TritonError:
-    """Why a request failed, as a value: hand it to ``InferenceResponse(error=...)``. It is not an exception.
+    """The reason a request failed, as a value for ``InferenceResponse(error=...)``. It is not an exception.
 
     Args:
-        message: what the client reads, verbatim.
-        code: one of this class's codes; it decides the status that the client sees.
+        message: text for the client, passed on verbatim.
+        code: one of this class's codes; it decides the status in the client's response.
 
     Raises:
-        TypeError: the message is no text, or the code none of this class's.
+        TypeError: the message is not text, or the code is not one of this class's codes.
     """
 
     __module__ = "c_python_backend_utils"
@@ -47,39 +47,39 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """What the client reads."""
+        """The text for the client."""
         return self._message
 
     def code(self) -> ErrorCode:
-        """The kind of failure; ``int()`` of it is the number of the C enumeration."""
+        """The kind of failure; ``int()`` of it is the number in the C enumeration."""
         return self._code
 
     def __str__(self) -> str:
         return self._message
 
 
-# The name that the native enumeration has; written in the class body it would be mangled.
+# The native enumeration's name; written in the class body it would be mangled.
 setattr(TritonError, "__ErrorCode", ErrorCode)
 
 
 def printable(message: Union[str, bytes]) -> str:
-    """A message as text that UTF-8 can express. An error must get through, so what cannot be expressed is escaped."""
+    """Return a message as text that UTF-8 can encode. Other characters are escaped: an error must get through."""
     if isinstance(message, bytes):
         return message.decode("utf-8", "backslashreplace")
     return message if message.isascii() else message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = ()) -> str:
-    """An exception as clients and logs show it: type, message, and where it came from, innermost frame first.
+    """Format an exception for clients and logs: type, message, and the frames it came from, innermost first.
 
     Args:
-        exception: what was raised.
-        hidden_prefixes: files whose paths begin so are left out, e.g. the folders of the packages that run the model.
+        exception: the exception raised.
+        hidden_prefixes: leave out files whose paths begin with one of these, e.g. the packages that run the model.
 
     Returns:
-        ``<type>: <message>``, and if any frame is to be shown, a blank line, ``At:`` and a line
-        ``  <file>(<line>): <function>`` for each. A TritonModelException without any is a refusal by what runs the
-        model, and its message says all.
+        ``<type>: <message>``, and if there are frames to show, a blank line, ``At:`` and a line
+        ``  <file>(<line>): <function>`` for each. A TritonModelException without frames comes from the code that runs
+        the model: its message alone is returned.
     """
     message = _message_of(exception)
     head = f"{type(exception).__name__}: {message}"
@@ -109,6 +109,6 @@ def _frames(exception: BaseException, hidden_prefixes: Tuple[str, ...]) -> List[
         entry = entry.tb_next
     frames.reverse()
     if isinstance(exception, SyntaxError) and exception.filename and exception.lineno:
-        # The file that does not parse has no frame: it never ran.
+        # The file that does not parse never ran, so it has no frame.
         frames.insert(0, (exception.filename, exception.lineno, "<module>"))
     return frames

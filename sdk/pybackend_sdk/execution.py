@@ -1,6 +1,6 @@
-"""What ``execute`` may return. The stub and test harnesses hold every return value against these rules.
+"""Rules for the return value of ``execute``; the stub and the test harness both apply them.
 
-On a request's path this stands between the model's code and the way back to the server.
+On a request's path this module sits between the model's code and the way back to the server.
 """
 
 from typing import Any, List, Optional, Sequence
@@ -28,10 +28,10 @@ _FEW = 8
 
 
 def check_decoupled(returned: Any, instance_name: str) -> None:
-    """Hold what ``execute`` returned against the rule of models that answer any number of times.
+    """Check the return value of a decoupled model's ``execute``.
 
     Raises:
-        TritonModelException: it is not None.
+        TritonModelException: the value is not None.
     """
     if returned is not None:
         raise TritonModelException(
@@ -40,18 +40,18 @@ def check_decoupled(returned: Any, instance_name: str) -> None:
 
 
 def log_rescheduling(requests: "Sequence[InferenceRequest]") -> None:
-    """Say of requests that were to be scheduled again that they are not; whoever has their senders may still answer."""
+    """Log an error for each request that asked to be rescheduled but cannot be; its sender may still answer it."""
     for request in requests:
         if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             Logger.log_error(CANNOT_RESCHEDULE)
 
 
 def rescheduled(requests: "Sequence[InferenceRequest]", responses: "Sequence[Any]") -> List[int]:
-    """Places of the requests that are to be executed once more.
+    """Return the indexes of the requests to execute again.
 
     Args:
-        requests: what ``execute`` was called with, by a model that is configured to reschedule.
-        responses: what :func:`check_returned` gave for them, or Nones.
+        requests: the argument of ``execute``, in a model that is configured to reschedule.
+        responses: the result of :func:`check_returned` for these requests, or Nones.
     """
     return [
         place
@@ -61,9 +61,9 @@ def rescheduled(requests: "Sequence[InferenceRequest]", responses: "Sequence[Any
 
 
 def release_streams(requests: "Sequence[InferenceRequest]") -> None:
-    """Let the senders of requests go that are to be executed once more: each execution has senders of its own.
+    """Settle the response senders of requests that will be executed again: each execution has its own senders.
 
-    A request that its sender has answered is not executed again, whatever the model wanted.
+    A request that its sender has already answered is not executed again, whatever its release flags say.
     """
     for request in requests:
         if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
@@ -75,21 +75,21 @@ def release_streams(requests: "Sequence[InferenceRequest]") -> None:
 def check_returned(
     returned: Any, requests: "Sequence[InferenceRequest]", reschedules: bool = False
 ) -> "Sequence[Optional[InferenceResponse]]":
-    """Hold what ``execute`` returned against the rules of models that answer once per request.
+    """Check the return value of ``execute`` in a model that answers each request once.
 
     Args:
-        returned: the value, whatever it is.
-        requests: what ``execute`` was called with.
-        reschedules: the model is configured to have requests executed once more.
+        returned: the value, of any type.
+        requests: the argument of ``execute``.
+        reschedules: whether the model is configured to reschedule requests.
 
     Returns:
-        One response per request, in their order; None for a request that its response sender has answered, or may still
-        answer, or that is to be executed once more (see :func:`rescheduled`). A request that was left without any of
-        these gets an error, so that no client waits for ever.
+        One response per request, in the order of the requests. None stands for a request that its response sender has
+        answered or may still answer, or that will be executed again (see :func:`rescheduled`). Any other request
+        without a response gets an error, so that no client waits for ever.
 
     Raises:
-        TritonModelException: no list, not as many elements as requests, an element that is no response, or a response
-            for a request that was to be scheduled again. The whole batch fails with it.
+        TritonModelException: the value is not a list, has a different number of elements than there are requests, has
+            an element that is not a response, or has a response for a request to be rescheduled. The whole batch fails.
     """
     if returned is None:
         returned = [None] * len(requests)
@@ -109,9 +109,9 @@ def check_returned(
     for index, request in enumerate(requests):
         sender = request._sender
         if sender is None and returned[index] is not None:
-            continue  # what nearly all models do
+            continue  # the usual case
         if responses is returned:
-            responses = list(returned)  # the model's own list stays as it is
+            responses = list(returned)  # leave the model's own list unchanged
         if reschedules and request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             continue
         responses[index] = _left(returned[index], request)
@@ -131,7 +131,7 @@ def _check_response(response: Any, request: InferenceRequest) -> None:
 
 
 def _left(response: Optional[InferenceResponse], request: InferenceRequest) -> Optional[InferenceResponse]:
-    """What is to be sent now for a request that has a response sender, or no response."""
+    """Return the response to send now for a request with a response sender or without a response."""
     stream = None if request._sender is None else request._sender._stream
     if response is not None:
         return response if stream is None or stream.settle() else None  # the first answer stands
@@ -146,14 +146,14 @@ def _unanswered(message: str) -> InferenceResponse:
 
 
 def prune(response: InferenceResponse, requested_output_names: "Sequence[str]") -> List[Tensor]:
-    """The outputs to send: those asked for, in the model's order. The response stays as it is.
+    """Return the outputs to send: the requested ones, in the model's order. The response does not change.
 
     Args:
         response: may answer several requests at once.
-        requested_output_names: as they came with the request; empty for all outputs.
+        requested_output_names: as the request has them; empty for all outputs.
 
     Returns:
-        A list that must not be changed: it may be the response's own.
+        A list that callers must not change: it may belong to the response.
     """
     outputs = response._output_tensors
     names = requested_output_names if len(requested_output_names) <= _FEW else frozenset(requested_output_names)

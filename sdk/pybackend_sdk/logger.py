@@ -1,4 +1,4 @@
-"""``Logger``: lines from model code to the server's log, with the file and line they were written at."""
+"""``Logger``: writes lines from model code to the server's log, with the file and line of the call."""
 
 import sys
 from enum import IntEnum
@@ -11,16 +11,16 @@ from pybackend_sdk.runtime import current_runtime
 
 
 class Logger:
-    """Writes to the server's log. All methods are static: ``Logger`` itself is usually kept as ``self.logger``.
+    """Writes to the server's log. All methods are static; models usually keep the class itself as ``self.logger``.
 
-    Every method raises ``TypeError`` for a message that is no text, and ``log`` for a level that is none.
+    Every method raises ``TypeError`` if the message is not text; so does ``log`` if the level is not a ``LogLevel``.
     """
 
     __module__ = "c_python_backend_utils"
     __slots__ = ()
 
     class LogLevel(IntEnum):
-        """How grave a line is. ``VERBOSE`` shows only if the server logs verbosely."""
+        """Severity of a line. ``VERBOSE`` lines appear only if the server logs verbosely."""
 
         INFO = 0
         WARNING = 1
@@ -67,7 +67,7 @@ def _write(call: str, level: Logger.LogLevel, message: Any, caller: FrameType) -
 
 
 def async_event_future_done_callback(future: Any) -> None:
-    """Log what a finished future failed with; for ``add_done_callback`` on work that nobody awaits."""
+    """Log a finished future's exception; for ``add_done_callback`` on work that nothing awaits."""
     if future.cancelled():
         return
     exception = future.exception()

@@ -1,4 +1,4 @@
-"""Where memory lies: what a model asks for with a request of its own, and how much of it is free."""
+"""Memory placement that a model requests for a BLS call, and the amount of free tensor memory."""
 
 from enum import IntEnum
 
@@ -18,14 +18,14 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Where the outputs of a request that a model sends should be placed.
+    """Preferred placement for the outputs of a BLS request.
 
     Args:
         preferred_memory_type: ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
         preferred_device_id: the device's number.
 
     Raises:
-        TypeError: an argument of another type.
+        TypeError: an argument has the wrong type.
     """
 
     __module__ = "c_python_backend_utils"
@@ -39,15 +39,15 @@ class PreferredMemory:
 
 
 class SharedMemory:
-    """The tensor memory of this process, for tests that look for leaks."""
+    """The tensor memory of this process, for tests that check for leaks."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ()
 
     def free_memory(self) -> int:
-        """Bytes of tensor memory that are free now; 0 where there is no server and so no such memory."""
+        """Free bytes of tensor memory; 0 without a server, where there is no such memory."""
         return current_runtime().free_memory_bytes()
 
 
 shared_memory = SharedMemory()
-"""The one instance."""
+"""The only instance."""

@@ -1,6 +1,6 @@
-"""Custom metrics: series on the server's metrics page that a model counts.
+"""Custom metrics: a model's own series on the server's metrics page.
 
-What a kind of metric cannot do is refused here; the runtime only carries out what is left.
+This module refuses operations that a kind of metric does not support; the runtime carries out the others.
 """
 
 import sys
@@ -28,21 +28,21 @@ _DELETED = (
 
 
 def metric_failure(what: str, instance_name: str, reason: str) -> TritonModelException:
-    """The exception for an operation that cannot be done.
+    """Return the exception for an operation that failed.
 
     Args:
-        what: how the message begins, e.g. ``"Failed to get metric value: "``.
-        instance_name: the instance that the model runs in.
-        reason: why, as a sentence.
+        what: beginning of the message, e.g. ``"Failed to get metric value: "``.
+        instance_name: the instance that runs the model.
+        reason: the reason, as a sentence.
     """
     return TritonModelException(f"{what}Failed to process the request for model '{instance_name}', message: {reason}")
 
 
 class _Registration:
-    """A family as the runtime knows it, with its series that are alive; its metrics keep this, but not the family.
+    """A family as the runtime knows it, with its live series; metrics refer to this object and not to the family.
 
-    Deleting happens wherever the garbage collector runs: in any thread, and between any two lines of this process. So
-    nothing here takes a lock; who removes a handle from ``live`` is the one who drops it.
+    Deletion happens wherever the garbage collector runs: in any thread, and between any two lines of this process. So
+    nothing here takes a lock; the thread that removes a handle from ``live`` is the one that drops it.
     """
 
     __slots__ = ("deleted", "handle", "kind", "live", "runtime")
@@ -55,18 +55,18 @@ class _Registration:
         self.deleted = False
 
     def delete(self) -> None:
-        """The family is gone, and its metrics with it."""
+        """Drop the family, and its metrics with it."""
         self.deleted = True
         while self.live:
             try:
                 handle = self.live.pop()
-            except KeyError:  # another thread was faster
+            except KeyError:  # another thread took it
                 break
             self._drop(handle)
         self._drop(self.handle)
 
     def delete_metric(self, handle: object) -> None:
-        """A metric is gone, which the runtime need not hear if its family went before."""
+        """Drop one metric, unless its family was dropped before."""
         try:
             self.live.remove(handle)
         except KeyError:
@@ -74,12 +74,12 @@ class _Registration:
         self._drop(handle)
 
     def _drop(self, handle: object) -> None:
-        # At exit the runtime forgets all by itself, and a lock of its may be held by a thread that no longer runs.
+        # At exit the runtime forgets everything anyway, and a thread that no longer runs may hold one of its locks.
         if not sys.is_finalizing():
             self.runtime.drop_metric(handle)
 
     def use(self, what: str, *, unless: "Optional[str]") -> Runtime:
-        """The runtime, for an operation on a metric of this family; ``unless`` says why it cannot be done."""
+        """Return the runtime for an operation on a metric of this family; ``unless`` is a reason to refuse."""
         if self.deleted:
             raise TritonModelException(_DELETED)
         if unless is not None:
@@ -88,13 +88,13 @@ class _Registration:
 
 
 class Metric:
-    """One series of a family; from ``family.Metric(...)`` only.
+    """One series of a family; made by ``family.Metric(...)`` only.
 
-    The family has to live as long as its metrics are used: keep both. The series leaves the metrics page when the last
-    Metric of that name and those labels is deleted, in whatever instance or model.
+    The family must live as long as its metrics are used: keep both. The series leaves the metrics page when the last
+    Metric with that name and those labels is deleted, across all instances and models.
 
-    Every method raises ``TypeError`` for a value that is no number, and ``TritonModelException`` for an operation that
-    the kind of metric does not have, or when the family is deleted.
+    Every method raises ``TypeError`` if a value is not a number, and ``TritonModelException`` if the kind of metric
+    does not support the operation or the family is deleted.
     """
 
     __module__ = "c_python_backend_utils"
@@ -115,7 +115,7 @@ class Metric:
         return metric
 
     def increment(self, value: SupportsFloat) -> None:
-        """Add to a counter (no negative values) or a gauge."""
+        """Add to a counter (non-negative values only) or a gauge."""
         number, kind, unless = _number("increment", value), self._family.kind, None
         if kind is MetricKind.HISTOGRAM:
             unless = _unsupported(kind, "Increment")
@@ -139,7 +139,7 @@ class Metric:
         self._family.use(_OBSERVE, unless=unless).observe_metric(self._handle, number)
 
     def value(self) -> float:
-        """The counter's or gauge's value, whoever changed it."""
+        """Return the value of a counter or gauge, including changes by other instances and models."""
         kind = self._family.kind
         unless = _unsupported(kind, "Value") if kind is MetricKind.HISTOGRAM else None
         return self._family.use(_GET, unless=unless).metric_value(self._handle)
@@ -151,7 +151,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Metrics of one name that differ by their labels. Deleting it deletes its metrics.
+    """Metrics that share a name and differ by their labels. Deleting the family deletes its metrics.
 
     Args:
         name: the name on the metrics page.
@@ -159,8 +159,8 @@ class MetricFamily:
         kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
 
     Raises:
-        TypeError: an argument of another type.
-        TritonModelException: the server does not register the family.
+        TypeError: an argument has the wrong type.
+        TritonModelException: the server refuses the family.
     """
 
     __module__ = "c_python_backend_utils"
@@ -183,15 +183,15 @@ class MetricFamily:
     def Metric(  # noqa: N802  the field's own name
         self, labels: Optional[Dict[str, str]] = None, buckets: Optional[List[float]] = None
     ) -> Metric:
-        """Register a series of this family, or share the one that has these labels already.
+        """Register a series of this family, or share the existing one with the same labels.
 
         Args:
             labels: label names to values; None for a series without labels.
-            buckets: upper bounds of a histogram's buckets, strictly increasing; for histograms only, and required. A
-                series that is there already keeps its own.
+            buckets: upper bounds of a histogram's buckets, strictly increasing; for histograms only, and required. An
+                existing series keeps its own.
 
         Raises:
-            TritonModelException: labels or buckets are wrong, or the server does not register the series.
+            TritonModelException: labels or buckets are wrong, or the server refuses the series.
         """
         registration = self._registration
         checked_labels = _checked_labels(labels)
@@ -240,5 +240,5 @@ def _checked_buckets(buckets: Any, kind: MetricKind) -> Optional[List[float]]:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
     bounds = [_number("Metric", bound) for bound in buckets]
     if bounds and bounds[-1] == float("inf"):
-        bounds.pop()  # the bucket that every histogram has anyway
+        bounds.pop()  # every histogram has this bucket anyway
     return bounds

@@ -1,4 +1,4 @@
-"""The shape of a model's class, for type checkers and editors. Nothing of this is needed at run time."""
+"""The interface of a model's class, for type checkers and editors. Nothing needs it at run time."""
 
 from typing import Awaitable, List, Optional, Protocol, TypedDict, Union
 
@@ -6,11 +6,11 @@ from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 
 Responses = Optional[List[Optional[InferenceResponse]]]
-"""What ``execute`` returns: a response for each request, in their order."""
+"""The return value of ``execute``: one response per request, in the order of the requests."""
 
 
 class InitializeArguments(TypedDict):
-    """What ``initialize`` receives; every value is text.
+    """The argument of ``initialize``; every value is text.
 
     Attributes:
         model_config: the final configuration as JSON.
@@ -32,7 +32,7 @@ class InitializeArguments(TypedDict):
 
 
 class PythonModel(Protocol):
-    """``class TritonPythonModel`` in ``model.py``: any class without constructor arguments that has ``execute``.
+    """``class TritonPythonModel`` in ``model.py``: any class that has ``execute`` and no constructor arguments.
 
     It may also have ``auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig`` (a static method),
     ``initialize(self, args: InitializeArguments) -> None``, ``finalize(self) -> None`` and ``is_ready(self) -> bool``.

@@ -1,4 +1,4 @@
-"""``ModelConfig``, what ``auto_complete_config`` fills in, and look-ups in a configuration that was parsed."""
+"""``ModelConfig``, which ``auto_complete_config`` fills in, and look-ups in a parsed configuration."""
 
 import json
 from typing import Any, Dict, Optional, Tuple
@@ -9,10 +9,10 @@ _REQUIRED_PROPERTIES = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A model's configuration while it is being completed.
+    """A model's configuration during auto-completion.
 
-    What the repository's configuration says already is never overruled: a contradiction is a ``ValueError``, and the
-    model does not load.
+    Completion never overrules the configuration in the repository: a contradiction is a ``ValueError``, and the model
+    does not load.
 
     Args:
         model_config: the configuration as JSON text.
@@ -22,14 +22,14 @@ class ModelConfig:
         self._model_config: Dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> Dict[str, Any]:
-        """The configuration itself, not a copy: changes count."""
+        """The configuration itself, not a copy: changes take effect."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Set the largest batch.
 
         Raises:
-            ValueError: a larger one is configured.
+            ValueError: the configuration allows larger batches.
         """
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
@@ -43,7 +43,7 @@ class ModelConfig:
         """Turn on dynamic batching.
 
         Raises:
-            ValueError: another scheduler is configured.
+            ValueError: the configuration names another scheduler.
         """
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
@@ -54,35 +54,35 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Dict[str, Any]) -> None:  # noqa: A002  the field's own name
-        """Add an input, or complete the one of that name.
+        """Add an input, or complete the existing one of that name.
 
         Args:
-            input: ``name``, ``data_type``, ``dims``, and ``optional`` if it is.
+            input: ``name``, ``data_type``, ``dims``, and ``optional`` for an optional input.
 
         Raises:
-            ValueError: a property is missing or unknown, or contradicts what is configured.
+            ValueError: a property is missing, unknown, or contradicts the configuration.
         """
         self._add("input", input, _INPUT_PROPERTIES, "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: Dict[str, Any]) -> None:
-        """Add an output, or complete the one of that name.
+        """Add an output, or complete the existing one of that name.
 
         Args:
             output: ``name``, ``data_type`` and ``dims``.
 
         Raises:
-            ValueError: a property is missing or unknown, or contradicts what is configured.
+            ValueError: a property is missing, unknown, or contradicts the configuration.
         """
         self._add("output", output, _OUTPUT_PROPERTIES, "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Dict[str, Any]) -> None:
-        """Say whether the model is decoupled.
+        """Set whether the model is decoupled.
 
         Args:
             transaction_policy_dict: ``decoupled``, a bool.
 
         Raises:
-            ValueError: another property, or the opposite is configured.
+            ValueError: there is another property, or the configuration says the opposite.
         """
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
@@ -149,12 +149,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The input of that name in a parsed configuration, None if it has none."""
+    """Return the input of that name in a parsed configuration, None if it has none."""
     return _by_name(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The output of that name in a parsed configuration, None if it has none."""
+    """Return the output of that name in a parsed configuration, None if it has none."""
     return _by_name(model_config.get("output", ()), name)
 
 

@@ -1,4 +1,4 @@
-"""Loading and unloading other models from model code, on servers that allow it."""
+"""Loads and unloads other models from model code, on servers that allow it."""
 
 from typing import Dict, Optional
 
@@ -13,11 +13,11 @@ def load_model(model_name: str, config: str = "", files: Optional[Dict[str, byte
     Args:
         model_name: the model.
         config: its configuration as JSON text; empty to use the one in the repository.
-        files: contents by path, each path as ``file:<path in the model's folder>``.
+        files: contents by path, where each path has the form ``file:<path in the model's folder>``.
 
     Raises:
-        TypeError: a name or configuration that is no text.
-        TritonModelException: ``files`` is no such dict, or the model cannot be loaded.
+        TypeError: a name or configuration is not text.
+        TritonModelException: ``files`` is not such a dict, or the model cannot be loaded.
     """
     name = text("load_model", "model_name", model_name)
     if files is not None and not _are_files(files):
@@ -28,28 +28,28 @@ def load_model(model_name: str, config: str = "", files: Optional[Dict[str, byte
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Begin to unload a model; returns before that is finished.
+    """Begin to unload a model; returns before it is unloaded.
 
     Args:
         model_name: the model.
-        unload_dependents: unload as well the models that an ensemble needs.
+        unload_dependents: also unload the models that an ensemble needs.
 
     Raises:
-        TypeError: a name that is no text.
+        TypeError: the name is not text.
         TritonModelException: the model cannot be unloaded.
     """
     current_runtime().unload_model(text("unload_model", "model_name", model_name), bool(unload_dependents))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model takes requests.
+    """Whether a model accepts requests.
 
     Args:
         model_name: the model.
         model_version: a decimal version; empty for any.
 
     Raises:
-        TypeError: a name or version that is no text.
+        TypeError: the name or version is not text.
         TritonModelException: there is no such model.
     """
     name = text("is_model_ready", "model_name", model_name)

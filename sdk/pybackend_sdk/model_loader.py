@@ -1,4 +1,4 @@
-"""Importing a model and completing its configuration: ``<version directory>/model.py``, or a backend's, and its class."""
+"""Imports a model's class from ``<version directory>/model.py`` or a backend's file; completes its configuration."""
 
 import importlib.util
 import json
@@ -17,18 +17,18 @@ def import_model(model_file: str, *, of_backend: bool = False) -> type:
     """Import a model file and return its class.
 
     A model's own file becomes the module ``<directory>.<stem>`` (``1.model``), so that ``from . import helper`` works.
-    Its directory and that one's parent are appended to ``sys.path``, after site-packages; the working directory comes
-    last: were it first, a directory called ``1`` there would shadow the model.
+    Its directory and the parent of that are appended to ``sys.path``, after site-packages. The working directory comes
+    last: if it came first, a directory called ``1`` in it would shadow the model.
 
-    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and its directory alone is appended.
+    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and only its directory is appended.
 
     Args:
         model_file: absolute path of the file.
-        of_backend: it is a backend's, which serves models that may bring no code.
+        of_backend: whether the file belongs to a backend, which serves models that may bring no code.
 
     Raises:
         TritonModelException: the file has no ``TritonPythonModel``.
-        BaseException: whatever the file's own code raises.
+        BaseException: any exception from the file's own code.
     """
     directory = os.path.dirname(model_file)
     stem = os.path.splitext(os.path.basename(model_file))[0]
@@ -76,11 +76,11 @@ def _import_file(name: str, path: str, package_directory: "Optional[str]" = None
 
 
 def complete_config(model_class: type, model_name: str, config_json: str) -> "Optional[Dict[str, Any]]":
-    """What the class's ``auto_complete_config`` makes of the configuration, None if it has no such function.
+    """Run the class's ``auto_complete_config`` on the configuration; None if the class has no such function.
 
     Raises:
-        TritonModelException: it returned something else than a ModelConfig, or what cannot be written as JSON.
-        BaseException: whatever the function raises.
+        TritonModelException: it returned something other than a ModelConfig, or a value that JSON cannot express.
+        BaseException: any exception from the function itself.
     """
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None:
@@ -90,6 +90,6 @@ def complete_config(model_class: type, model_name: str, config_json: str) -> "Op
         raise TritonModelException(
             f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
-    # Through text and back: what reaches the host is plain data, and its own copy.
+    # Through JSON text and back: the host receives plain data, and a copy.
     document: Dict[str, Any] = json.loads(json.dumps(completed.as_dict()))
     return document

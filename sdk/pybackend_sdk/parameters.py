@@ -1,4 +1,4 @@
-"""Custom parameters of requests and responses: checked where a model gives them, JSON text where it reads them."""
+"""Custom parameters of requests and responses: models set them as a dict, which is checked, and read JSON text."""
 
 import json
 from typing import Any, Dict, Optional, Union
@@ -11,7 +11,7 @@ Parameters = Dict[str, ParameterValue]
 
 
 def checked_parameters(parameters: Any) -> Optional[Parameters]:
-    """A private copy of the parameters that a model gave; None if it gave none.
+    """Return a private copy of the parameters that a model set; None if it set none.
 
     Raises:
         TritonModelException: not a dict of ``str`` to ``bool``, ``int`` or ``str``, or an int beyond 64 bits.
@@ -27,7 +27,7 @@ def checked_parameters(parameters: Any) -> Optional[Parameters]:
         text("parameters", key, key)
         if isinstance(value, str):
             text("parameters", key, value)
-        elif not isinstance(value, int):  # which bool is too
+        elif not isinstance(value, int):  # bool is an int too
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
         elif not INT64_MIN <= value <= INT64_MAX:
             raise TritonModelException(
@@ -37,5 +37,5 @@ def checked_parameters(parameters: Any) -> Optional[Parameters]:
 
 
 def parameters_json(parameters: Optional[Parameters]) -> str:
-    """Parameters as JSON text, ``{}`` if there are none."""
+    """Return parameters as JSON text, ``{}`` if there are none."""
     return json.dumps(parameters) if parameters else "{}"

@@ -1,4 +1,4 @@
-"""``InferenceRequest``: what ``execute`` receives, and what a model builds to run another model."""
+"""``InferenceRequest``: the requests that ``execute`` receives, and those that a model builds to call another model."""
 
 from typing import TYPE_CHECKING, Any, Awaitable, List, NamedTuple, Optional, Sequence, Set, Union
 
@@ -22,17 +22,17 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 _MISSING: Any = object()
 _ANYWHERE: Any = object()
-"""No preference for a kind of memory; authors have no name for it, and None is refused."""
+"""Default of arguments for which authors have no other word than leaving them out; None is refused."""
 
 
 class Target(NamedTuple):
-    """Where a request of the model's own goes.
+    """Destination of a request that a model built (a BLS call).
 
     Attributes:
         model_name: the model to run.
         model_version: -1 lets the server choose.
-        preferred_memory: None if any will do.
-        trace: None if the caller's trace is not to be continued.
+        preferred_memory: None for no preference.
+        trace: None to leave the caller's trace.
     """
 
     model_name: str
@@ -48,7 +48,7 @@ class InferenceRequest:
         request_id: shown in logs and returned with the response.
         correlation_id: of the sequence the request belongs to; 0 for none.
         inputs: the input tensors. Required.
-        requested_output_names: the outputs wanted; none named means all. Required.
+        requested_output_names: the outputs to return; an empty list means all. Required.
         model_name: the model to run. Required.
         model_version: -1 lets the server choose.
         flags: ``TRITONSERVER_REQUEST_FLAG_*`` bits.
@@ -58,13 +58,13 @@ class InferenceRequest:
         parameters: names to ``bool``, ``int`` or ``str``.
 
     Raises:
-        TypeError: a required argument is missing, or one is of another type; None is accepted for ``parameters`` only.
-        RuntimeError: an integral ``correlation_id`` that is negative or does not fit into 64 bits.
-        TritonModelException: an empty output name, an input that is None, parameters that cannot be sent.
+        TypeError: a required argument is missing or an argument has the wrong type; only ``parameters`` accepts None.
+        RuntimeError: an integral ``correlation_id`` is negative or does not fit into 64 bits.
+        TritonModelException: an output name is empty, an input is None, or parameters cannot be sent.
     """
 
     __module__ = "c_python_backend_utils"
-    # _target is None for requests that a server passed to execute, _key for those that the model built.
+    # _target is None in requests that a server passed to execute; _key is None in those that the model built.
     __slots__ = (
         "__weakref__",
         "_correlation_id",
@@ -148,18 +148,18 @@ class InferenceRequest:
         key: Any,
         priority: int = 0,
     ) -> "InferenceRequest":
-        """Make a request that arrived; the hot path, so nothing is checked.
+        """Make a request that arrived. This is the hot path, so nothing is checked.
 
         Args:
             request_id: the client's id, ``""`` for none.
             correlation_id: of the sequence, 0 for none.
             inputs: owned by the request from now on.
-            requested_output_names: all the outputs to send, without duplicates; the server has already replaced
-                "none named" by all configured ones.
+            requested_output_names: all the outputs to send, without duplicates; for a request that names none, the
+                server has already filled in all configured ones.
             flags: sequence flags.
             timeout: in microseconds, 0 for none.
             parameters: None for none.
-            key: by which the runtime knows the request; anything but None.
+            key: the runtime's key for the request; anything but None.
             priority: 1 is the highest, 0 the model's default.
         """
         request = cls.__new__(cls)
@@ -178,7 +178,7 @@ class InferenceRequest:
         return request
 
     def inputs(self) -> List[Tensor]:
-        """The input tensors that the request carries; optional inputs may be absent."""
+        """The request's input tensors; optional inputs may be absent."""
         return list(self._inputs)
 
     def request_id(self) -> str:
@@ -190,7 +190,7 @@ class InferenceRequest:
         return self._correlation_id
 
     def requested_output_names(self) -> Set[str]:
-        """The names of the outputs wanted."""
+        """The names of the requested outputs."""
         return set(self._requested_output_names)
 
     def flags(self) -> int:
@@ -219,11 +219,11 @@ class InferenceRequest:
         return InferenceTrace() if continued is None else continued
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits for the response. Nobody can cancel a request of the model's own."""
+        """Whether the client no longer waits for the response. Always False for a request that the model built."""
         return self._target is None and current_runtime().is_cancelled(self)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The sender that answers this request, the same one every time."""
+        """The sender that answers this request; always the same object."""
         if self._sender is None:
             if self._target is None:
                 self._sender = current_runtime().response_sender(self)
@@ -232,10 +232,10 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Say what becomes of the request after ``execute``: a ``TRITONSERVER_REQUEST_RELEASE_*`` constant.
+        """Set what happens to the request after ``execute``: a ``TRITONSERVER_REQUEST_RELEASE_*`` constant.
 
         Raises:
-            TritonModelException: the model built this request, so it is not the server's to release.
+            TritonModelException: the model built this request, so the server does not release it.
         """
         flags = integer("set_release_flags", "flags", flags, 0, UINT32_MAX)
         if self._target is not None:
@@ -246,21 +246,22 @@ class InferenceRequest:
         """Run the request and wait for the result.
 
         Args:
-            decoupled: give an iterator over the responses; needed for models that answer any number of times.
+            decoupled: return an iterator over the responses; required for models that send any number of them.
 
         Returns:
-            The response (an iterator over them if ``decoupled``). If the inference failed, ``has_error()`` says so.
+            The response, or an iterator over responses if ``decoupled``. If the inference failed, ``has_error()`` is
+            True.
 
         Raises:
-            TritonModelException: models cannot be run here and now.
+            TritonModelException: BLS calls are not possible in this place or at this time.
         """
         return current_runtime().infer(self, decoupled)
 
     def async_exec(self, decoupled: bool = False) -> "Awaitable[Any]":
-        """The same as :meth:`exec`, for ``await`` in a coroutine.
+        """Like :meth:`exec`, for ``await`` in a coroutine.
 
         Raises:
-            TritonModelException: models cannot be run here and now.
+            TritonModelException: BLS calls are not possible in this place or at this time.
             RuntimeError: no event loop runs in this thread.
         """
         return current_runtime().infer_async(self, decoupled)
@@ -270,10 +271,10 @@ _CALL = InferenceRequest.__name__
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
-    """The request's first input of that name, None if it has none."""
-    if type(inference_request) is not InferenceRequest:  # what an author's own test passes
+    """Return the request's first input of that name, None if it has none."""
+    if type(inference_request) is not InferenceRequest:  # a fake in an author's own test
         return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
-    # Not through inputs(), which copies: this runs for every input of every request.
+    # Not through inputs(), which makes a copy: this runs for every input of every request.
     for tensor in inference_request._inputs:
         if tensor._name == name:
             return tensor

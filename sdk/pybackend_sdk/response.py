@@ -1,4 +1,4 @@
-"""``InferenceResponse``, what ``execute`` returns or response senders send."""
+"""``InferenceResponse``: the answer that ``execute`` returns or a response sender sends."""
 
 from typing import Any, List, NoReturn, Optional, Sequence
 
@@ -12,13 +12,13 @@ class InferenceResponse:
     """The answer to one request: output tensors, or an error.
 
     Args:
-        output_tensors: the outputs. Ignored where there is an error.
-        error: what failed, None for success.
-        parameters: names to ``bool``, ``int`` or ``str``; clients see them beside the outputs.
+        output_tensors: the outputs. Ignored if there is an error.
+        error: the failure, None for success.
+        parameters: names to ``bool``, ``int`` or ``str``; clients receive them beside the outputs.
 
     Raises:
-        TypeError: an argument of another type; None is accepted for ``error`` and ``parameters`` only.
-        TritonModelException: an output that is None, parameters that cannot be sent.
+        TypeError: an argument has the wrong type; only ``error`` and ``parameters`` accept None.
+        TritonModelException: an output is None, or parameters cannot be sent.
     """
 
     __module__ = "c_python_backend_utils"
@@ -62,7 +62,7 @@ class InferenceResponse:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    """The response's first output of that name, None if it has none."""
+    """Return the response's first output of that name, None if it has none."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 

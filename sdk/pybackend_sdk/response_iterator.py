@@ -1,4 +1,4 @@
-"""The responses to a request that a model runs with ``decoupled=True``."""
+"""The responses to a request that a model makes with ``decoupled=True``."""
 
 import threading
 from typing import Callable, List, Optional
@@ -7,7 +7,7 @@ from pybackend_sdk.response import InferenceResponse
 
 
 class ResponseIterator:
-    """Iterates over responses as they arrive, and over all of them again once they have; from ``exec`` only."""
+    """Iterates over responses as they arrive, and can repeat once all have; made by ``exec`` only."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_cancel", "_finished", "_lock", "_next", "_receive", "_responses")
@@ -26,7 +26,7 @@ class ResponseIterator:
     def _create(
         cls, receive: "Callable[[], Optional[InferenceResponse]]", cancel: "Callable[[], None]"
     ) -> "ResponseIterator":
-        """Make the iterator of a request that runs.
+        """Make the iterator of a running request.
 
         Args:
             receive: waits for the next response; None after the last.
@@ -42,13 +42,13 @@ class ResponseIterator:
         return iterator
 
     def __iter__(self) -> "ResponseIterator":
-        """This iterator: from the first response again if all were seen, else from where it stands."""
+        """This iterator: it starts again once all responses were read, and otherwise continues."""
         if self._finished and self._next == len(self._responses):
             self._next = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        """Wait for the next response. Threads that share the iterator share its responses: each goes to one of them."""
+        """Wait for the next response. Threads that share the iterator share its responses: each goes to one thread."""
         with self._lock:
             if self._next == len(self._responses) and not self._finished:
                 response = self._receive()
@@ -62,6 +62,6 @@ class ResponseIterator:
             return self._responses[self._next - 1]
 
     def cancel(self) -> None:
-        """Ask the server to stop the request; nothing happens if all its responses have arrived."""
+        """Ask the server to stop the request; has no effect once all its responses have arrived."""
         if not self._finished:
             self._cancel()

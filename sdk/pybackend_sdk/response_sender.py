@@ -1,4 +1,4 @@
-"""``InferenceResponseSender``: answers a request from outside ``execute``'s return value."""
+"""``InferenceResponseSender``: answers a request independently of ``execute``'s return value."""
 
 from typing import Optional
 
@@ -11,7 +11,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponseSender:
-    """Answers one request from outside ``execute``'s return value; from ``request.get_response_sender()`` only."""
+    """Answers one request independently of ``execute``'s return value; from ``request.get_response_sender()`` only."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_stream")
@@ -26,7 +26,7 @@ class InferenceResponseSender:
         """Make the sender of a request.
 
         Args:
-            stream: where responses go; None for a request that the model has built, which nobody waits for.
+            stream: receives the responses; None for a request that the model built, which has no client.
         """
         sender = cls.__new__(cls)
         sender._stream = stream
@@ -36,12 +36,12 @@ class InferenceResponseSender:
         """Send a response, the final flag, or both.
 
         Args:
-            response: None only together with the flag.
+            response: may be None only together with the flag.
             flags: ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` on the last call, else 0.
 
         Raises:
-            TypeError: an argument of another type.
-            TritonModelException: this must not be sent, or not any more.
+            TypeError: an argument has the wrong type.
+            TritonModelException: the request's state does not allow this response, or the stream is closed.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             incompatible("send", "response", "an InferenceResponse", response)

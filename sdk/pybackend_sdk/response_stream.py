@@ -1,6 +1,6 @@
-"""The responses to one request: what a model may send, and when. Stub and test harness both hold senders to these rules.
+"""The responses to one request: what a model may send, and when. The stub and the test harness apply the same rules.
 
-On a request's path this stands between a model's response sender and the way back to the server.
+On a request's path this module sits between a model's response sender and the way back to the server.
 """
 
 import threading
@@ -14,18 +14,18 @@ DROPPED = (
     "The model dropped this request's response sender without having sent the final flag: the last call must be "
     "send(..., flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)."
 )
-"""What the client reads whose request nobody can answer any more."""
+"""Error for the client of a request whose response sender is gone."""
 
 Transmit = Callable[[Optional[InferenceResponse], bool], None]
 
 
 class ResponseStream:
-    """One request's way out. It closes with the final response, and tells the client when the model drops it unclosed.
+    """The responses of one request. The final response closes it; if the model drops it unclosed, the client is told.
 
     Args:
-        transmit: sends a response, or None, with or without the final flag.
+        transmit: sends a response or None, with or without the final flag.
         is_cancelled: whether the client no longer waits.
-        decoupled: whether any number of responses may be sent, or exactly one.
+        decoupled: whether any number of responses may be sent, rather than exactly one.
     """
 
     __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_transmit", "closed", "is_cancelled")
@@ -37,10 +37,10 @@ class ResponseStream:
         self._lock = threading.Lock()
         self.is_cancelled = is_cancelled
         self.closed = False
-        """True once nothing more can be sent."""
+        """True once no more responses can be sent."""
 
     def send(self, response: Optional[InferenceResponse], final: bool) -> None:
-        """Send a response, the final flag, or both. Threads that send at once are served one after another.
+        """Send a response, the final flag, or both. Concurrent calls from several threads run one after another.
 
         Raises:
             TritonModelException: the stream is closed, or a model that answers once would answer twice or not at all.
@@ -51,10 +51,10 @@ class ResponseStream:
             if self.closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             if self._decoupled:
-                # Closed only once it is out: should that fail, the client still gets its final response.
+                # Closed only after transmission: if that fails, the client still gets a final response.
                 self._transmit(response, final)
             elif response is not None:
-                # The only response there will be: the client need not wait for the flag.
+                # The only response: the client need not wait for the flag.
                 self._transmit(response, True)
                 self._answered = True
             self.closed = final
@@ -71,7 +71,7 @@ class ResponseStream:
             )
 
     def settle(self) -> bool:
-        """The response comes from elsewhere, e.g. from ``execute``'s return value; False if one was sent before."""
+        """Close for a response from elsewhere, e.g. ``execute``'s return value; False if one was sent before."""
         with self._lock:
             if self._answered or self.closed:
                 return False
@@ -91,6 +91,6 @@ class ResponseStream:
             self._transmit(InferenceResponse(error=error), True)
 
     def __del__(self) -> None:
-        # Nobody can hold the lock: whoever does refers to this object. At the interpreter's end nothing can be sent.
+        # The lock is free: its holder would refer to this object. While the interpreter exits nothing can be sent.
         with suppress(Exception):
             self._fail(TritonError(DROPPED))

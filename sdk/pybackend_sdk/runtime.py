@@ -1,7 +1,7 @@
-"""What model code needs a server for, and who provides it.
+"""The operations that model code needs a server for, and the object that provides them.
 
-The stub binds its own runtime before it imports ``model.py``. Without one, :class:`UnavailableRuntime` answers: it logs
-to stderr and says of everything else that it cannot be done here.
+The stub binds its own runtime before it imports ``model.py``. Until then :class:`UnavailableRuntime` is bound: it logs
+to stderr and refuses every other operation with a reason.
 """
 
 import os
@@ -23,12 +23,12 @@ _LEVEL_LETTERS = "IWEI"
 
 
 class Runtime(Protocol):
-    """What is done on behalf of a model. Every method may be called from any thread.
+    """The services that model code can use. Every method may be called from any thread.
 
-    Whatever a runtime cannot do raises :class:`TritonModelException` with one sentence that says so.
+    An operation that a runtime does not provide raises :class:`TritonModelException` with the reason in one sentence.
 
     Attributes:
-        model_directory: folder that ``get_model_dir()`` names, ``""`` while no model is loaded.
+        model_directory: the result of ``get_model_dir()``, ``""`` while no model is loaded.
         instance_name: the instance that the model runs in, for messages.
     """
 
@@ -36,25 +36,25 @@ class Runtime(Protocol):
     instance_name: str
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
-        """Write a line to the server's log, as said at ``line`` of ``file``."""
+        """Write a line to the server's log, attributed to ``line`` of ``file``."""
 
     def infer(self, request: "InferenceRequest", decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        """Run a request of the model's own; failures of the inference come back as a response with an error."""
+        """Run a BLS request; if the inference fails, the response carries the error."""
 
     def infer_async(self, request: "InferenceRequest", decoupled: bool) -> "Awaitable[Any]":
-        """Run a request of the model's own without blocking the running event loop."""
+        """Run a BLS request without blocking the running event loop."""
 
     def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
-        """Make the sender that answers a request which the server passed to ``execute``."""
+        """Make the sender that answers a request passed to ``execute``."""
 
     def is_cancelled(self, request: "InferenceRequest") -> bool:
-        """Whether the client of a request that the server passed to ``execute`` no longer waits for it."""
+        """Whether the client of a request passed to ``execute`` no longer waits for it."""
 
     def create_metric_family(self, name: str, description: str, kind: "MetricKind") -> object:
-        """Register a family of metrics; gives a handle for :meth:`create_metric`."""
+        """Register a family of metrics and return a handle for :meth:`create_metric`."""
 
     def create_metric(self, family: object, labels: Dict[str, str], buckets: Optional[List[float]]) -> object:
-        """Register one series of a family; gives a handle for the operations below."""
+        """Register one series of a family and return a handle for the operations below."""
 
     def increment_metric(self, metric: object, value: float) -> None:
         """Add to a counter or a gauge."""
@@ -69,7 +69,7 @@ class Runtime(Protocol):
         """Read a counter or a gauge."""
 
     def drop_metric(self, handle: object) -> None:
-        """The model let go of a series or a family, whose handle must be hashable.
+        """Release a series or a family that the model has let go of. Handles must be hashable.
 
         The garbage collector calls this, in any thread and between any two lines: it raises nothing, and waits for no
         lock that the calling thread may hold.
@@ -82,15 +82,15 @@ class Runtime(Protocol):
         """Begin to unload a model."""
 
     def is_model_ready(self, model_name: str, model_version: str) -> bool:
-        """Whether a model version takes requests; ``""`` is any version."""
+        """Whether a model version accepts requests; ``""`` is any version."""
 
     def free_memory_bytes(self) -> int:
-        """Tensor memory of this process that is free now, in bytes."""
+        """Free tensor memory of this process, in bytes."""
 
 
 _SPAWNED = (
-    "This process was started anew by multiprocessing and has no connection to the server; one that a model forks has: "
-    "multiprocessing.get_context('fork')."
+    "multiprocessing started this process afresh, so it has no connection to the server. A forked process keeps the "
+    "connection: use multiprocessing.get_context('fork')."
 )
 
 
@@ -100,10 +100,10 @@ def _is_spawned() -> bool:
 
 
 class UnavailableRuntime:
-    """The runtime of code that no server runs, and the base of those that serve some of a runtime's methods.
+    """The runtime of code that runs without a server, and the base of runtimes that provide only some operations.
 
     Attributes:
-        reason: the sentence that ends every refusal; subclasses say why *they* cannot serve a call.
+        reason: the last sentence of every refusal; subclasses say why *they* cannot serve a call.
     """
 
     reason: str = "This code is not run by a server."
@@ -153,7 +153,7 @@ class UnavailableRuntime:
         self._refuse("Failed to get metric value: custom metrics are not available.")
 
     def drop_metric(self, handle: object) -> None:
-        """There are no metrics here, so nobody minds."""
+        """Do nothing: there are no metrics here."""
 
     def load_model(self, model_name: str, config: str, files: Optional[Dict[str, bytes]]) -> None:
         self._refuse("Failed to load model: model control is not available.")
@@ -165,7 +165,7 @@ class UnavailableRuntime:
         self._refuse("Failed to check model readiness: model control is not available.")
 
     def free_memory_bytes(self) -> int:
-        """There is no tensor memory here, so none of it is free."""
+        """0: there is no tensor memory here."""
         return 0
 
 
@@ -173,12 +173,12 @@ _bound: Runtime = UnavailableRuntime()
 
 
 def bind_runtime(runtime: Runtime) -> Runtime:
-    """Let ``runtime`` serve model code in this process from now on.
+    """Serve model code in this process with ``runtime`` from now on.
 
     Returns:
-        The runtime that was bound before, so that it can be bound again.
+        The runtime bound before, so that callers can restore it.
     """
-    global _bound  # one model per process: this is where it meets its server
+    global _bound  # a process runs one model
     previous, _bound = _bound, runtime
     return previous
 
@@ -189,7 +189,7 @@ def current_runtime() -> Runtime:
 
 
 def get_model_dir() -> str:
-    """The folder of the model file: the model's version directory.
+    """Return the folder of the model file: the model's version directory.
 
     Raises:
         TritonModelException: no model is loaded in this process.

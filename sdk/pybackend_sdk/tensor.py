@@ -1,6 +1,6 @@
-"""``Tensor``: a name and an array. Inputs are views of the memory they arrived in, outputs alias the model's arrays.
+"""``Tensor``: a name and an array. Inputs are views of the memory they arrived in; outputs alias the model's arrays.
 
-On a request's path this is where bytes become arrays and back, and where no byte should be copied that need not be.
+On a request's path, bytes become arrays here and arrays become bytes, without unnecessary copies.
 """
 
 from typing import Any, List, Sequence, Tuple, Union
@@ -19,10 +19,10 @@ _DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
 
 
 class Tensor:
-    """A named array, made of a NumPy array or by :meth:`from_dlpack`; inputs arrive as such.
+    """A named array, made from a NumPy array or by :meth:`from_dlpack`. A request's inputs are tensors too.
 
-    Until the response or request that holds it is sent, a C-contiguous array is aliased: later edits in place count.
-    An array in another order is copied. BYTES (dtype ``object`` or ``S<n>``) are serialised here and now.
+    A C-contiguous array is aliased until the response or request that holds it is sent: later edits in place count.
+    An array in another order is copied. BYTES (dtype ``object`` or ``S<n>``) are serialised at once.
 
     Args:
         name: the input's or output's name, not empty.
@@ -30,13 +30,13 @@ class Tensor:
             order, ``object`` and ``S<n>`` can be sent.
 
     Raises:
-        TypeError: an argument of another type.
-        TritonModelException: the name is empty, or there is no datatype for the array's dtype.
+        TypeError: an argument has the wrong type.
+        TritonModelException: the name is empty, or the array's dtype has no datatype.
     """
 
     __module__ = "c_python_backend_utils"
     # _data is the wire form: the buffer a tensor arrived in, a numeric array, or serialised BYTES.
-    # _array is what as_numpy() gives; None until it is asked for, where the tensor arrived.
+    # _array is the result of as_numpy(); in a tensor that arrived it is None until the first call.
     __slots__ = ("__weakref__", "_array", "_copy", "_data", "_datatype", "_name", "_shape")
 
     _name: str
@@ -72,15 +72,15 @@ class Tensor:
 
     @classmethod
     def _from_wire(cls, name: str, datatype: str, shape: "Sequence[int]", buffer: Any, copy: bool = False) -> "Tensor":
-        """Make a tensor of bytes that arrived; the hot path, so nothing is checked and nothing is decoded yet.
+        """Make a tensor from bytes that arrived. This is the hot path: nothing is checked, and nothing decoded yet.
 
         Args:
             name: the tensor's name.
             datatype: wire name, e.g. ``FP32``.
             shape: dimensions.
-            buffer: exactly the tensor's bytes in wire form, writable if arrays are to be. Arrays and DLPack consumers
-                keep it alive (of a memoryview, the object it is a view of).
-            copy: ``as_numpy()`` gives a private copy, so that edits in place leave the wire form as it was.
+            buffer: exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers
+                keep it alive (for a memoryview, the object it is a view of).
+            copy: whether ``as_numpy()`` makes a private copy, so that edits in place do not change the wire form.
         """
         tensor = cls.__new__(cls)
         tensor._name = name
@@ -100,7 +100,7 @@ class Tensor:
         return list(self._shape)
 
     def triton_dtype(self) -> Any:
-        """The datatype, e.g. ``FP32``; ``int()`` of it is the number that ``triton_to_numpy_type`` takes."""
+        """The datatype, e.g. ``FP32``; ``int()`` of it is an argument for ``triton_to_numpy_type``."""
         return TritonDataType[self._datatype]
 
     def is_cpu(self) -> bool:
@@ -108,15 +108,15 @@ class Tensor:
         return True
 
     def as_numpy(self) -> "np.ndarray":
-        """The tensor as a NumPy array, the same one every time.
+        """The tensor as a NumPy array; always the same object.
 
         Returns:
-            For a tensor made here, the array it was made of. For one that arrived, a writable view of its memory, which
-            stays valid after the request; an object array of ``bytes`` for BYTES.
+            The original array of a tensor made here. For a tensor that arrived, a writable view of its memory, which
+            stays valid after the request; for BYTES, an object array of ``bytes``.
 
         Raises:
-            TritonModelException: the datatype is BF16, which NumPy does not have; or the bytes are no BYTES tensor of
-                this shape.
+            TritonModelException: the datatype is BF16, which NumPy does not have, or the bytes are not a BYTES tensor
+                of this shape.
         """
         array: np.ndarray = self._array
         if array is None:
@@ -144,8 +144,8 @@ class Tensor:
             raise TritonModelException(str(error)) from None
         except ValueError:
             raise TritonModelException(
-                f"Invalid bytes tensor data: tensor '{self._name}' has not the elements that shape "
-                f"{list(self._shape)} asks for"
+                f"Invalid bytes tensor data: the number of elements in tensor '{self._name}' does not match its shape "
+                f"{list(self._shape)}"
             ) from None
 
     def _payload(self) -> Any:
@@ -153,7 +153,7 @@ class Tensor:
         return self._data
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule of the tensor's own memory; whoever holds it keeps the tensor alive.
+        """A DLPack capsule of the tensor's own memory; it and its consumer keep the tensor alive.
 
         Raises:
             TritonModelException: the datatype is BYTES.
@@ -172,7 +172,7 @@ class Tensor:
         return address
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        """The same as :meth:`to_dlpack`: host memory needs no stream."""
+        """Like :meth:`to_dlpack`: host memory needs no stream."""
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -181,23 +181,23 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, obj: Any, /) -> "Tensor":
-        """Make a tensor of another library's memory, without a copy.
+        """Make a tensor from another library's memory, without a copy.
 
         Args:
             name: the tensor's name, not empty.
-            obj: a DLPack capsule that nobody has consumed, or an object with ``__dlpack__`` and ``__dlpack_device__``,
+            obj: an unconsumed DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``,
                 such as a torch tensor.
 
         Raises:
-            TypeError: the name is no text.
-            TritonModelException: the name is empty; ``obj`` is neither; it is not C-contiguous, not in host memory, or
-                of a datatype that cannot be sent.
+            TypeError: the name is not text.
+            TritonModelException: the name is empty; ``obj`` is neither of these; it is not C-contiguous, not in host
+                memory, or has a datatype that cannot be sent.
         """
         tensor = Tensor.__new__(Tensor)
         tensor._name = _checked_name("from_dlpack", name)
         tensor._data, tensor._datatype = dlpack.import_memory(obj)
         tensor._shape = tensor._data.shape
-        # BF16 travels as 16-bit integers, which is not what as_numpy() promises.
+        # BF16 travels as 16-bit integers, and as_numpy() must not return those.
         tensor._array = tensor._data if DATATYPES[tensor._datatype].numpy is not None else None
         tensor._copy = False
         return tensor

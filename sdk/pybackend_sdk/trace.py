@@ -4,7 +4,7 @@ from typing import Optional
 
 
 class InferenceTrace:
-    """The trace of a request; hand it to a request of the model's own, so that both are recorded together."""
+    """The trace of a request; pass it to a BLS request so that both are recorded together."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("_context",)

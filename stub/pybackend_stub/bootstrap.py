@@ -1,8 +1,9 @@
-"""From process start to the first word to the host: what has to hold before any code of a model runs.
+"""Process start, up to the first message to the host: preparations that must precede any code of a model.
 
-Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid> <mark> <confinement>``, or forked by a zygote. Socket,
-counter of nudges and confinement are inherited descriptors, the last one -1 where nothing confines the process. Needs only the
-standard library; numpy is imported where an import error can still be told to the host.
+Started as ``<python> -I -B <bundle> <socket> <nudges> <host pid> <mark> <confinement>``, or forked by a zygote. The
+socket, the pipe for nudges and the confinement are inherited descriptors; the last is a negative number if there is
+nothing left to confine. Needs only the standard library: numpy is imported at a point where an import error can be
+reported to the host.
 """
 
 import os
@@ -11,7 +12,8 @@ import sys
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from pybackend_stub.process import bear_mark, die_with_host
+from pybackend_stub.process import bear_mark, die_with_host, show_memory
+from pybackend_wire.confinement import CONFINED, CONFINED_AND_HIDES, NOT_CONFINED
 from pybackend_wire.library_path import forget_library_path
 from pybackend_wire.zygote import ARGUMENT
 
@@ -20,42 +22,53 @@ _held = threading.local()
 
 
 def main(arguments: "List[str]") -> int:
-    """Run a stub, or a zygote until it is asked for one; returns the exit status."""
+    """Run a stub, or run a zygote until it forks a stub; returns the exit status."""
     forget_library_path()
     if arguments[0] == ARGUMENT:
         from pybackend_stub import zygote
 
         birth = zygote.main(arguments[1:])
         return 0 if birth is None else be_stub(*birth)
-    descriptor, nudges, host_pid, mark, confinement = map(int, arguments)
+    descriptor, nudges, host_pid, mark = map(int, arguments[:4])
     die_with_host(host_pid)
     bear_mark(mark)
     os.set_inheritable(nudges, False)
+    confinement = arguments[4]
+    if confinement == CONFINED_AND_HIDES:
+        show_memory(False)
+    if confinement in {CONFINED, CONFINED_AND_HIDES}:
+        return be_stub(descriptor, nudges, b"", is_confined=True)
     text = b""
-    if confinement >= 0:
-        with open(confinement, "rb") as file:
+    if confinement != NOT_CONFINED:
+        with open(int(confinement), "rb") as file:
             text = file.read()
     return be_stub(descriptor, nudges, text)
 
 
 def be_stub(
-    descriptor: int, nudges: int, confinement: bytes, on_confined: "Optional[Callable[[], None]]" = None
+    descriptor: int,
+    nudges: int,
+    confinement: bytes,
+    on_confined: "Optional[Callable[[], None]]" = None,
+    *,
+    is_confined: bool = False,
 ) -> int:
-    """Run the stub in this process, which dies with the host already; returns the exit status.
+    """Run the stub in this process, which already dies with the host; returns the exit status.
 
     Args:
         descriptor: its socket.
-        nudges: the counter by which the host asks to be heard at once.
-        confinement: as JSON; empty if nothing confines it.
-        on_confined: called once threads may be started.
+        nudges: the end of a pipe that the host writes to when it needs an answer now.
+        confinement: as JSON; empty for a process that is not confined.
+        on_confined: called as soon as threads may be started.
+        is_confined: whether the process was confined before this Python started, and the host knows the report.
     """
     ignore_terminal_signals()
-    sys.argv = [""]  # a program without a name, as models have always seen
+    sys.argv = [""]  # a program without a name, as Triton's models see it
     from pybackend_stub.channel import HostChannel
     from pybackend_stub.model_output import open_output
 
     channel = HostChannel(descriptor)
-    confined: Dict[str, str] = {}
+    confined: Optional[Dict[str, str]] = {} if is_confined else None
     if confinement:
         from pybackend_stub.sandbox import ConfinementError, confine
         from pybackend_wire.confinement import Confinement
@@ -79,10 +92,10 @@ def be_stub(
 
 
 def ignore_terminal_signals() -> None:
-    """A Ctrl-C or SIGTERM aimed at the host's group must not end models before the host has drained.
+    """Ignore Ctrl-C and SIGTERM aimed at the host's group: models must not end before the host has drained.
 
-    Handlers that do nothing, rather than SIG_IGN: what a model starts does not inherit them. What it forks would, and
-    ``multiprocessing`` ends its workers by SIGTERM: forks get Python's own handling back.
+    The handlers do nothing but are not SIG_IGN, which programs started by a model would inherit. Forks would inherit
+    them, and ``multiprocessing`` ends its workers by SIGTERM, so forks get Python's default handling back.
     """
     for number in _TERMINAL_SIGNALS:
         signal.signal(number, _do_nothing)
@@ -94,7 +107,7 @@ def _do_nothing(_signal: int, _frame: Any) -> None:
 
 
 def _hold_signals() -> None:
-    """Until a fork has handlers of its own: a signal that came before would find ours, and be lost."""
+    """Block the signals until a fork has its own handlers: a signal that came earlier would find ours and be lost."""
     _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
 
 

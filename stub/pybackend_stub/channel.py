@@ -1,4 +1,4 @@
-"""The stub's end of the control socket: blocking reads of frames, and writes that any thread may make."""
+"""The stub's end of the control socket: blocking reads of frames, and writes from any thread."""
 
 import array
 import os
@@ -12,14 +12,16 @@ from typing import Any, Deque, Dict, List, Sequence, Tuple
 from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
 from pybackend_wire.framing import MOST_DESCRIPTORS, UNLIMITED, Frame, FrameDecoder
-from pybackend_wire.messages import PROTOCOL_VERSION, Failure, Hello, StubMessage
+from pybackend_wire.host_messages import FromHost, decoded
+from pybackend_wire.messages import PROTOCOL_VERSION, Failure
+from pybackend_wire.stub_messages import Failed, FromStub, Hello, encoded
 
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
 
 
 MOST_TEXT = 1024 * 1024
-"""Characters that a line of the log, or all errors of an execution together, may have: frames are bounded."""
+"""Most characters of a log line, or of all errors of an execution together: frames are bounded."""
 
 
 class HostGone(Exception):
@@ -27,7 +29,7 @@ class HostGone(Exception):
 
 
 def shortened(text: str, most: int) -> str:
-    """The text itself, or its beginning and how much is missing."""
+    """Return the text itself, or its beginning with the number of characters cut off."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
 
 
@@ -48,17 +50,17 @@ class HostChannel:
         self._write_lock = threading.RLock()
         self._received: Deque[Frame] = deque()
         self.descriptors: Deque[int] = deque()
-        """Descriptors that came with frames, in order; each ATTACH takes one."""
+        """Descriptors received with frames, in order; each ATTACH takes one."""
 
     def greet(self, numpy_version: str, confined: "Dict[str, str]") -> None:
-        """Say HELLO; the host's LOAD will name the codec to use from then on."""
+        """Send HELLO; the host's LOAD names the codec to use from then on."""
         version = "{}.{}.{}".format(*sys.version_info[:3])
         codecs = [codec.name for codec in available()]
-        self.send([Hello(StubMessage.HELLO, PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs, confined)])
+        self.say(Hello(PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs, confined))
 
     def refuse(self, message: str) -> None:
-        """Say FAILED as the first and last word."""
-        self.send([(StubMessage.FAILED, "start", Failure(ErrorCode.INTERNAL, message))])
+        """Send FAILED as the only message."""
+        self.say(Failed("start", Failure(ErrorCode.INTERNAL, message)))
 
     def use_codec(self, name: str) -> None:
         """Switch to the codec that the host chose from the offered ones."""
@@ -68,18 +70,18 @@ class HostChannel:
                 return
         raise RemoteProtocolError(f"the host chose codec {name!r}, which was not offered")
 
-    def receive(self) -> "Tuple[List[Any], bytearray]":
-        """The next frame's messages and its tail; waits for it.
+    def receive(self) -> "Tuple[List[FromHost], bytearray]":
+        """Wait for the next frame; returns its messages and its tail.
 
         Raises:
             HostGone: the host closed the socket.
         """
         while not self._received:
             try:
-                # A thread that sleeps in recvmsg is also woken whenever the host takes what was sent: poll sleeps on.
+                # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.
                 self._poll.poll()
                 count, ancillary, _, _ = self._socket.recvmsg_into([self._decoder.room()], _ANCILLARY_BYTES)
-            except ConnectionResetError:  # the host closed its end without having read all that was sent
+            except ConnectionResetError:  # the host closed its end without reading everything
                 raise HostGone from None
             if not count:
                 raise HostGone
@@ -89,26 +91,34 @@ class HostChannel:
                     received.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
                     self.descriptors.extend(received)
             self._received.extend(self._decoder.received(count))
-        # LOAD is json and settles the codec of all that follows, so each frame is decoded when its turn comes.
+        # LOAD is json and selects the codec of everything after it, so each frame is decoded when its turn comes.
         frame = self._received.popleft()
-        return decode_frame(self._codec, frame), frame.tail
+        return [decoded(fields) for fields in decode_frame(self._codec, frame)], frame.tail
 
     def has_input(self) -> bool:
-        """True if :meth:`receive` would find something at once; for the thread that reads."""
+        """Whether :meth:`receive` would return at once; for the thread that reads."""
         return bool(self._received) or bool(self._poll.poll(0))
 
-    def send(self, messages: "Sequence[Any]", tail: "Sequence[Any]" = ()) -> None:
-        """Write one frame; waits while the host's end is full. A host that is gone is noticed by :meth:`receive`."""
+    def say(self, message: FromStub, tail: "Sequence[Any]" = ()) -> None:
+        """Write one message as a frame; see :meth:`send`."""
+        self.send([encoded(message)], tail)
+
+    def send(self, messages: "Sequence[Tuple[Any, ...]]", tail: "Sequence[Any]" = ()) -> None:
+        """Write encoded messages as a frame; waits while the host's end is full.
+
+        Raises:
+            HostGone: the host closed the socket; :meth:`receive` notices that too.
+        """
         with self._write_lock:
             data = encode_frame(self._codec, messages, tail)
             try:
                 self._socket.sendall(data)
-            except OSError:  # the host is gone, or this is a fork that has closed its copy of the socket
+            except OSError:  # the host is gone, or this is a fork that closed its copy of the socket
                 raise HostGone from None
 
     def disown(self) -> None:
-        """In a fork of this process: the host is its parent's to speak with."""
-        self._write_lock = threading.RLock()  # a thread that exists no more may hold the other one
+        """Close the socket in a fork of this process: only the parent speaks to the host."""
+        self._write_lock = threading.RLock()  # a thread that no longer exists may hold the other one
         self._socket.close()
 
     def close(self) -> None:

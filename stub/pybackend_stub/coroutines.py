@@ -1,4 +1,4 @@
-"""The event loop for a model's coroutines: one per stub, in a thread of its own, made when first needed."""
+"""The event loop for a model's coroutines: one per stub, in a separate thread that starts on first use."""
 
 import asyncio
 import contextvars
@@ -10,7 +10,7 @@ _execution: "contextvars.ContextVar[int]" = contextvars.ContextVar("execution", 
 
 
 def current_execution() -> int:
-    """Number of the execution that the running coroutine belongs to, 0 outside of coroutines of ``execute``."""
+    """Return the number of the running coroutine's execution, 0 outside of coroutines of ``execute``."""
     return _execution.get()
 
 
@@ -27,11 +27,11 @@ class CoroutineRunner:
         coroutine: "Coroutine[Any, Any, Any]",
         on_done: "Callable[[Any, Optional[BaseException]], None]",
     ) -> None:
-        """Begin a coroutine; ``on_done`` gets its value or its exception, in the loop's thread."""
+        """Start a coroutine; ``on_done`` receives its value or its exception, in the loop's thread."""
         self._loop.call_soon_threadsafe(self._begin, execution, coroutine, on_done)
 
     def run(self, execution: int, coroutine: "Coroutine[Any, Any, Any]") -> Any:
-        """Wait for a coroutine's value."""
+        """Wait for a coroutine; return its value or raise its exception."""
         finished = threading.Lock()
         finished.acquire()
         outcome: Any = None
@@ -49,7 +49,7 @@ class CoroutineRunner:
             try:
                 raise error
             finally:
-                del error  # else the traceback's frame and the exception would keep each other, and the requests
+                del error  # otherwise the traceback's frame and the exception keep each other and the requests alive
         return value
 
     def _begin(
@@ -66,8 +66,8 @@ class CoroutineRunner:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         while not self._loop.is_closed():
-            # asyncio lets sys.exit() in a task or a callback end the loop, and others wait for it; whoever awaits such a
-            # task is told. A model may stop the loop, too.
+            # asyncio lets sys.exit() in a task or a callback end the loop, while others wait for it; code that awaits
+            # such a task sees the exception. A model may also stop the loop.
             with suppress(BaseException):
                 self._loop.run_forever()
 
@@ -85,12 +85,12 @@ async def _attributed(
     error: Optional[BaseException] = None
     try:
         value = await coroutine
-    except BaseException as raised:  # noqa: BLE001  sys.exit() in a coroutine is its requests' error, not the loop's end
+    except BaseException as raised:  # noqa: BLE001  sys.exit() in a coroutine fails its requests, not the loop
         error = raised
     try:
         on_done(value, error)
     finally:
-        del value, error  # else the traceback's frame and the exception would keep each other, and the requests
+        del value, error  # otherwise the traceback's frame and the exception keep each other and the requests alive
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

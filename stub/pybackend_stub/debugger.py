@@ -1,7 +1,7 @@
 """Runs a stub under debugpy, so that an editor on the same machine can stop inside the model.
 
-Imported only in stubs of models that the host was told to debug, after LOAD and before the model's own code. debugpy
-runs inside this process, without a helper process of its own: whatever ends the stub ends it too and frees the port.
+Imported only in stubs of models that the server debugs, after LOAD and before the model's own code. debugpy runs inside
+this process, without its helper process, so the end of the stub ends it too and frees the port.
 """
 
 import importlib
@@ -20,9 +20,9 @@ def start_debugger(port: int, wait: bool, bundle: str) -> None:
     """Let a debugger attach to this process from now on.
 
     Args:
-        port: where to listen, on this machine only.
+        port: port to listen on, on this machine only.
         wait: return only when a debugger has attached and set its breakpoints.
-        bundle: directory of the stub's own code, which is no user's code to a debugger.
+        bundle: directory of the stub's own code, which debuggers treat as library code.
 
     Raises:
         TritonModelException: debugpy is missing or too old, or cannot listen.
@@ -39,7 +39,7 @@ def start_debugger(port: int, wait: bool, bundle: str) -> None:
     except OSError as error:
         advice = "--debug-port chooses another port, 0 a free one"
         raise TritonModelException(f"cannot listen on {ADDRESS}:{port}: {error.strerror}. {advice}") from None
-    # A breakpoint in a forked process would stop it for ever: no debugger hears of it.
+    # A breakpoint in a forked process would stop it for ever: no debugger knows of it.
     os.register_at_fork(after_in_child=lambda: _leave_alone(debugpy))
     relay.start()
     if wait:
@@ -57,15 +57,15 @@ def _cannot(why: str) -> TritonModelException:
 
 
 def _describe_code(bundle: str) -> None:
-    """Tell debugpy which code is nobody's own: what it takes for that by itself, and the stub's."""
+    """Tell debugpy which code is library code: its default directories, and the stub's."""
     roots: List[str] = [os.path.dirname(os.__file__), bundle, *getattr(site, "getsitepackages", list)()]
     roots += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     os.environ.setdefault("LIBRARY_ROOTS", os.pathsep.join(dict.fromkeys(roots)))
-    # The standard library's frozen modules have no files; the warning about that would be in every model's output.
+    # The standard library's frozen modules have no files; debugpy would warn about that in every model's output.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 
 
 def _leave_alone(debugpy: Any) -> None:
-    """Stop tracing in a process that was just forked."""
+    """Stop tracing in a newly forked process."""
     debugpy.trace_this_thread(False)
-    sys.modules["pydevd"].settrace_forked(setup_tracing=False)  # nor in threads to come
+    sys.modules["pydevd"].settrace_forked(setup_tracing=False)  # also for its future threads

@@ -1,6 +1,6 @@
-"""Where editors attach: passes their messages to debugpy in the same process, and says goodbye for those that do not.
+"""The port for editors: passes their messages to debugpy in the same process, and disconnects for editors that vanish.
 
-debugpy keeps a model stopped whose editor is gone without a word, for ever. Here whatever ends a connection detaches.
+If an editor disappears without a word, debugpy keeps the model stopped for ever. Here any end of a connection detaches.
 """
 
 import os
@@ -16,25 +16,25 @@ ADDRESS = "127.0.0.1"
 _DISCONNECT = b'{"seq": 1, "type": "request", "command": "disconnect", "arguments": {"terminateDebuggee": false}}'
 _GOODBYE = b"Content-Length: %d\r\n\r\n%s" % (len(_DISCONNECT), _DISCONNECT)
 _GOODBYE_S = 0.2
-"""How long debugpy gets to read that; it does not close the connection by itself."""
+"""Time for debugpy to read the goodbye; it does not close the connection by itself."""
 
 _START_S, _POLL_S = 10.0, 0.02
-"""debugpy opens its own port in a thread, a moment after it says that it listens."""
+"""debugpy opens its own port in a thread, a moment after it reports that it listens."""
 
 _CHUNK_BYTES = 64 * 1024
 
 
 class DebuggerRelay:
-    """Listens for editors and lets in one after the other.
+    """Listens for editors and admits one at a time.
 
     Args:
-        port: where editors attach.
+        port: port for editors.
 
     Attributes:
-        inner_port: where debugpy is to listen.
+        inner_port: port for debugpy.
 
     Raises:
-        OSError: the port cannot be had.
+        OSError: the port is not available.
     """
 
     def __init__(self, port: int) -> None:
@@ -50,7 +50,7 @@ class DebuggerRelay:
             raise
 
     def start(self) -> None:
-        """Let editors in from now on; debugpy listens, or is about to."""
+        """Admit editors from now on; debugpy listens already or soon will."""
         self._listener.listen()
         os.register_at_fork(after_in_child=self._listener.close)
         ServiceThread("pybackend-debugger", self._serve).start()
@@ -58,7 +58,7 @@ class DebuggerRelay:
     def _serve(self) -> None:
         while True:
             editor, _ = self._listener.accept()
-            with editor, suppress(OSError), self._connect() as debugger:  # a time-out among them
+            with editor, suppress(OSError), self._connect() as debugger:  # including time-outs
                 with suppress(OSError):
                     _pass_on(editor, debugger)
                 debugger.sendall(_GOODBYE)
@@ -79,7 +79,7 @@ class DebuggerRelay:
 
 
 def _pass_on(editor: socket.socket, debugger: socket.socket) -> None:
-    """Pass bytes both ways until either side has no more."""
+    """Pass bytes both ways until either side ends."""
     with selectors.DefaultSelector() as selector:
         selector.register(editor, selectors.EVENT_READ, debugger)
         selector.register(debugger, selectors.EVENT_READ, editor)

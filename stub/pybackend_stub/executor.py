@@ -1,4 +1,4 @@
-"""Runs ``execute`` on the requests of one message and turns whatever comes of it into results."""
+"""Runs ``execute`` on the requests of one message and turns the outcome into results."""
 
 import inspect
 import threading
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pybackend_stub.coroutines import CoroutineRunner
 
 MUCH_TEXT = 32 * 1024
-"""Characters of an execution's errors and parameters with which its answer waits for no others: frames are bounded."""
+"""An answer whose errors and parameters have more characters than this leaves at once: frames are bounded."""
 
 
 class ModelExecutor:
@@ -40,10 +40,10 @@ class ModelExecutor:
         model_file: for messages.
         reader: makes requests.
         results: makes results.
-        answers: where they go.
-        decoupled: the model answers through response senders only.
-        concurrency: how many ``async def execute`` of a model that is not decoupled may overlap.
-        reschedules: the model may have requests executed once more; what it wants is known when ``execute`` is over.
+        answers: sends them.
+        decoupled: whether the model answers through response senders only.
+        concurrency: most ``async def execute`` calls of a model that is not decoupled that may overlap.
+        reschedules: whether the model may reschedule requests; its wishes are known when ``execute`` has ended.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class ModelExecutor:
         self._runner: Optional[CoroutineRunner] = None
         self._starting = threading.Lock()
         self.only_begins = self._overlaps and inspect.iscoroutinefunction(getattr(model, "execute", None))
-        """True if :meth:`run` starts a coroutine and returns."""
+        """Whether :meth:`run` only starts a coroutine and returns."""
         self.run = self._run_decoupled if decoupled else self._run_once
         """Execute once, queue the result and return the time it was ready, in monotonic nanoseconds."""
 
     @property
     def runner(self) -> "CoroutineRunner":
-        """The event loop of the model's coroutines; asyncio is imported only for models that have some."""
+        """The event loop of the model's coroutines; asyncio is imported only for models that use them."""
         if self._runner is None:
             from pybackend_stub.coroutines import CoroutineRunner
 
-            with self._starting:  # the main thread and a check of readiness may both be here
+            with self._starting:  # the main thread and a readiness check may both be here
                 if self._runner is None:
                     self._runner = CoroutineRunner()
         return self._runner
@@ -99,14 +99,14 @@ class ModelExecutor:
                 returned = self.runner.run(execution, returned)
             responses = check_returned(returned, requests, self._reschedules)
             end_ns = clock()
-        except BaseException as error:  # noqa: BLE001  whatever a model raises, SystemExit too, is its requests' answer
+        except BaseException as error:  # noqa: BLE001  any exception of a model, even SystemExit, answers its requests
             return self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error)
         return self._answer(execution, began_ns, start_ns, end_ns, requests, responses)
 
     def _begin(
         self, execution: int, coroutine: Any, began_ns: int, start_ns: int, requests: "List[InferenceRequest]"
     ) -> None:
-        """Let an execution go on while the next ones begin."""
+        """Let an execution continue while the next ones begin."""
 
         def on_done(returned: Any, error: "Optional[BaseException]") -> None:
             responses: Sequence[Optional[InferenceResponse]] = ()
@@ -119,7 +119,7 @@ class ModelExecutor:
                 self._answer(execution, began_ns, start_ns, time.monotonic_ns(), requests, responses)
             else:
                 self._fail(execution, began_ns, start_ns, requests, len(requests), error)
-            del error  # its traceback may lead back to this frame, which would keep the requests
+            del error  # its traceback may lead to this frame, which would keep the requests alive
             with suppress(HostGone):
                 self._answers.flush()
 
@@ -158,7 +158,7 @@ class ModelExecutor:
         count: int,
         error: BaseException,
     ) -> int:
-        """Answer every request of an execution with its error, except those that were answered."""
+        """Answer every request of an execution with its error, except requests that have been answered."""
         end_ns = time.monotonic_ns()
         failed = self._results.failure(ErrorCode.INTERNAL, self._log(error), MOST_TEXT // count)
         results: List[Optional[RequestResult]] = [failed] * count
@@ -183,7 +183,7 @@ class ModelExecutor:
             self._answers.hurry()
         return self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
 
-    # Models that answer any number of times
+    # Models that send any number of responses
 
     def _run_decoupled(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         began_ns = start_ns = time.monotonic_ns()
@@ -191,7 +191,7 @@ class ModelExecutor:
             requests = self._reader.requests(execution, raw_requests, tail)
         except BaseException as error:  # noqa: BLE001  as in _run_once
             return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error)
-        # Made now, so that a request which the model drops without a trace is answered too.
+        # Made now, so that a request that the model simply drops is answered too.
         streams = [request.get_response_sender()._stream for request in requests]
         start_ns = time.monotonic_ns()
         returned: Any = None
@@ -213,12 +213,12 @@ class ModelExecutor:
             results = (None,) * len(raw_requests)
             done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
         if runner is not None:
-            # Only now: to the host a call that it makes must not look like one that keeps this process busy.
+            # Only now: the host must not take its BLS calls for ones that keep this process busy.
             self._begin_decoupled(runner, execution, returned, streams)
         return done_ns
 
     def _released(self, requests: "Sequence[InferenceRequest]") -> "Sequence[int]":
-        """Places of the requests that are to be executed once more."""
+        """Return the indexes of the requests to execute again."""
         if not self._reschedules:
             log_rescheduling(requests)
             return ()
@@ -247,7 +247,7 @@ class ModelExecutor:
                 stream.fail(TritonError(text))
 
     def _log(self, error: BaseException) -> str:
-        """Log what an execution failed with; returns the text, which its clients get too."""
+        """Log an execution's failure; returns the text, which is also the clients' error."""
         text = self._results.raised(error)
         Logger.log_error(text)
         return text

@@ -1,7 +1,7 @@
-"""Processes that a model forks, such as ``multiprocessing`` pools: they run other models by way of the process they came from.
+"""Processes that a model forks, such as ``multiprocessing`` pools: their BLS calls go through their parent process.
 
-A fork cannot speak to the host: two processes would write into one stream. Each gets a socket of its own to its parent,
-where a thread runs its requests and sends the responses back.
+A fork cannot use the parent's connection to the host: two processes would write into one stream. Each fork gets a
+socket to its parent, where a thread runs its requests and sends the responses back.
 """
 
 import os
@@ -29,10 +29,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ForkRelay:
-    """Gives each fork a way to its parent, and serves it there.
+    """Gives each fork a connection to its parent, and serves it there.
 
     Args:
-        on_fork: called in each fork: it lets go of what is its parent's alone.
+        on_fork: called in each fork to release resources that belong to its parent alone.
     """
 
     def __init__(self, on_fork: "Callable[[], None]") -> None:
@@ -41,7 +41,7 @@ class ForkRelay:
         self._parent_ends: List[socket.socket] = []
 
     def install(self) -> None:
-        """From now on forks of this process are served."""
+        """Serve forks of this process from now on."""
         os.register_at_fork(
             before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
         )
@@ -66,7 +66,7 @@ class ForkRelay:
         bind_runtime(ForkedRuntime(theirs, current_runtime()))
 
     def _serve(self, end: socket.socket) -> None:
-        """Run a fork's requests until it is gone."""
+        """Run a fork's requests until the fork is gone."""
         with suppress(OSError, EOFError), end:
             while True:
                 fields, places = _receive(end)
@@ -77,7 +77,7 @@ class ForkRelay:
                     response = InferenceRequest(inputs=inputs, **fields).exec()
                 except TritonModelException as refused:
                     refusal = str(refused)
-                except Exception as error:  # noqa: BLE001  whatever it is, the fork waits for it
+                except Exception as error:  # noqa: BLE001  the fork waits for an answer to any failure
                     response = InferenceResponse(error=TritonError(f"{type(error).__name__}: {error}"))
                 failure = response.error()
                 _send(
@@ -94,9 +94,9 @@ class ForkRelay:
 
 
 class ForkedRuntime(UnavailableRuntime):
-    """What a model can do in a fork of its process."""
+    """The services that a model can use in a fork of its process."""
 
-    reason = "This process was forked by the model: here only exec() without 'decoupled', and logging, can be used."
+    reason = "This process was forked by the model: only logging, and exec() without 'decoupled', are available in it."
 
     def __init__(self, end: "Optional[socket.socket]", parent: Runtime) -> None:
         self.model_directory = parent.model_directory
@@ -105,12 +105,12 @@ class ForkedRuntime(UnavailableRuntime):
         self._lock = threading.Lock()
 
     def log(self, level: Any, file: str, line: int, message: str) -> None:
-        """Into the same pipe as the parent's lines."""
+        """Write a line into the same pipe as the parent's lines."""
         if not write_record(int(level), file, line, message):
             super().log(level, file, line, message)
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        """Have the parent run the request."""
+        """Let the parent run the request."""
         target = request._target
         if target is None:
             raise TritonModelException(RECEIVED)
@@ -141,7 +141,7 @@ class ForkedRuntime(UnavailableRuntime):
         return response
 
     def is_cancelled(self, request: InferenceRequest) -> bool:
-        """Nobody tells a fork."""
+        """Always False: cancellations do not reach forks."""
         return False
 
 
@@ -151,7 +151,7 @@ _Place = Tuple[str, str, "List[int]", bytes]
 def _socket_pair() -> "Tuple[Optional[socket.socket], Optional[socket.socket]]":
     try:
         ours, theirs = socket.socketpair()
-    except OSError:  # no descriptor left: the fork does without
+    except OSError:  # no descriptors left: this fork gets no connection
         return None, None
     return ours, theirs
 

@@ -1,8 +1,8 @@
-"""What a model asks of its host: numbered questions, and the threads that wait for their answers."""
+"""Questions from a model to its host: their numbers, and the threads that wait for answers."""
 
 import os
 from itertools import count
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_stub.channel import HostChannel, HostGone
@@ -11,18 +11,23 @@ from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.tensor_io import OutputTail
 from pybackend_wire.errors import ErrorCode, LocalProtocolError
 from pybackend_wire.framing import MAX_METADATA_BYTES
-from pybackend_wire.messages import Failure, StubMessage
+from pybackend_wire.host_messages import Answer, Reply
+from pybackend_wire.messages import Failure
+from pybackend_wire.stub_messages import Call, CancelCall, FreeInput, Question, encoded
 
-OnMessage = Callable[["List[Any]", bytearray], bool]
-"""Takes a message that belongs to a call, and its frame's tail; True if it was the last one."""
+FromModel = Union[Question, Call, CancelCall]
+"""A message that the model's code triggers."""
+
+OnReply = Callable[[Any, bytearray], bool]
+"""Receives an :class:`Answer` or a :class:`Reply` with its frame's tail; returns True if it was the last one."""
 
 
 class HostRefusal(Exception):
-    """The host does not do what it was asked for.
+    """The host refuses a request from the model.
 
     Attributes:
-        message: why.
-        code: what kind of failure.
+        message: the reason.
+        code: the kind of failure.
     """
 
     def __init__(self, message: str, code: ErrorCode) -> None:
@@ -32,7 +37,7 @@ class HostRefusal(Exception):
 
 
 class MessageTooLong(TritonModelException):
-    """The host takes no message of this length."""
+    """The message is longer than the host accepts."""
 
 
 class _Question(Waiter):
@@ -52,31 +57,30 @@ class HostCalls:
         self._receiver = receiver
         self._memory = memory
         self._numbers = count(1)
-        self._open: Dict[int, OnMessage] = {}
+        self._open: Dict[int, OnReply] = {}
         self._pid = os.getpid()
 
-    def ask(self, kind: StubMessage, *fields: Any, tail: "Optional[OutputTail]" = None) -> Any:
+    def ask(self, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
         """Send a question and wait for its answer.
 
         Args:
-            kind: of the question.
-            fields: what follows its number.
-            tail: small tensors that ``fields`` point to.
+            make: makes the question from its number.
+            tail: small tensors that the question refers to.
 
         Raises:
-            HostRefusal: the host says why not.
+            HostRefusal: the host refused.
         """
         question = _Question()
 
-        def on_answer(message: "List[Any]", _tail: bytearray) -> bool:
-            _, _, failure, question.value = message
-            question.failure = None if failure is None else Failure(*failure)
+        def on_answer(answer: Answer, _tail: bytearray) -> bool:
+            question.value = answer.value
+            question.failure = None if answer.failure is None else Failure(*answer.failure)
             self._receiver.finish(question)
             return True
 
         number = self.open(on_answer)
         try:
-            self.send((kind, number, *fields), tail)
+            self.send(make(number), tail)
         except BaseException:
             self.close(number)
             raise
@@ -85,46 +89,41 @@ class HostCalls:
             raise HostRefusal(question.failure.message, ErrorCode(question.failure.code))
         return question.value
 
-    def tell(self, kind: StubMessage, *fields: Any) -> None:
-        """Send what needs no answer."""
-        self.send((kind, *fields))
-
-    def open(self, on_message: OnMessage) -> int:
-        """A number for a call; what the host says about it goes to ``on_message``, in the thread that reads."""
+    def open(self, on_message: OnReply) -> int:
+        """Return a number for a new call; messages about it go to ``on_message``, in the thread that reads."""
         number = next(self._numbers)
         self._open[number] = on_message
         return number
 
     def close(self, number: int) -> None:
-        """Forget a call that the host has not heard of."""
+        """Forget a call that was not sent."""
         self._open.pop(number, None)
 
-    def send(self, message: Any, tail: "Optional[OutputTail]" = None) -> None:
-        """Send one message, and the input memory that was let go since the last one.
+    def send(self, message: FromModel, tail: "Optional[OutputTail]" = None) -> None:
+        """Send one message, after the input memory released since the last one.
 
         Raises:
-            MessageTooLong: nothing is sent.
+            MessageTooLong: the message is too long; it was not sent.
             TritonModelException: this process is a fork of the model's, or the server is gone.
         """
         if os.getpid() != self._pid:
             raise TritonModelException("A process that the model has forked cannot use the server's services.")
         released = self._memory.take_released()
-        freed: List[Any] = [(StubMessage.FREE_INPUT, released)] if released else []
+        freed: List[Any] = [encoded(FreeInput(released))] if released else []
         try:
             try:
-                self._channel.send([*freed, message], () if tail is None else tail.take())
+                self._channel.send([*freed, encoded(message)], () if tail is None else tail.take())
             except LocalProtocolError:
                 if freed:
                     self._channel.send(freed)
                 raise MessageTooLong(
-                    f"the texts in it are too long: all but tensors may have {MAX_METADATA_BYTES} bytes together"
+                    f"its texts are too long: all parts but tensors may have {MAX_METADATA_BYTES} bytes together"
                 ) from None
         except HostGone:
             raise TritonModelException("The server is gone.") from None
 
-    def on_message(self, message: "List[Any]", tail: bytearray) -> None:
-        """An ANSWER or a REPLY."""
-        number = message[1]
-        on_message = self._open.get(number)
+    def on_message(self, message: "Union[Answer, Reply]", tail: bytearray) -> None:
+        """Pass on an answer from the host."""
+        on_message = self._open.get(message.call)
         if on_message is not None and on_message(message, tail):
-            self._open.pop(number, None)
+            self._open.pop(message.call, None)

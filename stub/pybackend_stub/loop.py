@@ -1,4 +1,4 @@
-"""The stub's main loop: receive, dispatch, answer. It knows messages; models are the executor's business."""
+"""The stub's main loop: receive, dispatch, answer. It knows messages and leaves the model to the executor."""
 
 import os
 import sys
@@ -31,7 +31,33 @@ from pybackend_stub.results import ResultWriter
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.messages import ATTENDED_FROM, Failure, HostMessage, SegmentRole, StubMessage
+from pybackend_wire.host_messages import (
+    Answer,
+    Attach,
+    Cancel,
+    Detach,
+    Execute,
+    Flow,
+    FreeOutput,
+    FromHost,
+    Initialize,
+    Load,
+    ModelToLoad,
+    NoOutput,
+    Probe,
+    Reply,
+)
+from pybackend_wire.messages import ATTENDED_FROM, Failure, SegmentRole
+from pybackend_wire.stub_messages import (
+    Completed,
+    Detached,
+    Failed,
+    Finalized,
+    FreeInput,
+    HandedBack,
+    Initialized,
+    Readiness,
+)
 
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -40,12 +66,12 @@ class StubLoop:
     """One instance of one model, from HELLO to FINALIZED.
 
     Args:
-        channel: to the host.
-        nudges: the counter by which the host asks to be heard at once.
-        confined: the sandbox's report about this process.
+        channel: connection to the host.
+        nudges: the end of a pipe that the host writes to when it needs an answer now.
+        confined: the sandbox's report about this process; None without a sandbox.
     """
 
-    def __init__(self, channel: HostChannel, nudges: int, confined: "Dict[str, str]") -> None:
+    def __init__(self, channel: HostChannel, nudges: int, confined: "Optional[Dict[str, str]]") -> None:
         self._channel = channel
         self._confined = confined
         self._memory = StubMemory(self._input_released)
@@ -68,30 +94,29 @@ class StubLoop:
         self._executing = 0
 
     def run(self) -> int:
-        """Serve until the host says FINALIZE or goes away; returns the exit status."""
+        """Serve until the host sends FINALIZE or goes away; returns the exit status."""
         try:
-            self._channel.greet(np.__version__, self._confined)
+            self._channel.greet(np.__version__, self._confined or {})
             while True:
                 message, tail = self._next_work()
-                kind = message[0]
-                if kind == HostMessage.EXECUTE:
+                if isinstance(message, Execute):
                     self._execute(message, tail)
-                elif kind == HostMessage.LOAD:
-                    if not self._load(*message[1:]):
+                elif isinstance(message, Load):
+                    if not self._load(message):
                         return 0
-                elif kind == HostMessage.INITIALIZE:
-                    if not self._initialize(*message[1:]):
+                elif isinstance(message, Initialize):
+                    if not self._initialize(message):
                         return 0
                 else:
                     self._finalize()
                     return 0
                 del message, tail
         except HostGone:
-            # Nobody is left to serve. A model's threads or exit handlers could keep the process alive.
+            # Exit at once: the model's threads or exit handlers could keep the process alive.
             os._exit(0)
 
     def _next_work(self) -> Work:
-        """What the host wants next. Before this thread rests, all that others could wait for is on its way."""
+        """Return the next message for this thread. Before it waits, everything that others wait for has been sent."""
         work = self._receiver.take_work()
         if work is None:
             self._answers.end_of_frame()
@@ -99,82 +124,64 @@ class StubLoop:
             work = self._receiver.next_work()
         return work
 
-    def _handle(self, message: "List[Any]", tail: bytearray) -> None:
-        """What is no work for the main thread, in whatever thread has read it."""
-        kind = message[0]
-        if kind == HostMessage.FREE_OUTPUT:
-            for segment, offset in message[1]:
+    def _handle(self, message: FromHost, tail: bytearray) -> None:
+        """Act on a message that is not work for the main thread, in the thread that read it."""
+        if isinstance(message, FreeOutput):
+            for segment, offset in message.blocks:
                 self._memory.free_output(segment, offset)
-        elif kind in (HostMessage.REPLY, HostMessage.ANSWER):
+        elif isinstance(message, (Reply, Answer)):
             assert self._calls is not None
             self._calls.on_message(message, tail)
-        elif kind == HostMessage.ATTACH:
-            self._memory.attach(message[1], self._channel.descriptors.popleft(), message[2], message[3])
-            if message[3] == SegmentRole.OUTPUT and self._writer is not None:
+        elif isinstance(message, Attach):
+            descriptor = self._channel.descriptors.popleft()
+            self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
+            if message.role == SegmentRole.OUTPUT and self._writer is not None:
                 self._writer.on_grown()
-        elif kind == HostMessage.NO_OUTPUT:
+        elif isinstance(message, NoOutput):
             assert self._writer is not None
             self._writer.on_refused()
-        elif kind == HostMessage.DETACH:
-            if self._memory.detach(message[1]):
-                self._channel.send([(StubMessage.DETACHED, message[1])])
-        elif kind == HostMessage.CANCEL:
+        elif isinstance(message, Detach):
+            if self._memory.detach(message.segment):
+                self._channel.say(Detached(message.segment))
+        elif isinstance(message, Cancel):
             assert self._responder is not None
-            self._responder.on_cancel((message[1], message[2]))
-        elif kind == HostMessage.FLOW:
+            self._responder.on_cancel((message.execution, message.request))
+        elif isinstance(message, Flow):
             assert self._responder is not None
-            self._responder.on_flow((message[1], message[2]), message[3])
-        elif kind == HostMessage.PROBE:
+            self._responder.on_flow((message.execution, message.request), message.paused)
+        else:
+            assert isinstance(message, Probe)
             assert self._readiness is not None
             self._readiness.start()
-        else:
-            raise RemoteProtocolError(f"the host sent a message of unknown kind {kind}")
 
     def _hand_back(self, executions: "List[int]") -> None:
-        self._channel.send([(StubMessage.HANDED_BACK, executions)])
+        self._channel.say(HandedBack(executions))
 
-    def _load(
-        self,
-        codec: str,
-        model_file: str,
-        model_name: str,
-        instance_name: str,
-        version_directory: str,
-        config_json: "Optional[str]",
-        of_backend: bool,
-        debugger: "Optional[List[Any]]",
-    ) -> bool:
-        self._channel.use_codec(codec)
-        if self._confined:
-            watch(instance_name)
-        self._model_file = model_file
-        self._instance_name = instance_name
-        be_called(instance_name)
-        self._runtime = StubRuntime(version_directory, instance_name)
+    def _load(self, load: Load) -> bool:
+        self._channel.use_codec(load.codec)
+        model = ModelToLoad(*load.model)
+        if self._confined is not None:
+            watch(model.instance_name)
+        self._model_file = model.model_file
+        self._instance_name = model.instance_name
+        be_called(model.instance_name)
+        self._runtime = StubRuntime(model.version_directory, model.instance_name)
         bind_runtime(self._runtime)
         try:
-            if debugger is not None:
+            if model.debugger is not None:
                 from pybackend_stub.debugger import start_debugger
 
-                start_debugger(debugger[0], debugger[1], _BUNDLE)
-            self._model_class = import_model(model_file, of_backend=of_backend)
+                start_debugger(*model.debugger, _BUNDLE)
+            self._model_class = import_model(model.model_file, of_backend=model.of_backend)
             completed = None
-            if config_json is not None:
-                completed = complete_config(self._model_class, model_name, config_json)
+            if load.auto_complete_config is not None:
+                completed = complete_config(self._model_class, model.model_name, load.auto_complete_config)
         except BaseException as error:  # noqa: BLE001  an import that calls sys.exit() fails the load, nothing else
             return self._fail("load", error)
-        self._channel.send([(StubMessage.COMPLETED, completed)])
+        self._channel.say(Completed(completed))
         return True
 
-    def _initialize(
-        self,
-        args: "Dict[str, str]",
-        output_names: "List[str]",
-        copy_inputs: bool,
-        decoupled: bool,
-        concurrency: int,
-        reschedules: bool,
-    ) -> bool:
+    def _initialize(self, plan: Initialize) -> bool:
         assert self._model_class is not None
         assert self._runtime is not None
         channel, receiver, memory, name = self._channel, self._receiver, self._memory, self._instance_name
@@ -187,40 +194,47 @@ class StubLoop:
             self._model = self._model_class()
             initialize = getattr(self._model, "initialize", None)
             if initialize is not None:
-                initialize(args)
+                initialize(plan.args)
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", error)
-        reader = TensorReader(memory, output_names, copy_inputs)
+        reader = TensorReader(memory, plan.output_names, plan.copy_inputs)
         results = ResultWriter(writer, name, _format_error)
-        self._responder = self._runtime.responder = Responder(channel, receiver, results, decoupled)
+        self._responder = self._runtime.responder = Responder(channel, receiver, results, plan.decoupled)
         self._executor = ModelExecutor(
-            self._model, self._model_file, reader, results, self._answers, decoupled, concurrency, reschedules
+            self._model,
+            self._model_file,
+            reader,
+            results,
+            self._answers,
+            plan.decoupled,
+            plan.concurrency,
+            plan.reschedules,
         )
         receiver.hands_back = not self._executor.only_begins
         is_ready = getattr(self._model, "is_ready", None)
         if is_ready is not None:
             self._readiness = ReadinessCheck(is_ready, self._executor, self._answer_readiness, _format_error, name)
-            self._attendant.start()  # the host may ask while the main thread is busy
+            self._attendant.start()  # the host may probe while the main thread is busy
         self._runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
-        channel.send([(StubMessage.INITIALIZED, is_ready is not None)])
+        channel.say(Initialized(is_ready is not None))
         return True
 
     def _on_fork(self) -> None:
-        """In a process that the model has forked: host and input memory are not its to speak with, or to give back."""
+        """In a process that the model forked, give up the host's socket and the parent's input memory."""
         self._memory.disown()
         self._channel.disown()
 
     def _answer_readiness(self, ready: bool, reason: str) -> None:
         with suppress(HostGone):
-            self._channel.send([(StubMessage.READINESS, ready, shortened(reason, MOST_TEXT))])
+            self._channel.say(Readiness(ready, shortened(reason, MOST_TEXT)))
 
     def _before_call(self) -> None:
-        """A model is going to wait for another one: what is over and what is not begun must not wait with it."""
+        """Before a model waits for another one, send finished answers and hand back executions that have not begun."""
         self._answers.flush()
         self._receiver.return_work()
 
     def _current_execution(self) -> int:
-        """The execution that the calling thread works for, 0 for threads of the model's own."""
+        """The execution that the calling thread works for, 0 for threads that the model started."""
         if threading.get_ident() == self._main_thread:
             return self._executing
         coroutines = sys.modules.get("pybackend_stub.coroutines")
@@ -228,18 +242,19 @@ class StubLoop:
 
     def _fail(self, phase: str, error: BaseException) -> bool:
         failure = Failure(ErrorCode.INTERNAL, shortened(_format_error(error), MOST_TEXT))
-        flush_output()  # what the model printed about it; the host does not wait for this process to end
-        self._channel.send([(StubMessage.FAILED, phase, failure)])
+        flush_output()  # the model's own output about it; the host does not wait for this process to end
+        self._channel.say(Failed(phase, failure))
         return False
 
-    def _execute(self, message: "List[Any]", tail: bytearray) -> None:
+    def _execute(self, message: Execute, tail: bytearray) -> None:
         if self._executor is None:
             raise RemoteProtocolError("EXECUTE before INITIALIZE")
-        if message[1] >= ATTENDED_FROM or self._receiver.has_more_work:
-            self._attendant.start()  # should this last, what was sent ahead goes to another instance
-        self._executing = message[1]
-        self._memory.mark_begun(message[1])
-        ready_ns = self._executor.run(message[1], message[2], tail)
+        execution, requests = message
+        if execution >= ATTENDED_FROM or self._receiver.has_more_work:
+            self._attendant.start()  # if this takes long, prefetched executions go to another instance
+        self._executing = execution
+        self._memory.mark_begun(execution)
+        ready_ns = self._executor.run(execution, requests, tail)
         self._executing = 0
         released = self._memory.take_released()
         if released:
@@ -255,14 +270,14 @@ class StubLoop:
         if finalize is not None:
             try:
                 finalize()
-            except BaseException as error:  # noqa: BLE001  a model that fails to end is ended all the same
+            except BaseException as error:  # noqa: BLE001  a failing finalize does not stop the end of the model
                 Logger.log_info(f"Failed to finalize model: {_format_error(error)}")
         self._receiver.end()
-        self._channel.send([(StubMessage.FINALIZED,)])
+        self._channel.say(Finalized())
         flush_output()
 
     def _input_released(self) -> None:
-        """Called by the garbage collector, in any thread; while the main thread waits, nobody else would tell the host."""
+        """Called by the garbage collector in any thread; while the main thread waits, no other code tells the host."""
         if self._receiver.is_idle:
             with suppress(HostGone):  # the main thread is about to read the end of file
                 self._return_inputs()
@@ -270,10 +285,10 @@ class StubLoop:
     def _return_inputs(self) -> None:
         released = self._memory.take_released()
         if released:
-            self._channel.send([(StubMessage.FREE_INPUT, released)])
+            self._channel.say(FreeInput(released))
 
 
 def _format_error(error: BaseException) -> str:
-    """The error's text with where it happened, without the stub's own frames."""
+    """Format an error with its location, leaving out the stub's own frames."""
     note(error)
     return format_exception(error, [_BUNDLE, "<frozen importlib"])

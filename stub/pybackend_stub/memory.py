@@ -1,4 +1,4 @@
-"""Shared tensor memory as the stub sees it: input segments that it reads, output segments that it allocates in."""
+"""Shared tensor memory on the stub's side: input segments that it reads, output segments that it allocates in."""
 
 import ctypes
 import mmap
@@ -6,14 +6,14 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 from pybackend_wire.allocation import BlockMap
-from pybackend_wire.messages import SegmentRole
+from pybackend_wire.messages import BlockPlace, SegmentRole
 
 
 class OutputBlock(NamedTuple):
-    """A block of output memory, ready to be written."""
+    """A block of output memory, ready for writing."""
 
     segment: int
     offset: int
@@ -32,16 +32,16 @@ class _Segment:
 class StubMemory:
     """The segments that the host attached.
 
-    Input blocks are given back when the last array that views them is garbage-collected: ``on_release`` is called
-    then, from whatever thread the collector ran in, and :meth:`take_released` returns what has gathered. Any thread may
-    allocate output memory.
+    An input block is released when the last array that views it is garbage-collected: ``on_release`` is called then, in
+    the collector's thread, and :meth:`take_released` returns the blocks released so far. Any thread may allocate output
+    memory.
     """
 
     def __init__(self, on_release: "Callable[[], None]") -> None:
         self._segments: Dict[int, _Segment] = {}
         self._lock = threading.Lock()
         self._on_release = on_release
-        self._released: Deque[Tuple[int, int]] = deque()
+        self._released: Deque[BlockPlace] = deque()
         self._watched: Dict[int, weakref.ref[Any]] = {}
         self._progress: Optional[memoryview] = None
 
@@ -57,7 +57,7 @@ class StubMemory:
             self._progress = memoryview(mapping).cast("Q")
 
     def detach(self, segment: int) -> bool:
-        """Forget a segment unless output blocks of it are in use; its pages go when the last view of them does."""
+        """Forget a segment unless its output blocks are in use; its pages go when the last view of them does."""
         with self._lock:
             found = self._segments.get(segment)
             if found is None or (found.blocks is not None and len(found.blocks)):
@@ -66,39 +66,39 @@ class StubMemory:
             return True
 
     def disown(self) -> None:
-        """In a fork: its copies of input arrays are not what the host waits for."""
+        """In a fork, stop reporting releases: the host does not wait for its copies of input arrays."""
         self._on_release = lambda: None
 
     def mark_begun(self, execution: int) -> None:
-        """Note which execution has begun last, where the host can read it after a crash."""
+        """Note the execution that began last, where the host can read it after a crash."""
         if self._progress is not None:
             self._progress[0] = execution
 
     def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
-        """A writable view of an input block that gives the block back when nothing refers to it any more."""
+        """Return a writable view of an input block; the block is released when nothing refers to the view any more."""
         block = (ctypes.c_char * nbytes).from_buffer(self._segments[segment].mapping, offset)
         key = id(block)
 
         def release(_reference: Any) -> None:
             self._watched.pop(key, None)
-            self._released.append((segment, offset))
+            self._released.append(BlockPlace(segment, offset))
             self._on_release()
 
         self._watched[key] = weakref.ref(block, release)
         return block
 
-    def take_released(self) -> "List[Tuple[int, int]]":
-        """The input blocks that may be given back now."""
-        taken: List[Tuple[int, int]] = []
+    def take_released(self) -> "List[BlockPlace]":
+        """Return the input blocks released since the last call."""
+        taken: List[BlockPlace] = []
         while self._released:
             try:
                 taken.append(self._released.popleft())
-            except IndexError:  # another thread, or the collector in this one, was faster
+            except IndexError:  # another thread, or the collector in this one, took it
                 break
         return taken
 
     def allocate_output(self, nbytes: int) -> "Optional[OutputBlock]":
-        """A block of output memory, None if the attached segments have no room for it."""
+        """Allocate a block of output memory; None if the attached segments have no room for it."""
         with self._lock:
             for number, segment in self._segments.items():
                 if segment.blocks is not None:
@@ -108,7 +108,7 @@ class StubMemory:
         return None
 
     def free_output(self, segment: int, offset: int) -> None:
-        """The host has read or dropped this block."""
+        """Free a block that the host has read or dropped."""
         with self._lock:
             found = self._segments.get(segment)
             if found is not None and found.blocks is not None and offset in found.blocks:

@@ -1,4 +1,4 @@
-"""Business Logic Scripting: a model runs other models, and waits, awaits or iterates."""
+"""Business Logic Scripting: a model calls other models, and waits, awaits or iterates."""
 
 import weakref
 from collections import deque
@@ -13,19 +13,21 @@ from pybackend_stub.host_calls import HostCalls, MessageTooLong
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, TensorReader
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.messages import StubMessage
+from pybackend_wire.host_messages import Reply
+from pybackend_wire.messages import Failure, RequestOptions, RequestResult
+from pybackend_wire.stub_messages import Call, CancelCall
 
 RECEIVED = (
     "A request that was passed to 'execute' cannot be executed again: build an InferenceRequest with a model_name from its "
     "inputs."
 )
-"""What the model is told that executes a request which is not its own."""
+"""Error for a model that executes a request it did not build."""
 
 _FAILED = "An error occurred while performing BLS request."
 
 
 class _Replies:
-    """The responses to one call, as they come."""
+    """The responses to one call, as they arrive."""
 
     def __init__(self, receiver: Receiver, reader: TensorReader) -> None:
         self._receiver = receiver
@@ -33,14 +35,14 @@ class _Replies:
         self._responses: Deque[InferenceResponse] = deque()
         self._finished = False
         self._waiters: List[Waiter] = []
-        """At most one that waits. A list, as threads may switch anywhere: what is put in and taken out is never lost."""
+        """At most one waiter. A list, because threads may switch anywhere and list operations lose nothing."""
         self._abandoned = False
         self._iterator: Optional[weakref.ref[ResponseIterator]] = None
         self.on_first: Optional[Callable[[], None]] = None
 
-    def on_reply(self, message: "List[Any]", tail: bytearray) -> bool:
-        """Take a REPLY, in whatever thread reads."""
-        _, _, final, result = message
+    def on_reply(self, reply: Reply, tail: bytearray) -> bool:
+        """Accept a reply, in the thread that read it."""
+        _, final, result = reply
         if result is not None:
             response = self._response(result, tail)
             if not self._abandoned:
@@ -53,12 +55,12 @@ class _Replies:
         if self.on_first is not None:
             on_first, self.on_first = self.on_first, None
             on_first()
-        return bool(final)
+        return final
 
     def fail(self, model_name: str, code: ErrorCode, reason: Exception) -> int:
-        """Reply in the host's stead, which never hears of the call; returns a number that no call has."""
+        """Make a reply in the host's place, which never learns of the call; returns a number that no call has."""
         message = f"Model {model_name} - Error when running inference: {reason}"
-        self.on_reply([0, 0, True, ((code, message), (), None)], bytearray())
+        self.on_reply(Reply(0, True, RequestResult(Failure(code, message), [], None)), bytearray())
         return 0
 
     def _response(self, result: Any, tail: bytearray) -> InferenceResponse:
@@ -70,7 +72,7 @@ class _Replies:
         return response
 
     def iterator(self, cancel: "Callable[[], None]") -> ResponseIterator:
-        """An iterator over the responses. Once the model lets go of it, what still comes is dropped."""
+        """Return an iterator over the responses. Once the model lets go of it, further responses are dropped."""
         iterator = ResponseIterator._create(self.receive, cancel)
         self._iterator = weakref.ref(iterator, self._abandon)
         return iterator
@@ -83,25 +85,25 @@ class _Replies:
         """Wait for the next response; None after the last."""
         while not self._responses:
             if self._finished:
-                # Looked at once more: the last one may have come between the two looks.
+                # Check again: the last response may have come after the first check.
                 return self._responses.popleft() if self._responses else None
             waiter = Waiter()
             self._waiters.append(waiter)
-            if not (self._responses or self._finished):  # else it came between the two looks
+            if not (self._responses or self._finished):  # otherwise it came after the first check
                 self._receiver.wait(waiter)
         return self._responses.popleft()
 
 
 class ModelCalls:
-    """Runs a model's own requests.
+    """Runs a model's BLS calls.
 
     Args:
         calls: numbers and sends them.
-        receiver: brings the replies.
-        reader: makes tensors of them.
+        receiver: receives the replies.
+        reader: makes tensors from replies.
         writer: places the tensors of requests.
-        execution: number of the execution that the calling thread works for, 0 if that is not known.
-        before_call: tells the host what it must know before it hears of a call.
+        execution: returns the execution that the calling thread works for, 0 if that is not known.
+        before_call: called before each call, to tell the host what it must know first.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class ModelCalls:
         self._before_call = before_call
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        """Run a request; blocks only the calling thread."""
+        """Run a request; only the calling thread waits."""
         replies = _Replies(self._receiver, self._reader)
         number = self._send(request, decoupled, replies)
         if decoupled:
@@ -129,7 +131,7 @@ class ModelCalls:
         return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
 
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        """Run a request; gives a future of the running event loop.
+        """Run a request; returns a future of the running event loop.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -147,7 +149,7 @@ class ModelCalls:
 
         def on_first() -> None:
             self._receiver.expected_came()
-            with suppress(RuntimeError):  # the model has closed its loop
+            with suppress(RuntimeError):  # if the model has closed its loop
                 loop.call_soon_threadsafe(resolve)
 
         replies.on_first = on_first
@@ -160,7 +162,7 @@ class ModelCalls:
         return future
 
     def _send(self, request: InferenceRequest, decoupled: bool, replies: _Replies) -> int:
-        """Send a CALL, and give its number; a request that cannot be sent gets its error as the reply."""
+        """Send a CALL and return its number; if a request cannot be sent, its error becomes the reply."""
         target = request._target
         if target is None:
             raise TritonModelException(RECEIVED)
@@ -170,20 +172,19 @@ class ModelCalls:
         except OutputMemoryExhausted as exhausted:
             return replies.fail(target.model_name, ErrorCode.UNAVAILABLE, exhausted)
         number = self._calls.open(replies.on_reply)
-        fields = (
-            StubMessage.CALL,
+        call = Call(
             number,
             target.model_name,
             target.model_version,
             decoupled,
             self._execution(),
             places,
-            request._requested_output_names,
+            list(request._requested_output_names),
             _options(request),
         )
         try:
             self._before_call()
-            self._calls.send(fields, tail)
+            self._calls.send(call, tail)
         except BaseException as error:
             self._calls.close(number)
             self._writer.free(places)
@@ -194,18 +195,18 @@ class ModelCalls:
 
     def _iterator(self, number: int, replies: _Replies) -> ResponseIterator:
         def cancel() -> None:
-            self._calls.tell(StubMessage.CANCEL_CALL, number)
+            self._calls.send(CancelCall(number))
 
         return replies.iterator(cancel)
 
 
-def _options(request: InferenceRequest) -> Any:
-    """:class:`pybackend_wire.messages.RequestOptions` of a request; None if it sets none."""
+def _options(request: InferenceRequest) -> "Optional[RequestOptions]":
+    """Return the options of a request; None if it sets none."""
     if not (
         request._request_id or request._correlation_id or request._flags or request._timeout or request._parameters
     ):
         return None
-    return (
+    return RequestOptions(
         request._request_id,
         request._correlation_id,
         request._flags,

@@ -1,11 +1,12 @@
-"""Loading and unloading other models, for a model: questions to the host, and their refusals as the SDK's exceptions."""
+"""Loads and unloads other models for a model: asks the host, and turns refusals into the SDK's exceptions."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_sdk.error import TritonModelException, printable
 from pybackend_stub.host_calls import HostCalls, HostRefusal, MessageTooLong
-from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, Place
-from pybackend_wire.messages import StubMessage
+from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter
+from pybackend_wire.messages import TensorPlace
+from pybackend_wire.stub_messages import IsModelReady, LoadModel, Question, UnloadModel
 
 _LOAD = "Failed to load model: "
 _UNLOAD = "Failed to unload model: "
@@ -13,11 +14,11 @@ _CHECK = "Failed to check model readiness: "
 
 
 class ModelControl:
-    """Asks the host. The calling thread waits for the answer; all others go on.
+    """Asks the host. The calling thread waits for the answer; other threads continue.
 
     Args:
-        calls: carries the questions.
-        writer: puts files where the host can read them.
+        calls: sends the questions.
+        writer: writes files to memory that the host can read.
         instance_name: for messages.
     """
 
@@ -30,12 +31,12 @@ class ModelControl:
         """Load or reload a model, and wait until it is ready.
 
         Raises:
-            TritonModelException: it cannot be loaded.
+            TritonModelException: the model cannot be loaded.
         """
         tail = OutputTail()
         places = self._write(files or {}, tail)
         try:
-            self._ask(_LOAD, StubMessage.LOAD_MODEL, model_name, config, places, tail=tail)
+            self._ask(_LOAD, lambda number: LoadModel(number, model_name, config, places), tail)
         except MessageTooLong as error:  # nothing was sent
             self._writer.free(places)
             raise self._failure(_LOAD, f"the configuration, or the list of files, is too long: {error}") from None
@@ -44,20 +45,20 @@ class ModelControl:
         """Begin to unload a model.
 
         Raises:
-            TritonModelException: it cannot be unloaded.
+            TritonModelException: the model cannot be unloaded.
         """
-        self._ask(_UNLOAD, StubMessage.UNLOAD_MODEL, model_name, unload_dependents)
+        self._ask(_UNLOAD, lambda number: UnloadModel(number, model_name, unload_dependents))
 
     def is_ready(self, model_name: str, model_version: str) -> bool:
-        """Whether a version of a model takes requests, or any for ``""``.
+        """Whether a version of a model accepts requests, or any version for ``""``.
 
         Raises:
             TritonModelException: there is no such model.
         """
-        return bool(self._ask(_CHECK, StubMessage.IS_MODEL_READY, model_name, model_version))
+        return bool(self._ask(_CHECK, lambda number: IsModelReady(number, model_name, model_version)))
 
-    def _write(self, files: "Dict[str, bytes]", tail: OutputTail) -> "List[Place]":
-        places: List[Place] = []
+    def _write(self, files: "Dict[str, bytes]", tail: OutputTail) -> "List[TensorPlace]":
+        places: List[TensorPlace] = []
         try:
             for path, content in files.items():
                 places.append(self._writer.write_bytes(printable(path), content, tail))
@@ -66,9 +67,9 @@ class ModelControl:
             raise self._failure(_LOAD, str(exhausted)) from None
         return places
 
-    def _ask(self, what: str, kind: StubMessage, *fields: Any, tail: "Optional[OutputTail]" = None) -> Any:
+    def _ask(self, what: str, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
         try:
-            return self._calls.ask(kind, *fields, tail=tail)
+            return self._calls.ask(make, tail)
         except HostRefusal as refusal:
             raise self._failure(what, refusal.message) from None
 

@@ -1,7 +1,7 @@
-"""What a model says besides its answers: records of its log, between the lines that it prints.
+"""A model's output besides its answers: log records among the lines that it prints.
 
-The host gives a stub one pipe as standard output and standard error. :mod:`pybackend_wire.log_record` says how records
-and printed lines share it.
+The host gives a stub one pipe as standard output and standard error. :mod:`pybackend_wire.log_record` defines how
+records and printed lines share it.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ _LINE_BUFFERED = 1
 """C's ``_IOLBF``."""
 
 _records: "Optional[int]" = None
-"""The pipe, by a descriptor that is ours: a model may close or redirect the usual ones."""
+"""A private descriptor of the pipe: a model may close or redirect the standard ones."""
 
 
 def open_output() -> None:
-    """Let every line appear when it is printed, and records go where printed lines go; called once, at the start."""
+    """Make printed lines appear at once and send records the same way; called once, at the start."""
     global _records  # standard output is one per process too
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # The host reads UTF-8, whatever the locale; and no model should fail because it printed something odd.
+            # The host reads UTF-8 in any locale, and no model should fail because it printed odd characters.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     _line_buffer_native_code()
     if _is_one_pipe():
@@ -41,7 +41,7 @@ def open_output() -> None:
 
 
 def write_record(level: int, file: str, line: int, message: str) -> bool:
-    """Write a line to the server's log, as said at ``line`` of ``file``; False if there is no way to it."""
+    """Write a line to the server's log, attributed to ``line`` of ``file``; False if the log cannot be reached."""
     if _records is None:
         return False
     name = printable(os.path.basename(file))
@@ -56,36 +56,36 @@ def _write(descriptor: int, piece: bytes) -> bool:
         try:
             os.write(descriptor, piece)
             return True
-        except BlockingIOError:  # the model, or a library, does not want to wait for the pipe; a record does
+        except BlockingIOError:  # the model or a library made the pipe non-blocking, but a record must wait
             import select
 
             room = select.poll()
             room.register(descriptor, select.POLLOUT)
             room.poll()
-        except OSError:  # nobody reads it any more: the host is about to end this process
+        except OSError:  # nothing reads the pipe any more: the host is about to end this process
             return False
 
 
 def flush_output() -> None:
-    """Hand over what was printed without a line feed; whatever a model has made of the streams."""
+    """Flush text printed without a line feed, whatever the model has done to the streams."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: BLE001, S110  closed, None, or the model's own: then there is nothing to hand over
+        except Exception:  # noqa: BLE001, S110  closed, None, or an object of the model's: there is nothing to flush
             pass
 
 
 def _line_buffer_native_code() -> None:
-    """C's ``printf`` gathers lines by the thousand when it writes into a pipe."""
+    """Make C's ``printf`` flush each line: into a pipe it collects thousands."""
     try:
         stdout = ctypes.c_void_p.in_dll(LIBC, "stdout")
-    except ValueError:  # a C library that calls it otherwise
+    except ValueError:  # a C library with another name for it
         return
     LIBC.setvbuf(stdout, None, _LINE_BUFFERED, ctypes.c_size_t(0))
 
 
 def _is_one_pipe() -> bool:
-    """True if the process was started by the host; else records would show up raw."""
+    """Whether the host started this process; otherwise records would appear raw."""
     try:
         out, err = os.fstat(_STDOUT), os.fstat(_STDERR)
     except OSError:
@@ -100,10 +100,10 @@ def _take_over_logging() -> None:
 
 
 class _LoggingFinder:
-    """Notices the first import of ``logging``, which costs models that do without it nothing."""
+    """Notices the first import of ``logging``; models that never import it pay nothing."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the other finders find it, and run :mod:`pybackend_stub.python_logging` behind it."""
+        """Let the other finders find it, and run :mod:`pybackend_stub.python_logging` after its import."""
         if name != "logging":
             return None
         sys.meta_path.remove(self)

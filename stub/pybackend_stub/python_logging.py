@@ -1,6 +1,6 @@
-"""Python's own ``logging`` in a model: records that the model has no use of its own for go to the server's log.
+"""Python's ``logging`` in a model: records that the model does not handle itself go to the server's log.
 
-Imported only when a model, or something that it uses, has imported ``logging``.
+Imported only when the model or one of its libraries has imported ``logging``.
 """
 
 import functools
@@ -10,25 +10,25 @@ from typing import Any, Callable
 from pybackend_sdk.logger import Logger
 
 WriteRecord = Callable[[int, str, int, str], object]
-"""Takes level, file, line and message to the server's log."""
+"""Writes level, file, line and message to the server's log."""
 
 _UNDECIDED = frozenset({"level", "force"})
-"""What may be asked of ``basicConfig`` by somebody who does not care where lines go and what they look like."""
+"""Options of ``basicConfig`` that leave open where lines go and what they look like."""
 
 
 class RecordHandler(logging.Handler):
-    """Writes to the server's log, with the level and the place that a record has."""
+    """Writes records to the server's log, with their level and source location."""
 
     def __init__(self, write_record: WriteRecord) -> None:
         super().__init__()
         self._write = write_record
-        self.setFormatter(logging.Formatter("%(message)s"))  # what else a line needs, the host knows
+        self.setFormatter(logging.Formatter("%(message)s"))  # the host adds the rest of the line
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         try:
             self._write(_level_of(record.levelno), record.pathname, record.lineno, self.format(record))
-        except Exception:  # noqa: BLE001  like every handler: what cannot be formatted must not fail the model
+        except Exception:  # noqa: BLE001  as in every handler, a formatting error must not fail the model
             self.handleError(record)
 
 
@@ -41,7 +41,7 @@ def _level_of(number: int) -> int:
 
 
 def take_over(write_record: WriteRecord) -> None:
-    """Serve what no handler of the model's serves, and what ``basicConfig`` would send to stderr in its default format."""
+    """Handle records that no handler of the model handles, and those that ``basicConfig`` would print to stderr."""
     logging.lastResort = RecordHandler(write_record)
     basic_config = logging.basicConfig
 

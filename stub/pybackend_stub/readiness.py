@@ -1,4 +1,4 @@
-"""``is_ready()``: what a model says about itself, asked while it may be busy with ``execute``."""
+"""``is_ready()``: a model's report about itself, which may run while ``execute`` is busy."""
 
 import threading
 from typing import Any, Callable
@@ -7,13 +7,13 @@ from pybackend_stub.executor import ModelExecutor
 
 
 class ReadinessCheck:
-    """Calls a model's ``is_ready``, each time in a thread of its own; the host asks again only after an answer.
+    """Calls a model's ``is_ready``, each time in a new thread; the host probes again only after an answer.
 
     Args:
         is_ready: the model's method.
-        executor: whose event loop runs it if it is a coroutine function.
-        answer: takes the verdict, and why it is not True.
-        format_error: an exception as text.
+        executor: its event loop runs ``is_ready`` if that is a coroutine function.
+        answer: receives the result, and the reason if it is not True.
+        format_error: formats an exception as text.
         instance_name: for messages.
     """
 
@@ -42,7 +42,7 @@ class ReadinessCheck:
             ready = self._is_ready()
             if inspect.iscoroutine(ready):
                 ready = self._executor.runner.run(0, ready)
-        except BaseException as error:  # noqa: BLE001  whatever the model raises means that it is not ready
+        except BaseException as error:  # noqa: BLE001  any exception means that the model is not ready
             self._answer(False, self._format_error(error))
             return
         if not isinstance(ready, bool):

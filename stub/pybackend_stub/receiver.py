@@ -1,31 +1,33 @@
-"""Who reads the control socket, while several threads wait for what it brings.
+"""Decides which thread reads the control socket while several threads wait for messages.
 
-One thread at a time reads: whoever waits for a message and finds nobody reading. It handles everything that arrives, on
-behalf of all, until its own message is there; then another waiting thread takes over, the main thread first. So an idle
-stub, and a model that calls another model and waits, pay for no thread and no hand-over; only work that nobody waits for
-(replies to coroutines, checks of readiness during a long ``execute``) needs the :class:`Attendant`.
+One thread at a time reads: a thread that waits for a message while no other reads. It handles everything that arrives
+for all threads until its own message is there; then another waiting thread takes over, the main thread first. So an
+idle stub, and a model that calls another model and waits, need no extra thread and no hand-over. Only messages that no
+thread waits for (replies to coroutines, probes of readiness during a long ``execute``) need the :class:`Attendant`.
 """
 
 import os
+import select
 import threading
 import traceback
 from collections import deque
-from typing import Any, Callable, Deque, List, Optional, Tuple
+from contextlib import suppress
+from typing import Callable, Deque, List, Optional, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.service_thread import ServiceThread
-from pybackend_wire.messages import HostMessage
+from pybackend_wire.host_messages import Execute, Finalize, FromHost, Initialize, Load
 
-Work = Tuple["List[Any]", bytearray]
+Work = Tuple[FromHost, bytearray]
 """A message for the main thread, and the tail of its frame."""
 
-_WORK = frozenset({HostMessage.LOAD, HostMessage.INITIALIZE, HostMessage.EXECUTE, HostMessage.FINALIZE})
-_FROM_WITHIN = 1 << 32
-"""What this process adds to the eventfd that the host adds 1 to, so that a reader can tell."""
+_WORK = (Execute, Load, Initialize, Finalize)
+_NUDGES_BYTES = 4096
+"""Bytes of nudges to read at a time: many nudges mean the same as one."""
 
 
 class Waiter:
-    """One thread's wait for a message. ``done`` is set by whoever handles that message."""
+    """One thread's wait for a message. The thread that handles the message sets ``done``."""
 
     __slots__ = ("_wakeup", "done")
 
@@ -35,7 +37,7 @@ class Waiter:
         self._wakeup.acquire()
 
     def wake(self) -> None:
-        """Let the thread look again; only ever called for one that sleeps, or is about to."""
+        """Make the thread check again; only called for a thread that sleeps or is about to."""
         self._wakeup.release()
 
     def sleep(self) -> None:
@@ -44,24 +46,24 @@ class Waiter:
 
 
 class Receiver:
-    """Distributes what the host says.
+    """Distributes the host's messages.
 
     Args:
         channel: to read from.
-        handle: takes every message that is no work for the main thread, in the thread that read it.
-        hand_back: gives executions back to the host that arrived while the main thread was busy.
+        handle: receives every message that is not work for the main thread, in the thread that read it.
+        hand_back: returns executions to the host that arrived while the main thread was busy.
     """
 
     def __init__(
         self,
         channel: HostChannel,
-        handle: "Callable[[List[Any], bytearray], None]",
+        handle: "Callable[[FromHost, bytearray], None]",
         hand_back: "Callable[[List[int]], None]",
     ) -> None:
         self._channel = channel
         self._handle = handle
         self._hand_back = hand_back
-        # Re-entrant: the collector may end a model's objects while it is held, and they may come here.
+        # Re-entrant: the collector may destroy a model's objects while it is held, and their code may come here.
         self._guard = threading.RLock()
         self._reading = False
         self._sleeping: List[Waiter] = []
@@ -73,7 +75,7 @@ class Receiver:
         self._wake_attendant: Callable[[], None] = lambda: None
         self._ended = False
         self.hands_back = True
-        """False if the main thread never runs a model's code for long: then work may wait for it."""
+        """False if the main thread never runs a model's code for long, so that work may wait for it."""
         self._last_returned = -1
         self.is_idle = False
         """True while the main thread waits for work."""
@@ -81,7 +83,7 @@ class Receiver:
     # The main thread
 
     def take_work(self) -> "Optional[Work]":
-        """The main thread's next message; if there is none it counts as idle from now on."""
+        """Return the main thread's next message; if there is none, the thread counts as idle from now on."""
         with self._guard:
             self.is_idle = not self._work
             if self.is_idle:
@@ -93,7 +95,7 @@ class Receiver:
             return self._work.popleft()
 
     def next_work(self) -> Work:
-        """The main thread's next message; waits for it."""
+        """Wait for the main thread's next message."""
         while True:
             work = self.take_work()
             if work is not None:
@@ -109,17 +111,17 @@ class Receiver:
 
     @property
     def has_more_work(self) -> bool:
-        """True if :meth:`next_work` would not wait."""
+        """Whether :meth:`next_work` would return at once."""
         return bool(self._work)
 
     def end(self) -> None:
-        """Nothing more is expected: the end of file is no accident from now on."""
+        """Expect no more messages: from now on the end of file is not an accident."""
         self._ended = True
 
     # Any thread
 
     def wait(self, waiter: Waiter) -> None:
-        """Return once ``waiter.done`` is set; meanwhile this thread may read."""
+        """Return once ``waiter.done`` is set; this thread may read meanwhile."""
         while not waiter.done:
             if self._begin_reading(waiter):
                 try:
@@ -131,13 +133,13 @@ class Receiver:
                 waiter.sleep()
 
     def finish(self, waiter: Waiter) -> None:
-        """What ``waiter`` waits for has come."""
+        """End the wait of ``waiter``: its message has come."""
         with self._guard:
             waiter.done = True
             self._wake(waiter)
 
     def poll(self) -> None:
-        """Handle what has arrived, unless somebody reads anyway."""
+        """Handle messages that have arrived, unless another thread is reading."""
         if not self._begin_reading(None):
             return
         try:
@@ -146,25 +148,25 @@ class Receiver:
         finally:
             self._end_reading()
 
-    # What nobody waits for
+    # Messages that no thread waits for
 
     def on_need(self, wake_attendant: "Callable[[], None]") -> None:
-        """Call this when somebody should read and no thread waits."""
+        """Set the function to call when a reader is needed and no thread waits."""
         self._wake_attendant = wake_attendant
 
     def expect(self) -> None:
-        """A message is on its way that no thread waits for."""
+        """Announce a message that no thread will wait for."""
         with self._guard:
             self._unwatched += 1
         self._see_to_reading()
 
     def expected_came(self) -> None:
-        """The counterpart of :meth:`expect`."""
+        """Note the arrival of a message announced by :meth:`expect`."""
         with self._guard:
             self._unwatched -= 1
 
     def return_work(self) -> None:
-        """Give executions back that arrived together with the one that runs: it waits for something, or lasts."""
+        """Hand back executions that arrived together with the running one, which waits or takes long."""
         if not self._work:
             return
         handed_back: List[int] = []
@@ -173,8 +175,9 @@ class Receiver:
                 return
             kept: Deque[Work] = deque()
             for work in self._work:
-                if work[0][0] == HostMessage.EXECUTE:
-                    handed_back.append(work[0][1])
+                message = work[0]
+                if isinstance(message, Execute):
+                    handed_back.append(message.execution)
                 else:
                     kept.append(work)
             self._work = kept
@@ -184,15 +187,15 @@ class Receiver:
             self._hand_back(handed_back)
 
     def attend(self, nudged: bool) -> None:
-        """Read as long as the main thread is busy; work that it should not keep waiting goes back to the host.
+        """Read as long as the main thread is busy; work that should not wait for it goes back to the host.
 
         Args:
-            nudged: the host wants to be heard: it has sent something before.
+            nudged: whether the host nudged, in which case it has sent something before.
         """
         self.return_work()
         with self._guard:
             if self.is_idle:
-                # The main thread reads. It stops at the next work, and what the host has sent may lie behind that.
+                # The main thread reads. It stops at its next work, and the host's message may come after that.
                 self._missed |= nudged
                 return
         while self._begin_attending():
@@ -212,18 +215,18 @@ class Receiver:
     # Reading
 
     def _begin_reading(self, waiter: "Optional[Waiter]", wanted: bool = False) -> bool:
-        """True if this thread reads now; else ``waiter`` is woken when it is done or nobody reads."""
+        """True if this thread reads now; otherwise ``waiter`` is woken when it is done or a reader is missing."""
         with self._guard:
             if not self._reading:
                 self._reading = True
-                if wanted or waiter is self._main:  # others stop at what they wait for, be there more or not
+                if wanted or waiter is self._main:  # other threads stop at their message even if more follow
                     self._wanted = False
                 return True
             self._wanted |= wanted
             if waiter is not None and not waiter.done and not (waiter is self._main and self._work):
                 self._sleeping.append(waiter)
             elif waiter is self._main:
-                waiter.wake()  # work came between two looks
+                waiter.wake()  # work arrived between two checks
             return False
 
     def _end_reading(self, goes_on: bool = False) -> None:
@@ -231,11 +234,11 @@ class Receiver:
             self._reading = False
             if self._main in self._sleeping:
                 self._wake(self._main)
-            elif not goes_on:  # else this thread reads on, or the main thread does, or finds somebody
+            elif not goes_on:  # otherwise this thread or the main thread continues, or finds another reader
                 self._find_reader()
 
     def _find_reader(self) -> None:
-        """Somebody else should read, if anybody waits for anything."""
+        """Wake another thread to read, if anything is expected."""
         if self._sleeping:
             self._wake(self._sleeping[-1])
         elif self._unwatched or self._wanted:
@@ -247,33 +250,37 @@ class Receiver:
             waiter.wake()
 
     def _read(self) -> None:
-        """Take one frame from the socket and handle it."""
+        """Read one frame from the socket and handle it."""
         try:
             messages, tail = self._channel.receive()
             handed_back: List[int] = []
             for message in messages:
-                if message[0] not in _WORK:
+                if not isinstance(message, _WORK):
                     self._handle(message, tail)
                 elif not self._accept(message, tail):
-                    handed_back.append(message[1])
+                    assert isinstance(message, Execute)
+                    handed_back.append(message.execution)
             if handed_back:
                 self._hand_back(handed_back)
         except HostGone:
             if not self._ended:
-                # Nobody is left to serve. A model's threads or exit handlers could keep the process alive.
+                # Exit at once: the model's threads or exit handlers could keep the process alive.
                 os._exit(0)
             raise
-        except BaseException:  # noqa: BLE001  a broken contract; whoever reads, the stub ends
+        except BaseException:  # noqa: BLE001  the protocol is broken; the stub ends, whichever thread reads
             traceback.print_exc()
             os._exit(1)
 
-    def _accept(self, message: "List[Any]", tail: bytearray) -> bool:
+    def _accept(self, message: FromHost, tail: bytearray) -> bool:
         """Queue work for the main thread; False for an execution that would have to wait for another one."""
         with self._guard:
-            is_execution = message[0] == HostMessage.EXECUTE
-            # What follows was sent before the host knew of what went back, and must not overtake that.
-            if is_execution and self.hands_back and (not self.is_idle or message[1] == self._last_returned + 1):
-                self._last_returned = message[1]
+            # This execution was sent before the host knew what was handed back, and must not overtake that.
+            if (
+                isinstance(message, Execute)
+                and self.hands_back
+                and (not self.is_idle or message.execution == self._last_returned + 1)
+            ):
+                self._last_returned = message.execution
                 return False
             self._work.append((message, tail))
             self._wake(self._main)
@@ -281,14 +288,14 @@ class Receiver:
 
 
 class Attendant:
-    """A thread that acts while the main thread runs a model's code: started when first needed, asleep until woken.
+    """A thread that acts while the main thread runs a model's code. It starts on first use and sleeps until woken.
 
     Args:
-        nudges: an eventfd that the host writes to when it should like an answer, or to be heard, at once.
-        receiver: what to read from then.
+        nudges: the end of a pipe that the host writes to when it needs an answer, or to be heard, now.
+        receiver: reads from then on.
 
     Attributes:
-        on_nudge: what to do first.
+        on_nudge: called first.
     """
 
     def __init__(self, nudges: int, receiver: Receiver) -> None:
@@ -296,23 +303,33 @@ class Attendant:
         self._nudges = nudges
         self._receiver = receiver
         self._started = False
+        self._from_within = self._to_within = -1
 
     def start(self) -> None:
-        """From now on nudges are heeded."""
+        """Heed nudges from now on."""
         if not self._started:
             self._started = True
+            self._from_within, self._to_within = os.pipe()
+            os.set_blocking(self._to_within, False)
             ServiceThread("pybackend-attendant", self._run).start()
 
     def wake(self) -> None:
-        """Nudge it from within."""
+        """Nudge the thread from within this process."""
         self.start()
-        os.write(self._nudges, _FROM_WITHIN.to_bytes(8, "little"))
+        with suppress(BlockingIOError):  # many nudges are still unread
+            os.write(self._to_within, b"\0")
 
     def _run(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._nudges, self._from_within):
+            poll.register(descriptor, select.POLLIN)
         try:
             while True:
-                count = int.from_bytes(os.read(self._nudges, 8), "little")
+                ready = [descriptor for descriptor, _ in poll.poll()]
+                for descriptor in ready:
+                    if not os.read(descriptor, _NUDGES_BYTES):
+                        return  # the host is gone
                 self.on_nudge()
-                self._receiver.attend(nudged=count % _FROM_WITHIN > 0)
+                self._receiver.attend(nudged=self._nudges in ready)
         except HostGone:
-            return  # a reader notices by itself
+            return  # a reading thread notices by itself

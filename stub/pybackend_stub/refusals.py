@@ -1,4 +1,4 @@
-"""What a model can do about something that its sandbox has refused: one line in the log, the first time."""
+"""Hints about what a model can do after its sandbox refused something: one log line, the first time."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ _STARTING = ("fork", "_fork_exec", "_execute_child", "_posix_spawn", "posix_spaw
 
 _SIGNALLING = ("kill", "killpg", "terminate", "send_signal")
 
-_SHARED_MEMORY = ("/dev/shm", "/psm_")  # noqa: S108  as ``multiprocessing`` calls what it makes there
+_SHARED_MEMORY = ("/dev/shm", "/psm_")  # noqa: S108  ``multiprocessing``'s names for shared memory
 
 _SOCKETS = ("socket.py", "socketserver.py")
 
@@ -23,13 +23,13 @@ _instance: "Optional[str]" = None
 
 
 def watch(instance_name: str) -> None:
-    """From now on, say what would help; called in a process that is confined."""
+    """Give hints from now on; called in a confined process."""
     global _instance
     _instance = instance_name
 
 
 def note(error: BaseException) -> None:
-    """An error has ended something of the model's: if that is the sandbox's doing, say so."""
+    """Log a hint if the sandbox caused this error in the model's code."""
     if _instance is None:
         return
     for each in _chain(error):
@@ -51,7 +51,7 @@ def _chain(error: BaseException) -> "Iterator[BaseException]":
 
 def _hint(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return "SANDBOX_MEMORY_MB in the model's parameters gives its processes more memory"
+        return "Set SANDBOX_MEMORY_MB in the model's parameters to give its processes more memory"
     if not isinstance(error, OSError):
         return ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -59,25 +59,26 @@ def _hint(error: BaseException) -> str:
     files = {os.path.basename(frame.filename) for frame in frames[-3:]}
     last_line = (frames[-1].line or "") if frames else ""
     if error.errno == errno.EAGAIN and (functions & set(_STARTING) or "fork" in last_line):
-        return "SANDBOX_PROCESSES in the model's parameters lets it have more processes"
+        return "Set SANDBOX_PROCESSES in the model's parameters to allow more processes"
     if error.errno == errno.ENOMEM:
-        return "SANDBOX_MEMORY_MB in the model's parameters gives its processes more memory"
+        return "Set SANDBOX_MEMORY_MB in the model's parameters to give its processes more memory"
     if error.errno not in _REFUSED:
         return ""
     if functions & set(_SIGNALLING) or "kill(" in last_line:
-        return "It may signal only what it has started itself, unless SANDBOX in the model's parameters is off"
+        return "A model may signal only processes that it started, unless SANDBOX in the model's parameters is off"
     if functions & set(_STARTING) or "fork(" in last_line or "subprocess.py" in files:
-        return "SANDBOX_SUBPROCESSES in the model's parameters lets it start processes"
+        return "Set SANDBOX_SUBPROCESSES in the model's parameters to let it start processes"
     if files & set(_SOCKETS) or "socket" in last_line:
-        return "SANDBOX_NETWORK in the model's parameters lets it use the network, SANDBOX_UNIX_SOCKETS socket files"
+        return "Set SANDBOX_NETWORK in the model's parameters for network access, SANDBOX_UNIX_SOCKETS for socket files"
     if str(error.filename).startswith(_SHARED_MEMORY):
-        return "SANDBOX_SUBPROCESSES in the model's parameters lets it share memory with processes that it starts"
+        return "Set SANDBOX_SUBPROCESSES in the model's parameters to let it share memory with processes that it starts"
     if error.filename is not None:
         return (
-            "SANDBOX_READ in the model's parameters lets it read that, SANDBOX_WRITE change it, if permissions do too"
+            "Set SANDBOX_READ in the model's parameters to let it read that path, SANDBOX_WRITE to let it change it, "
+            "if file permissions allow that too"
         )
-    # From a function written in C, of which a traceback shows nothing.
+    # A function written in C, which appears in no traceback.
     return (
-        "SANDBOX_SUBPROCESSES in the model's parameters lets it start processes; for anything else that the kernel "
-        "refuses it takes another level of SANDBOX"
+        "Set SANDBOX_SUBPROCESSES in the model's parameters to let it start processes; anything else that the kernel "
+        "refuses needs another level of SANDBOX"
     )

@@ -1,4 +1,4 @@
-"""Responses that leave by a sender: from any thread, while ``execute`` runs or after it has returned."""
+"""Responses sent through a response sender: from any thread, while ``execute`` runs or after it has returned."""
 
 from typing import Any, Dict, Optional, Tuple
 
@@ -11,17 +11,17 @@ from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.results import ResultWriter
 from pybackend_stub.tensor_io import OutputTail
-from pybackend_wire.messages import StubMessage
+from pybackend_wire.stub_messages import Respond
 
 Key = Tuple[int, int]
-"""A request, as host and stub know it: its execution's number and its place therein."""
+"""Identifies a request for host and stub: its execution's number and its index in that execution."""
 
 MOST_CANCELLED = 65_536
-"""Cancelled requests that are remembered. One that was answered while the host cancelled it is never asked about."""
+"""Most cancelled requests to remember. Without a bound, requests answered while being cancelled would stay for ever."""
 
 
 class Responder:
-    """Makes response senders, and knows which requests are cancelled or must wait."""
+    """Makes response senders, and tracks which requests are cancelled or paused."""
 
     def __init__(self, channel: HostChannel, receiver: Receiver, results: ResultWriter, decoupled: bool) -> None:
         self._channel = channel
@@ -32,7 +32,7 @@ class Responder:
         self._paused: Dict[Key, Waiter] = {}
 
     def sender(self, request: InferenceRequest) -> InferenceResponseSender:
-        """The sender of a request that the host passed to ``execute``."""
+        """Return the sender of a request that the host passed to ``execute``."""
         key: Key = request._key
         names = request._requested_output_names
 
@@ -45,8 +45,8 @@ class Responder:
 
     def _transmit(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
         if not final:
-            # The final response waits for nobody: it is the last one, and the garbage collector may be who sends it,
-            # in a thread that holds any lock.
+            # The final response never waits: it is the last one, and the garbage collector may be sending it, in a
+            # thread that holds any lock.
             self._receiver.poll()
             waiter = self._paused.get(key)
             if waiter is not None:
@@ -54,25 +54,25 @@ class Responder:
         tail = OutputTail()
         result = None if response is None else self._results.response(response, names, tail)
         try:
-            self._channel.send([(StubMessage.RESPOND, key[0], key[1], final, result)], tail.take())
+            self._channel.say(Respond(*key, final, result), tail.take())
         except HostGone:
             raise TritonModelException("An error occurred while sending a response. The server is gone.") from None
 
     def is_cancelled(self, key: Key) -> bool:
-        """Whether nobody waits for a request's responses any more."""
+        """Whether the client no longer waits for a request's responses."""
         if key not in self._cancelled:
             self._receiver.poll()
         return key in self._cancelled
 
     def on_cancel(self, key: Key) -> None:
-        """The host says that nobody waits."""
+        """Note the host's message that the client no longer waits."""
         if len(self._cancelled) >= MOST_CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
         self._cancelled[key] = None
         self.on_flow(key, paused=False)
 
     def on_flow(self, key: Key, paused: bool) -> None:
-        """The host cannot take more responses of a request now, or can again."""
+        """Pause or resume a request's responses, as the host demands."""
         if paused:
             self._paused.setdefault(key, Waiter())
         else:

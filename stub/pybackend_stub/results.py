@@ -1,4 +1,4 @@
-"""What becomes of a response: the outputs placed for the host, or an error as data."""
+"""Turns responses into results: outputs placed for the host, or an error as data."""
 
 from typing import Callable, Sequence
 
@@ -16,7 +16,7 @@ class ResultWriter:
     Args:
         writer: places tensors.
         instance_name: for messages.
-        format_error: an exception as text.
+        format_error: formats an exception as text.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class ResultWriter:
         tail: OutputTail,
         most_text: int = MOST_TEXT,
     ) -> RequestResult:
-        """One response, its outputs copied to where the host reads them.
+        """Turn one response into a result, with its outputs copied to memory that the host reads.
 
         Args:
-            response: what the model made.
-            requested_output_names: outputs to send; none means all.
+            response: the model's response.
+            requested_output_names: outputs to send; empty for all.
             tail: of the frame that will carry the result.
-            most_text: characters that error or parameters may have: frames are bounded.
+            most_text: most characters of the error or the parameters: frames are bounded.
         """
         error = response._error
         if error is not None:
@@ -54,26 +54,26 @@ class ResultWriter:
             places = self._writer.write(prune(response, requested_output_names), tail)
         except OutputMemoryExhausted as exhausted:
             return self.failure(ErrorCode.UNAVAILABLE, str(exhausted), most_text)
-        except BaseException as failed:  # noqa: BLE001  a tensor whose bytes cannot be had is this request's error alone
+        except BaseException as failed:  # noqa: BLE001  a tensor with unreadable bytes fails only this request
             return self.failure(ErrorCode.INTERNAL, self.prefixed(self.format_error(failed)), most_text)
         return RequestResult(None, places, parameters)
 
     @staticmethod
     def failure(code: int, message: str, most_text: int = MOST_TEXT) -> RequestResult:
-        """An error."""
-        return RequestResult(Failure(code, shortened(message, most_text)), (), None)
+        """Make a result with an error."""
+        return RequestResult(Failure(code, shortened(message, most_text)), [], None)
 
     def raised(self, error: BaseException) -> str:
-        """The text for requests whose ``execute`` raised, or broke the rules."""
+        """Return the error text for requests whose ``execute`` raised or broke the rules."""
         return self.prefixed(self.format_error(error))
 
     def prefixed(self, message: str) -> str:
-        """The text for whatever goes wrong in an execution."""
+        """Return the error text for any failure in an execution."""
         return f"Failed to process the request(s) for model '{self.instance_name}', message: {message}"
 
 
 def text_length(result: RequestResult) -> int:
-    """Characters of a result's error and parameters."""
+    """Count the characters of a result's error and parameters."""
     if result.error is not None:
         return len(result.error.message)
     if result.parameters is None:

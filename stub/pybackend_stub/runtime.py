@@ -1,4 +1,4 @@
-"""What the SDK's classes reach when they run inside a stub: the host, by way of the channel or of the output pipe."""
+"""The SDK's runtime inside a stub: reaches the host through the channel or the output pipe."""
 
 from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Optional, Union
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pybackend_stub.responder import Responder
 
 _NO_CALLS_NOW = (
-    "BLS is only supported during the 'execute' function. Models can be called once 'initialize' has returned, until "
-    "'finalize' is called."
+    "BLS is only supported during the 'execute' function. Models can be called after 'initialize' has returned and "
+    "before 'finalize' is called."
 )
 
 
@@ -29,13 +29,13 @@ class StubRuntime(UnavailableRuntime):
     """The services of the host that a model can use through ``pb_utils``.
 
     Attributes:
-        models: runs other models; None before ``initialize`` has returned and once ``finalize`` is called.
+        models: runs BLS calls; None until ``initialize`` has returned and from ``finalize`` on.
         metrics: registers and changes custom metrics; None before ``initialize``.
-        control: loads and unloads models; None before ``initialize`` and once ``finalize`` is called.
-        responder: makes response senders; None before ``initialize`` has returned.
+        control: loads and unloads models; None before ``initialize`` and from ``finalize`` on.
+        responder: makes response senders; None until ``initialize`` has returned.
     """
 
-    reason = "It can be used from 'initialize' on, until 'finalize'."
+    reason = "It is available from 'initialize' until 'finalize'."
 
     def __init__(self, model_directory: str, instance_name: str) -> None:
         self.model_directory = model_directory
@@ -46,7 +46,7 @@ class StubRuntime(UnavailableRuntime):
         self.responder: Optional[Responder] = None
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
-        """Hand a line to the host's log, which decides whether it is wanted."""
+        """Send a line to the host, whose log level decides whether it appears."""
         if not write_record(int(level), file, line, message):
             super().log(level, file, line, message)
 
@@ -54,7 +54,7 @@ class StubRuntime(UnavailableRuntime):
         return self.responder is not None and self.responder.is_cancelled(request._key)
 
     def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
-        assert self.responder is not None  # there are no requests before
+        assert self.responder is not None  # no request arrives earlier
         return self.responder.sender(request)
 
     def infer(self, request: "InferenceRequest", decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
@@ -78,7 +78,7 @@ class StubRuntime(UnavailableRuntime):
         return self.metrics.create(family, labels, buckets)
 
     def increment_metric(self, metric: object, value: float) -> None:
-        assert self.metrics is not None  # who has a metric has got it from there
+        assert self.metrics is not None  # every metric was made by it
         self.metrics.change(metric, MetricChange.INCREMENT, value)
 
     def set_metric(self, metric: object, value: float) -> None:

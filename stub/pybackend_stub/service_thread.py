@@ -1,11 +1,11 @@
-"""Threads of the stub's own: they serve the host, and a debugger that stops the model must not stop them too."""
+"""The stub's own threads: they serve the host, and a debugger that stops the model must not stop them."""
 
 import threading
 from typing import Any, Callable
 
 
 class ServiceThread(threading.Thread):
-    """A daemon thread without a model's code.
+    """A daemon thread that runs no code of a model.
 
     Attributes:
         pydev_do_not_trace: tells debugpy not to stop it.

@@ -1,4 +1,4 @@
-"""Between places on the wire and the tensors that models see."""
+"""Converts between places on the wire and the tensors that models see."""
 
 import threading
 from typing import Any, List, Sequence, Tuple
@@ -11,18 +11,16 @@ from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
-from pybackend_wire.messages import INLINE_BYTES, TAIL, StubMessage
+from pybackend_wire.messages import INLINE_BYTES, TAIL, TensorPlace
+from pybackend_wire.stub_messages import NeedOutput
 
 MOST_INLINE_BYTES = 32 * 1024 * 1024
-"""What the frames' bounded tail carries; beyond it small tensors take the way of large ones."""
+"""Most bytes in a frame's bounded tail; beyond it small tensors go through shared memory like large ones."""
 
 MOST_SHARED_BYTES = 8 * INLINE_BYTES
-"""Of a tail that several tensors view. Each keeps all of it alive; from a longer one every tensor gets its own bytes."""
+"""Largest tail that tensors view: each view keeps all of it alive. Tensors from a longer tail get copies."""
 
 _NO_OPTIONS = ("", 0, 0, 0, 0, None)
-
-Place = Tuple[str, str, "Sequence[int]", int, int, int]
-"""A :class:`pybackend_wire.messages.TensorPlace` as a plain tuple: this is the hot path."""
 
 
 class OutputMemoryExhausted(TritonModelException):
@@ -30,7 +28,7 @@ class OutputMemoryExhausted(TritonModelException):
 
 
 class TensorReader:
-    """Builds the tensors and requests that models get; arrays view the bytes where they lie."""
+    """Builds the tensors and requests for models; arrays view the bytes in place."""
 
     def __init__(self, memory: StubMemory, output_names: "Sequence[str]", copy_inputs: bool) -> None:
         self._memory = memory
@@ -38,7 +36,7 @@ class TensorReader:
         self._copy_inputs = copy_inputs
 
     def requests(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> "List[InferenceRequest]":
-        """The requests of one EXECUTE message; ``tail`` is the tail of its frame."""
+        """Build the requests of one EXECUTE message; ``tail`` is the tail of its frame."""
         view = memoryview(tail)
         request_from_wire = InferenceRequest._from_wire
         requests: List[InferenceRequest] = []
@@ -55,7 +53,7 @@ class TensorReader:
         return requests
 
     def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
-        """Tensors that lie in input memory, or in the tail of which ``view`` is a view."""
+        """Build tensors from input memory, or from the tail that ``view`` views."""
         copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
         copy_tail = len(view) > MOST_SHARED_BYTES
         tensors = []
@@ -80,7 +78,7 @@ class OutputTail:
         self.nbytes = 0
 
     def append(self, data: bytes) -> int:
-        """Add a tensor's bytes; returns where they begin."""
+        """Add a tensor's bytes; returns their offset."""
         offset = self.nbytes
         if data:
             self._chunks.append(data)
@@ -88,7 +86,7 @@ class OutputTail:
         return offset
 
     def take(self) -> "List[bytes]":
-        """The gathered chunks; offsets begin at 0 again."""
+        """Return the collected chunks; offsets begin at 0 again."""
         taken, self._chunks = self._chunks, []
         self.nbytes = 0
         return taken
@@ -97,7 +95,7 @@ class OutputTail:
 class OutputWriter:
     """Places tensors for the host: small ones in the tail of a frame, others in output memory, with one copy.
 
-    Any thread may write. Where the memory at hand is full, the host is asked for more, and the thread waits for it.
+    Any thread may write. If the memory is full, the thread requests more from the host and waits for it.
     """
 
     def __init__(self, channel: HostChannel, receiver: Receiver, memory: StubMemory, instance_name: str) -> None:
@@ -109,36 +107,36 @@ class OutputWriter:
         self._growth = Waiter()
         self._refused = False
 
-    def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[Place]":
-        """Copy tensors' bytes to where the host can read them.
+    def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[TensorPlace]":
+        """Copy tensors' bytes to memory that the host can read.
 
         Raises:
-            OutputMemoryExhausted: the host has no memory left for them.
+            OutputMemoryExhausted: the host refuses more memory.
         """
-        places: List[Place] = []
+        places: List[TensorPlace] = []
         try:
             for tensor in tensors:
                 payload = tensor._payload()
                 segment, offset, nbytes = self._place(payload, tail)
-                places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
+                places.append(TensorPlace(tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
         except BaseException:
             self.free(places)
             raise
         return places
 
-    def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> Place:
-        """Place any bytes, as a tensor of type UINT8.
+    def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> TensorPlace:
+        """Place bytes as a tensor of type UINT8.
 
         Raises:
-            OutputMemoryExhausted: the host has no memory left for them.
+            OutputMemoryExhausted: the host refuses more memory.
         """
-        return (name, "UINT8", [len(data)], *self._place(data, tail))
+        return TensorPlace(name, "UINT8", [len(data)], *self._place(data, tail))
 
-    def free(self, places: "Sequence[Place]") -> None:
-        """Take back what was written: the host never hears of these blocks, and so cannot give them back."""
+    def free(self, places: "Sequence[TensorPlace]") -> None:
+        """Free tensors that were written but not sent: the host never learns of these blocks and cannot free them."""
         for place in places:
-            if place[3] != TAIL:
-                self._memory.free_output(place[3], place[4])
+            if place.segment != TAIL:
+                self._memory.free_output(place.segment, place.offset)
 
     def _place(self, payload: Any, tail: OutputTail) -> "Tuple[int, int, int]":
         kind = type(payload)
@@ -152,7 +150,7 @@ class OutputWriter:
         return block.segment, block.offset, nbytes
 
     def _grow(self, nbytes: int) -> OutputBlock:
-        """A block of memory that the host adds, or has got back meanwhile."""
+        """Wait for a block of memory that the host adds or frees."""
         with self._growing:
             while True:
                 block = self._memory.allocate_output(nbytes)
@@ -165,14 +163,14 @@ class OutputWriter:
                         f"'{self._instance_name}' may use"
                     )
                 self._growth = Waiter()
-                self._channel.send([(StubMessage.NEED_OUTPUT, nbytes)])
+                self._channel.say(NeedOutput(nbytes))
                 self._receiver.wait(self._growth)
 
     def on_grown(self) -> None:
-        """The host has attached a segment."""
+        """Continue: the host has attached a segment."""
         self._receiver.finish(self._growth)
 
     def on_refused(self) -> None:
-        """The host has no memory to give."""
+        """Fail the waiting writer: the host refuses more memory."""
         self._refused = True
         self._receiver.finish(self._growth)

@@ -1,13 +1,13 @@
-"""A process that has imported what every stub of its environment needs, and forks stubs when the host asks for them.
+"""A process that has imported what every stub of its environment needs, and forks stubs on the host's request.
 
-It runs no model. Where its Python is a model author's it is confined as a whole: it reaches what the models of that environment
-may reach together, and has no privilege but to change into their users, so that each of its forks can confine itself to what is
-its own. It has one thread, so that a fork has all there is; what it has imported, its forks share with it.
+It runs no model. If its Python belongs to a model's author, the zygote itself is confined: it can reach only what the
+models of that environment can reach together, and its only privilege is to change to their users, so that each fork can
+confine itself further. It has one thread, so that a fork lacks none; forks share the memory of what it has imported.
 
-One fork, the spare, is there before it is asked for, and hears the host's next request itself: a process takes time to be made, and
-whatever the zygote did for each of them would cost each a copy of the memory that it used. A fork is brought to life by another
-fork that ends at once: it becomes the host's child, as if the host had started it. A spare ends with its zygote; nothing ties what
-it becomes to that any more.
+One fork, the spare, exists before it is requested, and receives the host's next request itself: making a process takes
+time, and any work of the zygote for a fork would cost the fork a copy of the memory used. Another fork, which ends at
+once, makes the spare: so the spare becomes a child of the host, as if the host had started it. A spare dies with its
+zygote; once it is a stub, nothing ties it to the zygote any more.
 """
 
 import array
@@ -21,10 +21,12 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
 from pybackend_wire.codec import JSON, encode_frame
+from pybackend_wire.host_messages import Finalize, encoded
 from pybackend_wire.zygote import MOST_BYTES, SPARE_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
 _FORK = ctypes.PyDLL(None, use_errno=True).fork
@@ -34,21 +36,21 @@ _DESCRIPTORS = 3
 _REHEARSALS = 12
 
 _MOST_DEATHS = 5
-"""So many spares in a row that end without having been asked for anything are enough."""
+"""Stop after this many spares in a row that died before any request."""
 
 _FAILED, _BORN, _HOST_IS_GONE = b"!", b"+", b"-"
-"""What the zygote is told of a spare: there is none, for a reason whose number follows; it is one no more, as it should be; it
-has seen that nobody will ask."""
+"""A spare's messages to the zygote: it could not be made, and an error number follows; it has become a stub; it has
+noticed that the host is gone."""
 
 _REST_MS = 15
-"""How long the next spare is not made if nobody asks: in which most models are loaded."""
+"""How long to wait before making the next spare if no request comes; most models load in that time."""
 
 _ADOPTION_S = 5.0
-"""How long a fork waits to become the host's child, which takes less than a millisecond."""
+"""How long a fork waits to become the host's child; it takes less than a millisecond."""
 
 _THREADS = "OPENBLAS_NUM_THREADS"
 _THREADS_BY_DEFAULT = (_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""The variables that say how many threads OpenBLAS has; the first that is set counts."""
+"""The variables for OpenBLAS's number of threads; the first one that is set counts."""
 
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
@@ -56,13 +58,13 @@ _SETTERS = tuple(
 
 
 class Birth(NamedTuple):
-    """What a fork is to become.
+    """The start of a fork as a stub.
 
     Attributes:
         socket: the stub's socket.
-        nudges: the counter by which the host asks to be heard at once.
-        confinement: as JSON; empty if nothing confines it.
-        wake: gives the libraries their threads back, once the process is confined.
+        nudges: the end of a pipe that the host writes to when it needs an answer now.
+        confinement: as JSON; empty for a process that is not confined.
+        wake: restores the libraries' threads, once the process is confined.
     """
 
     socket: int
@@ -77,7 +79,7 @@ class Zygote:
     Args:
         descriptor: its socket.
         host_pid: the host.
-        preload: modules to import beside those of the stub.
+        preload: modules to import besides those of the stub.
     """
 
     def __init__(self, descriptor: int, host_pid: int, preload: "Sequence[str]") -> None:
@@ -89,15 +91,15 @@ class Zygote:
         self._blas: List[Callable[[int], None]] = []
 
     def run(self) -> "Optional[Birth]":
-        """Have a fork ready for the host; returns in every one that it has asked for, and None in the zygote when it is gone."""
+        """Keep a fork ready for the host; returns in every requested fork, and None in the zygote at its end."""
         os.set_inheritable(self._socket.fileno(), False)
         be_called(ZYGOTE_NAME)
-        for number in (signal.SIGINT, signal.SIGTERM):  # the host's own end ends it
+        for number in (signal.SIGINT, signal.SIGTERM):  # it ends when the host does
             signal.signal(number, signal.SIG_IGN)
         try:
             self._warm_up()
             failure = _reason_not_to_fork()
-        except Exception as error:  # noqa: BLE001  whatever a module raises: its instances are started one by one
+        except Exception as error:  # noqa: BLE001  any error of a module: its instances start without a zygote
             failure = f"{type(error).__name__}: {error}"
         if failure:
             self._answer(0, 0, failure)
@@ -107,7 +109,7 @@ class Zygote:
     # Before the first fork
 
     def _warm_up(self) -> None:
-        """Import what stubs import, and keep libraries from starting threads, which no fork would have."""
+        """Import what stubs import, and keep libraries from starting threads, which forks would lack."""
         self._variables[_THREADS] = os.environ.get(_THREADS)
         os.environ[_THREADS] = "1"
         for name in ("triton_python_backend_utils", "pybackend_stub.sandbox", *self._preload):
@@ -115,8 +117,8 @@ class Zygote:
         _rehearse()
         self._blas = _thread_setters()
         gc.collect()
-        tidy_memory()  # else every fork would do so at some time, and copy what lies around
-        gc.freeze()  # else the first collection of every fork would write to all objects, and so copy them
+        tidy_memory()  # otherwise every fork would do so at some time and copy unused memory
+        gc.freeze()  # otherwise the first collection in every fork would write to all objects and so copy them
 
     # Forks
 
@@ -144,12 +146,12 @@ class Zygote:
                 os.close(reading)
                 return self._be_spare(writing, parent)
             os.close(writing)
-            os.waitpid(between, 0)  # from here on the spare is the host's child
+            os.waitpid(between, 0)  # from here on the spare is a child of the host
             if not is_known:
                 is_known = True
                 self._answer(0, 0, "")
             with open(reading, "rb") as pipe:
-                said = pipe.read()  # until the spare is none any more
+                said = pipe.read()  # until the spare is a stub or gone
             if said.startswith(_FAILED):
                 if not self._refuse(os.strerror(int(said[len(_FAILED) :]))):
                     return None
@@ -163,13 +165,13 @@ class Zygote:
         return None
 
     def _let_it_work(self) -> None:
-        """Where cores are few, a fork would take one from what was born just now; but nobody is kept waiting for that."""
+        """Wait a moment, unless a request comes: where cores are few, a fork would take one from the new stub."""
         asked = select.poll()
         asked.register(self._socket, select.POLLIN)
         asked.poll(_REST_MS)
 
     def _refuse(self, why: str) -> bool:
-        """There can be no fork now: say so to whoever asks next; False if the host is gone."""
+        """Answer the next request with the reason why there can be no fork now; False if the host is gone."""
         packet, descriptors = self._receive()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -178,7 +180,7 @@ class Zygote:
         return bool(packet)
 
     def _receive(self) -> "Tuple[bytes, List[int]]":
-        """The next request and its descriptors; empty if the host is gone."""
+        """Return the next request and its descriptors; empty if the host is gone."""
         size = array.array("i").itemsize
         try:
             packet, ancillary, _, _ = self._socket.recvmsg(
@@ -195,11 +197,11 @@ class Zygote:
     def _answer(self, number: int, pid: int, failure: str) -> None:
         try:
             self._socket.send(packed(Forked(number, pid, failure[:1000])))
-        except OSError:  # the host is gone, which the next look at the socket says
+        except OSError:  # the host is gone, as the next read of the socket will show
             pass
 
     def _be_spare(self, writing: int, parent: int) -> Birth:
-        """In a new process: wait to be asked for."""
+        """In a new process, wait for a request."""
         reading, held = self._life
         os.close(held)
         self._wait_for_adoption(parent)
@@ -213,28 +215,28 @@ class Zygote:
         return self._be_born(request, descriptors)
 
     def _request(self, life: int, writing: int) -> "Tuple[Fork, List[int]]":
-        """What the host asks for; does not return if the host, or the zygote, is gone, or the request is refused."""
+        """Return the host's request; exits if the host or the zygote is gone, or the request is refused."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
-        waiting.register(life, 0)  # its end is told without being asked for
+        waiting.register(life, 0)  # poll always reports the end of a pipe
         if life in dict(waiting.poll()):
             os._exit(0)
         packet, descriptors = self._receive()
         if not packet:
-            os.write(writing, _HOST_IS_GONE)
+            _tell(writing, _HOST_IS_GONE)
             os._exit(0)
         request = unpacked_fork(packet)
         complete = len(descriptors) == _DESCRIPTORS
         self._answer(
             request.number, os.getpid() if complete else 0, "" if complete else "a descriptor was lost on the way"
         )
-        os.write(writing, _BORN)
+        _tell(writing, _BORN)
         if not complete:
             os._exit(0)
         return request, descriptors
 
     def _be_born(self, request: Fork, descriptors: "List[int]") -> Birth:
-        """Everything as it is in a process that the host has started itself."""
+        """Make everything as in a process that the host has started itself."""
         sock, nudges, output = descriptors
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -248,12 +250,12 @@ class Zygote:
             else:
                 os.environ[name] = value
         random = sys.modules.get("numpy.random")
-        if random is not None:  # else all forks would draw the same numbers
+        if random is not None:  # otherwise all forks would draw the same numbers
             random.seed()
         return Birth(sock, nudges, request.confinement.encode(), self._wake)
 
     def _wait_for_adoption(self, parent: int) -> None:
-        """Until the process in between has ended: the kernel's promise is about the parent that one has at that time."""
+        """Wait until the process in between has ended: a parent-death signal applies to the parent when it is set."""
         deadline_s = time.monotonic() + _ADOPTION_S
         while os.getppid() == parent and time.monotonic() < deadline_s:
             time.sleep(0.0002)
@@ -266,9 +268,9 @@ class Zygote:
 
 
 def _rehearse() -> None:
-    """Do what every stub does first.
+    """Run the first steps of every stub.
 
-    Interpreters since 3.11 change the code that they run often, and in a fork each change copies memory that was shared.
+    Interpreters since 3.11 specialise code that runs often, and in a fork each change copies memory that was shared.
     """
     from pybackend_stub.channel import HostChannel
     from pybackend_stub.loop import StubLoop
@@ -277,15 +279,15 @@ def _rehearse() -> None:
         ours, theirs = socket.socketpair()
         with ours:
             channel = HostChannel(theirs.detach())
-            StubLoop(channel, -1, {})
+            StubLoop(channel, -1, None)
             channel.greet("", {})
-            ours.sendall(encode_frame(JSON, [[0]]))
+            ours.sendall(encode_frame(JSON, [encoded(Finalize())]))
             channel.receive()
             channel.close()
 
 
 def _bare_fork() -> int:
-    """A fork of which the interpreter knows nothing, and does nothing for: this one will only fork again."""
+    """Fork without the interpreter's knowledge and its fork handlers: the new process only forks again."""
     pid = int(_FORK())
     if pid < 0:
         number = ctypes.get_errno()
@@ -294,7 +296,7 @@ def _bare_fork() -> int:
 
 
 def _fork_and_end(writing: int) -> None:
-    """Returns in a fork of this process, which ends, and says why if there is no fork."""
+    """Return in a fork of this process; this process ends, and reports the reason if there is no fork."""
     pid = -1
     try:
         pid = os.fork()
@@ -305,13 +307,19 @@ def _fork_and_end(writing: int) -> None:
             os._exit(0)
 
 
+def _tell(writing: int, what: bytes) -> None:
+    """Write to the zygote; if it has died, nobody needs to know."""
+    with suppress(BrokenPipeError):
+        os.write(writing, what)
+
+
 def _reason_not_to_fork() -> str:
     threads = len(os.listdir("/proc/self/task"))
-    return "" if threads == 1 else f"what is imported has started {threads - 1} threads, which no fork would have"
+    return "" if threads == 1 else f"its modules have started {threads - 1} threads, which forks would lack"
 
 
 def _thread_count() -> int:
-    """How many threads OpenBLAS would have had."""
+    """Return the number of threads that OpenBLAS would have."""
     for name in _THREADS_BY_DEFAULT:
         text = os.environ.get(name, "")
         if text.isdigit() and int(text) > 0:
@@ -320,14 +328,14 @@ def _thread_count() -> int:
 
 
 def _thread_setters() -> "List[Callable[[int], None]]":
-    """For every OpenBLAS in this process, what changes its number of threads."""
+    """Return the function that sets the number of threads, for every OpenBLAS in this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if "openblas" in line.rpartition("/")[2]}
     found = []
     for path in paths:
         try:
             library = ctypes.CDLL(path)
-        except OSError:  # no library, or replaced since it was loaded
+        except OSError:  # not a library, or replaced since it was loaded
             continue
         setter = next((name for name in _SETTERS if hasattr(library, name)), None)
         if setter is not None:
@@ -336,10 +344,10 @@ def _thread_setters() -> "List[Callable[[int], None]]":
 
 
 def main(arguments: "Sequence[str]") -> "Optional[Birth]":
-    """Be a zygote: ``<socket> <host pid> <mark> [<module to import>]...``; see :meth:`Zygote.run`."""
+    """Run a zygote: ``<socket> <host pid> <mark> [<module to import>]...``; see :meth:`Zygote.run`."""
     descriptor, host_pid, mark = map(int, arguments[:3])
     die_with_host(host_pid)
     bear_mark(mark)
-    show_memory(False)  # else a model of the same user could change what the others are forked from
+    show_memory(False)  # otherwise a model of the same user could change the memory that others are forked from
     sys.argv = [""]
     return Zygote(descriptor, host_pid, arguments[3:]).run()

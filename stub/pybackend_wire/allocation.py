@@ -1,18 +1,18 @@
-"""Which bytes of a segment are free: plain bookkeeping, used by whoever allocates in it.
+"""Keeps track of the free bytes of a segment: plain bookkeeping for the side that allocates in it.
 
 First fit by address, with neighbours merged on release: the lowest addresses are reused first, so pages that were
 touched before stay in use (a fresh page costs 20 to 30 times a warm one).
 """
 
 from bisect import bisect_left
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 ALIGNMENT_BYTES = 64
-"""Blocks begin at multiples of a cache line, which is also the widest alignment that numpy's kernels like."""
+"""Blocks begin at multiples of a cache line, which is also the widest alignment that numpy's kernels benefit from."""
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes`` rounded up to whole cache lines, at least one."""
+    """Return ``nbytes`` rounded up to whole cache lines, at least one."""
     return max(ALIGNMENT_BYTES, (nbytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES)
 
 
@@ -38,8 +38,12 @@ class BlockMap:
         """Size of the block in use at ``offset``, alignment included."""
         return self._used[offset]
 
+    def free(self) -> "List[Tuple[int, int]]":
+        """Offset and size of every free block."""
+        return list(zip(self._free_offsets, self._free_sizes))
+
     def allocate(self, nbytes: int) -> "Optional[int]":
-        """Offset of a block of at least ``nbytes``, None if no free block is large enough."""
+        """Allocate at least ``nbytes``; returns the block's offset, None if no free block is large enough."""
         size = aligned(nbytes)
         for index, free in enumerate(self._free_sizes):
             if free >= size:

@@ -18,7 +18,7 @@ class BytesTensorError(ValueError):
 def encode_elements(elements: "Iterable[Any]") -> bytes:
     """Serialise elements in the order given.
 
-    ``bytes`` are kept as they are, everything else becomes ``str(element)`` in UTF-8 (so ``None`` is ``None``).
+    ``bytes`` stay as they are; every other element becomes ``str(element)`` in UTF-8 (so ``None`` becomes ``None``).
     """
     listed: List[Any] = elements if isinstance(elements, list) else list(elements)
     joined = short_elements.join(listed)
@@ -44,7 +44,7 @@ def decode_elements(data: Buffer) -> "List[bytes]":
     """Split a serialised BYTES tensor into its elements.
 
     Raises:
-        BytesTensorError: a length field or an element is cut short.
+        BytesTensorError: the data ends in the middle of a length field or an element.
     """
     split = short_elements.split(data)
     if split is not None:

@@ -1,4 +1,4 @@
-"""How the messages of a frame become bytes: msgpack where both sides have it, else json. Never pickle."""
+"""Encodes the messages of a frame: msgpack if both sides have it, otherwise json. Never pickle."""
 
 import json
 from typing import Any, Callable, List, NamedTuple, Sequence, Union
@@ -8,7 +8,7 @@ from pybackend_wire.framing import Frame, frame_header
 
 
 class Codec(NamedTuple):
-    """A way to write plain structures; ``loads`` raises ValueError (or a subclass) on garbage."""
+    """An encoding of plain structures; ``loads`` raises ValueError (or a subclass) on garbage."""
 
     name: str
     dumps: "Callable[[Any], bytes]"
@@ -16,7 +16,7 @@ class Codec(NamedTuple):
 
 
 def _json_dumps(value: Any) -> bytes:
-    # Texts of a model may hold lone surrogates, which no UTF-8 can carry and no receiver accepts.
+    # A model's texts may contain lone surrogates, which UTF-8 cannot express and no receiver accepts.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -24,7 +24,7 @@ JSON = Codec("json", _json_dumps, json.loads)
 
 
 def available() -> "List[Codec]":
-    """The codecs that this interpreter can use, the preferred one first."""
+    """Return the codecs that this interpreter can use, the preferred one first."""
     try:
         import msgpack
     except ImportError:
@@ -39,14 +39,14 @@ def available() -> "List[Codec]":
             return msgpack.unpackb(data, strict_map_key=True)
         except ValueError:
             raise
-        except Exception as error:  # msgpack has exceptions that are no ValueError
+        except Exception as error:  # some of msgpack's exceptions are not ValueErrors
             raise ValueError(str(error)) from error
 
     return [Codec("msgpack", packer.pack, loads), JSON]
 
 
 def encode_frame(codec: Codec, messages: "Sequence[Any]", tail: "Sequence[Any]" = ()) -> bytes:
-    """One frame of these messages; ``tail`` are bytes-like chunks whose order the messages' offsets follow."""
+    """Encode messages as one frame; ``tail`` holds bytes-like chunks in the order of the messages' offsets."""
     metadata = codec.dumps(messages)
     if not tail:
         return frame_header(len(metadata), 0) + metadata
@@ -55,7 +55,7 @@ def encode_frame(codec: Codec, messages: "Sequence[Any]", tail: "Sequence[Any]" 
 
 
 def decode_frame(codec: Codec, frame: Frame) -> "List[List[Any]]":
-    """The messages of a frame.
+    """Decode the messages of a frame.
 
     Raises:
         RemoteProtocolError: the metadata is not a list of messages in this codec.

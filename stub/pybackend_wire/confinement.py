@@ -1,8 +1,8 @@
-"""How the process of a model is confined: what the host decides, the process does to itself, and says that it has done.
+"""The confinement of a model's process: the host decides it, the process applies it to itself and reports the result.
 
-The host makes a :class:`Confinement` for every process; it travels as JSON. ``pybackend_stub.sandbox.confine`` carries it
-out before any code of the model runs, and answers with a report: one entry for every layer in :data:`LAYERS`, empty where it
-is in force, else why it is not.
+The host makes a :class:`Confinement` for every process, which travels as JSON. ``pybackend_stub.sandbox.confine``
+applies it before any code of the model runs, and returns a report: one entry for every layer in :data:`LAYERS`, empty
+if the layer is in force, otherwise the reason why it is not.
 """
 
 import json
@@ -10,51 +10,56 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 OFF, STANDARD, STRICT = "off", "standard", "strict"
 LEVELS = (OFF, STANDARD, STRICT)
-"""From the weakest to the strongest."""
+"""From weakest to strongest."""
 
 LAYERS = {
-    "descriptors": "it has no descriptors but its own",
-    "limits": "bounds of its processes, files and memory",
-    "memory_pressure": "the kernel ends it before the host when memory runs out",
-    "uid": "it runs as a user of its own",
+    "descriptors": "it has only its own descriptors",
+    "limits": "its processes, files and memory are limited",
+    "memory_pressure": "the kernel kills it before the host when memory runs out",
+    "uid": "it runs as a separate user",
     "capabilities": "it has no privileges",
-    "parent": "it ends with the host",
-    "no_new_privileges": "it cannot get privileges by running a program",
+    "parent": "it dies with the host",
+    "no_new_privileges": "it cannot gain privileges by running a program",
     "memory": "other processes of its user cannot read its memory",
-    "files": "it reaches only the files that it may",
-    "neighbours": "the files of other models, and of the server, are not among those",
-    "signals": "it signals only processes that it has started, and uses no socket names of others",
-    "system_calls": "it uses only those parts of the kernel that models need",
+    "files": "it can reach only permitted files",
+    "neighbours": "it cannot reach the files of other models or of the server",
+    "signals": "it can signal only processes that it started, and cannot use abstract socket names of others",
+    "system_calls": "it can use only the parts of the kernel that models need",
 }
-"""Every layer, with what holds for a process while it is in force."""
+"""Every layer, with its effect on a process while it is in force."""
+
+NOT_CONFINED, CONFINED, CONFINED_AND_HIDES = "-1", "-2", "-3"
+"""Used in place of the confinement's descriptor: the process is not confined; it is already confined; it is already
+confined and must still hide its memory."""
 
 READ, EXECUTE, WRITE, DEVICE, LIST = "r", "x", "w", "d", "l"
-"""What a process may do below a path; several letters in one word."""
+"""Access of a process to a path and everything below it; letters can be combined in one word."""
 
 
 class Confinement(NamedTuple):
-    """What one process may do. All values are plain, so that the whole is JSON.
+    """The permissions of one process. All values are plain, so that it can travel as JSON.
 
     Attributes:
         level: ``standard`` or ``strict``.
-        paths: pairs of a path and letters; nothing else is reached. A path that is not there is left out.
-        limits: by the names of ``resource.RLIMIT_...`` without that; soft and hard.
-        variables: of the environment, None to take one away.
-        left_out: layers that the host has left out, and why: they are part of the report.
-        required: layers without which the process must not go on.
-        uid: the user to become, -1 to stay.
-        gid: the group to become, -1 to stay.
+        paths: pairs of a path and access letters; all other paths are unreachable. A path that does not exist or
+            contains a symbolic link is left out.
+        limits: soft and hard limit by name, which is that of ``resource.RLIMIT_...`` without the prefix.
+        variables: environment variables to set; None removes one.
+        left_out: layers that the host left out, with reasons; they are part of the report.
+        required: layers without which the process must not continue.
+        uid: the user to change to, -1 to stay.
+        gid: the group to change to, -1 to stay.
         umask: for new files, -1 to leave it.
-        network: sockets of the internet protocols.
-        unix_sockets: sockets with a path.
-        subprocesses: processes beside the first one; threads are always possible.
-        changes_modes: permissions of files may be changed. Landlock does not watch that: where the user is shared with
-            others, only a process that does without is kept from changing theirs.
-        oom_score_adj: least value, 0 to leave it.
-        scrubbed: nothing of the host's environment is inherited.
-        canary: a file that anybody may read and this process must fail to open; empty for none.
-        users: how many users and groups it may change into later on, from ``uid`` on; that is all it keeps of its
-            privileges. Only for what forks the processes of models: each of those gives it up for itself.
+        network: whether sockets of the internet protocols are allowed.
+        unix_sockets: whether sockets with a path are allowed.
+        subprocesses: whether it may start processes; threads are always allowed.
+        changes_modes: whether it may change the permissions of files. Landlock does not control that: if the user is
+            shared, only this prevents a process from changing the files of other processes.
+        oom_score_adj: minimum value, 0 to leave it.
+        scrubbed: whether to withhold the host's environment variables.
+        canary: a world-readable file that this process must fail to open; empty for none.
+        users: number of users and groups, counted from ``uid``, that it may change to later; this is the only privilege
+            it keeps. Used only for a process that forks models' processes: each fork gives the privilege up for itself.
     """
 
     level: str
@@ -76,18 +81,18 @@ class Confinement(NamedTuple):
     users: int = 0
 
     def to_json(self) -> str:
-        """For the way to the process."""
+        """Encode for the process."""
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: "Any") -> "Confinement":
-        """What :meth:`to_json` made."""
+        """Decode the result of :meth:`to_json`."""
         return cls(**json.loads(text))
 
     def environment(self, inherited: "Mapping[str, str]") -> "Dict[str, str]":
-        """The environment that the process is to be started with, from what it would have without being confined.
+        """Return the environment to start the process with, derived from its unconfined environment.
 
-        It counts from the start: a process can read what it was started with for as long as it lives.
+        It must be right from the start: a process can read its initial environment as long as it lives.
         """
         variables = {} if self.scrubbed else dict(inherited)
         for name, value in self.variables.items():
@@ -96,3 +101,12 @@ class Confinement(NamedTuple):
             else:
                 variables[name] = value
         return variables
+
+
+def hides_memory(confinement: Confinement, report: "Mapping[str, str]") -> bool:
+    """Whether to prevent other processes of the same user from inspecting a process.
+
+    The operator's tools keep access at ``standard`` if another layer keeps models out.
+    """
+    protected = not report["uid"] or not report["files"]
+    return confinement.level == STRICT or not protected

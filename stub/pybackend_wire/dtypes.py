@@ -1,4 +1,4 @@
-"""The only table of tensor datatypes: wire name, config name, numpy dtype, size, and the number models know."""
+"""The only table of tensor datatypes: wire name, config name, numpy dtype, size, and the number that models use."""
 
 from typing import Dict, NamedTuple, Optional
 
@@ -11,9 +11,9 @@ class DataType(NamedTuple):
     Attributes:
         name: name on the wire and in tensors, e.g. ``FP32``.
         config_name: name in config.pbtxt, e.g. ``TYPE_FP32`` (``TYPE_STRING`` for ``BYTES``).
-        code: number of the C enumeration that ``triton_to_numpy_type`` takes.
-        itemsize: bytes per element; 0 for ``BYTES``, whose elements carry a length each.
-        numpy: native numpy dtype; None where numpy has no such type (``BF16``).
+        code: number in the C enumeration, the argument of ``triton_to_numpy_type``.
+        itemsize: bytes per element; 0 for ``BYTES``, whose elements have individual lengths.
+        numpy: native numpy dtype; None if numpy has no such type (``BF16``).
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""Error codes that cross the process boundary, and what a broken conversation raises."""
+"""Error codes that cross the process boundary, and the exceptions for violations of the protocol."""
 
 from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """The eight codes of the inference API, with the numbers that ``TritonError`` shows to models."""
+    """The eight codes of the inference API, numbered as in ``TritonError``."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -17,12 +17,12 @@ class ErrorCode(IntEnum):
 
 
 class WireError(Exception):
-    """Something is wrong on the channel between host and stub."""
+    """A protocol error on the channel between host and stub."""
 
 
 class LocalProtocolError(WireError):
-    """This side tried to send what the contract does not allow: a bug of ours."""
+    """This side tried to send something that the protocol does not allow, which is a bug."""
 
 
 class RemoteProtocolError(WireError):
-    """The other side broke the contract: it is not to be trusted with one more frame."""
+    """The other side broke the protocol; no further frame from it can be trusted."""

@@ -1,7 +1,7 @@
 """Frames on a byte stream, without any I/O: bytes in, frames out.
 
 A frame is an 8-byte header (metadata length and tail length, little-endian 32 bit each), metadata (encoded messages)
-and a tail (raw tensor bytes the messages point into).
+and a tail (raw tensor bytes that the messages point into).
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
 HEADER = struct.Struct("<II")
 
 MAX_METADATA_BYTES = 16 * 1024 * 1024
-"""Most that the host takes from a stub: room for an auto-completed configuration and for long error texts."""
+"""The host's limit for a stub's frame: room for an auto-completed configuration and for long error texts."""
 
 MAX_TAIL_BYTES = 64 * 1024 * 1024
-"""Most that the host takes from a stub: tails carry small tensors only."""
+"""The host's limit for a stub's frame: tails carry only small tensors."""
 
 UNLIMITED = 2**32 - 1
-"""What a stub takes from its host, which it trusts, and which bounds what clients may send."""
+"""The stub's limit for the host's frames: it trusts its host, which bounds clients' data."""
 
 MOST_DESCRIPTORS = 32
-"""File descriptors that travel with one piece of the stream: what a receiver has room for at a time."""
+"""Most file descriptors that travel with one piece of the stream; receivers have room for that many."""
 
 _READ_BYTES = 256 * 1024
 
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
 
 
 def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
-    """The header of a stub's frame.
+    """Return the header of a stub's frame.
 
     Raises:
         LocalProtocolError: a part is larger than the host accepts.
@@ -52,18 +52,18 @@ def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
 
 
 def _room(size: int) -> bytearray:
-    """So many bytes that nobody has written to yet, as ``bytearray(size)`` does: what is not used takes no memory.
+    """Return that many uninitialised bytes; unlike the zeroed ones of ``bytearray(size)``, unused pages take no memory.
 
-    There are two of these for each stub.
+    There are two of these buffers for each stub.
     """
     room: bytearray = _new_bytearray(None, size)
     return room
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. Read into :meth:`room`, then tell :meth:`received` how much came.
+    """Cuts a byte stream into frames. Read into :meth:`room`, then pass the count to :meth:`received`.
 
-    Memory: one buffer that grows to the largest frame seen and shrinks back once that frame has left.
+    Memory: one buffer that grows to the largest frame seen and shrinks back once that frame has been returned.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class FrameDecoder:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received that do not make a whole frame yet."""
+        """Bytes received that do not yet make a whole frame."""
         return self._end - self._start
 
     def room(self) -> memoryview:
-        """Where the next bytes of the stream go; never empty."""
+        """Return the buffer for the next bytes of the stream; never empty."""
         return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> "List[Frame]":
-        """Take ``count`` bytes that were read into :meth:`room` and return the frames they complete.
+        """Process ``count`` bytes that were read into :meth:`room`, and return the frames that they complete.
 
         Raises:
             RemoteProtocolError: a header announces more than the limits allow.
@@ -109,7 +109,7 @@ class FrameDecoder:
                 break
             frames.append(Frame(buffer[start + HEADER.size : middle], buffer[middle:end]))
             start = end
-        if start == received and len(buffer) == self._read_bytes:  # nearly always: whole frames, of a common size
+        if start == received and len(buffer) == self._read_bytes:  # the usual case: whole frames of a common size
             self._start = self._end = 0
         else:
             self._start = start
@@ -117,7 +117,7 @@ class FrameDecoder:
         return frames
 
     def _make_room(self, needed: int) -> None:
-        """Leave room for the rest of a frame of ``needed`` bytes that begins at the start of what is left."""
+        """Make room for the rest of a frame of ``needed`` bytes; the bytes received so far are its beginning."""
         left = self._end - self._start
         if left and self._start + needed <= len(self._buffer) and self._end < len(self._buffer):
             return

@@ -1,13 +1,13 @@
-"""Where the loader finds the libraries of an environment's Python: known to that process, kept from what it starts."""
+"""The library path of an environment's Python: used by the process itself, hidden from the programs it starts."""
 
 import os
 
 LIBRARY_PATH = "PYBACKEND_LIBRARY_PATH"
-"""Says the same as ``LD_LIBRARY_PATH`` where the host has set that."""
+"""Holds the same value as ``LD_LIBRARY_PATH`` if the host has set that."""
 
 
 def forget_library_path() -> None:
-    """Have programs of the system that a model starts load the system's libraries; the loader of this process has read it."""
+    """Let system programs that a model starts load the system's libraries; our own loader has read the variable."""
     own = os.environ.pop(LIBRARY_PATH, None)
     if own is not None and os.environ.get("LD_LIBRARY_PATH") == own:
         del os.environ["LD_LIBRARY_PATH"]

@@ -1,41 +1,41 @@
-"""A record of a model's log, as it travels among the lines that a model's process prints.
+"""Records of a model's log among the lines that its process prints.
 
-Everything that a process of a model says takes one pipe, so that it keeps its order: what is printed, as it is, and
-records, each a line of its own: a mark, a JSON array, a line feed. A piece of a record is never longer than what a pipe
-takes as a whole; longer messages travel in several pieces. So no other line, of whatever thread or process, ends up inside
-a piece. Whoever prints something that looks like a record writes a line of the log, which is all that a record can do.
+All output of a model's processes goes through one pipe, which keeps it in order: printed text as it is, and records. A
+record is a line: a mark, a JSON array, a line feed. A piece of a record is never longer than the largest atomic write
+to a pipe; longer messages travel in several pieces. So a line of another thread or process never ends up inside a
+piece. A program that prints something like a record writes a log line, which is all that a record can do.
 """
 
 import json
 from typing import List
 
 MARK = b"\x1e"
-"""Begins a record; JSON never contains it."""
+"""Begins a record; never occurs in JSON."""
 
 MOST_LINE = 256 * 1024
-"""Characters of a message, or bytes of a printed line, that are kept."""
+"""Most characters of a message, or bytes of a printed line, that are kept."""
 
 MOST_PIECE_BYTES = 4096
-"""Of a record; what Linux puts into a pipe as a whole."""
+"""Most bytes of a record's piece: Linux writes that many to a pipe atomically."""
 
 MOST_PIECE_CHARACTERS = 512
-"""Of a message in pieces: each may take six bytes, and the rest of a piece needs some too."""
+"""Most characters of a message per piece: each may take six bytes, and the other fields need room too."""
 
 MOST_PIECES = MOST_LINE // MOST_PIECE_CHARACTERS + 1
-"""The last one says how much was cut."""
+"""The last piece says how much was cut off."""
 
 _MOST_FILE_CHARACTERS = 128
 
 
 def encode_record(pid: int, thread: int, level: int, file: str, line: int, message: str) -> "List[bytes]":
-    """The pieces of a record, each to be written at once, in this order.
+    """Encode a record as pieces; each must be written with one call, in this order.
 
     Args:
-        pid: who says it.
-        thread: and which thread; with the process it tells the pieces of one message from those of another.
+        pid: process that writes the record.
+        thread: thread that writes it; together with the process it identifies the pieces of one message.
         level: number of a ``pb_utils.Logger.LogLevel``.
         file: name of the source file.
-        line: in that file.
+        line: line in that file.
         message: text without lone surrogates.
     """
     file = file[-_MOST_FILE_CHARACTERS:]

@@ -1,7 +1,7 @@
-"""What a family of custom metrics and a series may be called, and how large they may be.
+"""Rules for the names and sizes of custom metrics: families and series.
 
-A model is told by the SDK, before anything is sent; the host holds what arrives against the same rules, because it puts
-names and labels on a page that other programs parse.
+The SDK checks them first and reports faults to the model. The host checks what arrives against the same rules, because
+it writes names and labels to a page that other programs parse.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Dict, Optional, Sequence
 from pybackend_wire.messages import MetricKind
 
 MOST_TEXT = 8192
-"""Characters of a family's name and description together, and of a series' label names and values together."""
+"""Most characters of a family's name and description together, and of a series' label names and values together."""
 MOST_BUCKETS = 1000
 
 _FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -18,7 +18,7 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def family_problem(name: str, description: str) -> "Optional[str]":
-    """What is wrong with a family, as a sentence; None if nothing is."""
+    """Describe the fault of a family in a sentence; None if there is none."""
     length = len(name) + len(description)
     if length > MOST_TEXT:
         return f"name and description of a metric family may have {MOST_TEXT} characters together, these have {length}."
@@ -31,7 +31,7 @@ def family_problem(name: str, description: str) -> "Optional[str]":
 
 
 def series_problem(kind: int, labels: "Dict[str, str]", buckets: "Optional[Sequence[float]]") -> "Optional[str]":
-    """What is wrong with a series of a family of this kind, as a sentence; None if nothing is."""
+    """Describe the fault of a series of this kind of family in a sentence; None if there is none."""
     length = sum(len(name) + len(value) for name, value in labels.items())
     if length > MOST_TEXT:
         return f"the labels of a metric may have {MOST_TEXT} characters together, these have {length}."

@@ -1,6 +1,6 @@
-"""BYTES tensors of many short elements, the common case of text, with numpy in place of a loop over the elements.
+"""Encodes and decodes BYTES tensors of many short elements, the common case of text, with numpy instead of a loop.
 
-Everything here gives up, by returning None, where it cannot prove that it is right; then the loop does the work.
+Every function here returns None if it cannot prove that its result is right; then a loop does the work.
 """
 
 from typing import Any, List, Optional, Union
@@ -8,18 +8,18 @@ from typing import Any, List, Optional, Union
 import numpy as np
 
 FEWEST_ELEMENTS = 16
-"""Below it the loop is as fast."""
+"""Below this number a loop is as fast."""
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Of a tensor: the temporary arrays take about five times as much."""
+"""Size limit of a tensor: the temporary arrays take about five times as much memory."""
 
 _SEPARATOR = b"\0\0\0\0"
 _SHORT = 256
-"""Lengths below it have three zero bytes, which is how their fields are found."""
+"""Shorter lengths have three zero bytes, by which their fields are found."""
 
 
 def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.ndarray[Any, Any]]":
-    """Offsets of the length fields of a serialised tensor whose elements are all shorter than 256 bytes."""
+    """Return the offsets of the length fields of a serialised tensor whose elements are all shorter than 256 bytes."""
     if not FEWEST_ELEMENTS * 4 <= len(data) <= MOST_BYTES:
         return None
     octets = np.frombuffer(data, np.uint8)
@@ -27,7 +27,7 @@ def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.
     starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
     if not len(starts) or starts[0]:
         return None
-    # Three zeros may also stand in an element: only if each field leads to the next one are these the fields.
+    # Elements may contain three zeros too: these are the length fields only if each one leads to the next.
     ends = starts + octets[starts] + 4
     if ends[-1] != len(octets) or not np.array_equal(ends[:-1], starts[1:]):
         return None
@@ -35,7 +35,7 @@ def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.
 
 
 def split(data: "Union[bytes, bytearray, memoryview]") -> "Optional[List[bytes]]":
-    """The elements of a serialised tensor, if all of them are shorter than 256 bytes and hold no zero byte."""
+    """Split a serialised tensor into its elements, if all of them are shorter than 256 bytes and have no zero byte."""
     starts = element_starts(data)
     if starts is None:
         return None
@@ -47,12 +47,12 @@ def split(data: "Union[bytes, bytearray, memoryview]") -> "Optional[List[bytes]]
 
 
 def join(elements: "List[Any]") -> Optional[bytes]:
-    """The serialised form of elements, if all of them are bytes that hold no zero byte."""
+    """Serialise elements, if all of them are bytes without a zero byte."""
     if len(elements) < FEWEST_ELEMENTS:
         return None
     try:
         joined = bytearray(_SEPARATOR + _SEPARATOR.join(elements))
-    except TypeError:  # not all of them are bytes
+    except TypeError:  # some of them are not bytes
         return None
     if len(joined) > MOST_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""The life of a stub as its host sees it, and which messages are legal in which state."""
+"""The life of a stub as its host sees it, and the messages that are legal in each state."""
 
 from enum import IntEnum
 from typing import Dict, FrozenSet
@@ -7,7 +7,7 @@ from pybackend_wire.messages import StubMessage
 
 
 class StubState(IntEnum):
-    """Where a stub is in its life, as the host sees it."""
+    """The state of a stub, as the host sees it."""
 
     STARTING = 0
     LOADING = 1
@@ -50,4 +50,4 @@ LEGAL: "Dict[StubState, FrozenSet[int]]" = {
     StubState.FINALIZING: _SERVING | {StubMessage.FINALIZED},
     StubState.GONE: frozenset(),
 }
-"""What a stub may say in each state; anything else is a broken contract."""
+"""The messages that a stub may send in each state; any other message breaks the protocol."""

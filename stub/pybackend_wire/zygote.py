@@ -1,36 +1,36 @@
-"""What a host and a zygote say to each other: packets of json, one per message, over a socket that keeps them apart.
+"""The protocol between host and zygote: packets of json, one per message, over a socket that keeps them apart.
 
 host                                        zygote
   <----------------- FORKED(0) ---------------      it has imported what every stub needs, and is ready
   ------------------ FORK(n) ---------------->      with three descriptors: socket, nudges, output
-  <----------------- FORKED(n) ---------------      said by the new process itself, which is a child of the host
+  <----------------- FORKED(n) ---------------      sent by the new process itself, which is a child of the host
 """
 
 import json
 from typing import Any, NamedTuple, Sequence
 
 ARGUMENT = "zygote"
-"""The first argument of a stub's bundle that makes it a zygote."""
+"""As the first argument of a stub's bundle it starts a zygote."""
 
 ZYGOTE_NAME, SPARE_NAME = "pb-zygote", "pb-spare"
-"""What ``ps`` and ``/proc/<pid>/comm`` call a zygote, and what it has forked until that has a model."""
+"""The names in ``ps`` and ``/proc/<pid>/comm`` of a zygote, and of its fork until that has a model."""
 
 MOST_BYTES = 128 * 1024
-"""What a packet may have: less than any socket takes."""
+"""Largest packet: less than any socket's limit."""
 
 MARK = 10
-"""``RLIMIT_LOCKS``, which Linux has not heeded since 2.4: what is started inherits it and cannot raise it, so its value tells
-for ever whose a process is."""
+"""``RLIMIT_LOCKS``, which Linux has ignored since 2.4. Child processes inherit it and cannot raise it, so its value
+always identifies the owner of a process."""
 
 
 class Fork(NamedTuple):
-    """Bring a stub to life.
+    """Turn the spare into a stub.
 
     Attributes:
         number: of the request, from 1 on.
-        mark: of the process and all that it will start; 0 for none.
-        cores: where it may run; everywhere if there are none.
-        confinement: as JSON; empty if nothing confines it.
+        mark: for the process and everything it starts; 0 for none.
+        cores: the cores that it may use; empty for all.
+        confinement: as JSON; empty for a process that is not confined.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Fork(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """The answer to a request, or to none if ``number`` is 0; ``failure`` is empty if all went well."""
+    """The answer to a request, or an announcement if ``number`` is 0; ``failure`` is empty on success."""
 
     number: int
     pid: int
@@ -48,10 +48,10 @@ class Forked(NamedTuple):
 
 
 def packed(message: "Sequence[Any]") -> bytes:
-    """A message as a packet."""
+    """Encode a message as a packet."""
     return json.dumps(message).encode()
 
 
 def unpacked_fork(packet: bytes) -> Fork:
-    """The request in a packet."""
+    """Decode the request in a packet."""
     return Fork(*json.loads(packet))

@@ -11,20 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.frontend.bls import calls
-from pybackend.frontend.http import infer_body, infer_protocol, serial_protocol
+from pybackend.calls import model_calls, open_bytes
+from pybackend.cli.options import parse
+from pybackend.ensemble import run as ensemble_run
+from pybackend.errors import ServerError
+from pybackend.frontend import descriptor_reserve
+from pybackend.frontend.http import chunked_end, infer_body, infer_protocol, pace, serial_protocol
 from pybackend.inference import copying
-from pybackend.instance import backoff, model_instance, readiness, session
-from pybackend.ipc import channel
-from pybackend.model import ensemble_run
+from pybackend.instance import backoff, prefetch, readiness, session
+from pybackend.ipc import channel, stub_messages
 from pybackend.modelconfig import options
-from pybackend.protocol import infer_plan, plan_cache
+from pybackend.observability import custom_metrics
+from pybackend.protocol import infer_plan, json_outline, json_pieces, large_request, limits, plan_cache
 from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"`((?:pybackend|pybackend_\w+)(?:\.\w+)+)`")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
+MOST_LINES = 150
+LONG_PAGES = frozenset({"reference/conformance.md", "operators/attacks.md"})
+"""Lists of rows that are one idea, however long."""
 BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -48,6 +56,13 @@ def test_python_blocks_are_python(page):
             assert "outside function" in str(error), f"{error}:\n{code}"  # noqa: PT017  only this kind is excused
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_diagrams_have_no_semicolons(page):
+    # Mermaid ends a statement there, and shows the whole diagram as text.
+    diagrams = re.findall(r"^```mermaid\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
+
+
 def test_flags_of_serve_are_all_documented_and_all_there():
     page = (ROOT / "docs" / "operators" / "serve.md").read_text()
     documented = set(re.findall(r"--[a-z][a-z-]+", page)) - {"--flag", "--help"}
@@ -61,6 +76,62 @@ def test_flags_of_serve_are_all_documented_and_all_there():
 def test_every_page_is_in_the_navigation():
     navigation = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert navigation == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
+def test_every_page_is_reachable_from_the_index():
+    docs = ROOT / "docs"
+    reached, waiting = set(), [docs / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            linked = ((page.parent / target).resolve() for target in LINK.findall(page.read_text()))
+            waiting += [target for target in linked if target.suffix == ".md" and target.is_relative_to(docs)]
+    assert sorted(map(_name, set(docs.rglob("*.md")) - reached)) == []
+
+
+def test_pages_hold_one_idea():
+    long = {
+        str(page.relative_to(ROOT / "docs")): lines
+        for page in (ROOT / "docs").rglob("*.md")
+        if (lines := len(page.read_text().splitlines())) > MOST_LINES
+    }
+    assert set(long) == LONG_PAGES, f"split pages of more than {MOST_LINES} lines by idea: {long}"
+
+
+def test_flags_to_drop_are_refused_as_the_reference_s():
+    page = (ROOT / "docs" / "coming-from-triton.md").read_text()
+    rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
+    flags = [flag.replace("*", "address") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
+    assert len(flags) > 20
+    for flag in flags:
+        with pytest.raises(ServerError) as refused:
+            parse(["serve", "models", flag if "=" in flag else f"{flag}=1"])
+        expected = "does not poll" if flag.endswith("=poll") else "Triton's server has it"
+        assert expected in str(refused.value), flag
+
+
+def test_glossary_names_modules_that_exist():
+    page = (ROOT / "docs" / "architecture" / "glossary.md").read_text()
+    places = [place for row in re.findall(r"^\|.*\| ([^|]*) \|$", page, re.MULTILINE) for place in CODE.findall(row)]
+    assert len(places) > 40
+    assert [place for place in places if not _exists(place)] == []
+
+
+def _exists(place):
+    """True for a module in the sources, or a name that one binds at its top level."""
+    package, *names = place.split(".")
+    path = next(ROOT / top / package for top in ("host", "stub", "sdk") if (ROOT / top / package).exists())
+    for name in names:
+        if path.is_dir() and (path / name).is_dir():
+            path /= name
+        elif path.is_dir() and (path / f"{name}.py").exists():
+            path /= f"{name}.py"
+        else:
+            return (
+                path.is_file() and re.search(rf"^(?:class |def )?{name}\b", path.read_text(), re.MULTILINE) is not None
+            )
+    return True
 
 
 @pytest.mark.parametrize(
@@ -77,14 +148,16 @@ def test_every_page_is_in_the_navigation():
         ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
         ("hot-path", f"is kept, up to {serial_protocol.MAX_KEPT_BYTES // 1024} KB, and then reading pauses"),
         ("hot-path", f"Tensors up to {messages.INLINE_BYTES // 1024} KB"),
-        ("hot-path", f"at most {model_instance.MOST_PREFETCHED} executions"),
-        ("hot-path", f"that has run for {model_instance.SLOW_NS // 1_000_000} ms"),
+        ("hot-path", f"at most {prefetch.MOST_PREFETCHED} executions"),
+        ("hot-path", f"that has run for {prefetch.SLOW_NS // 1_000_000} ms"),
         ("hot-path", f"Outputs above {infer_plan.SMALL_BYTES // 1024} KB"),
         ("hot-path", f"every {GC_THRESHOLD:,} container allocations"),
         ("failure", f"Not more than about {channel.MESSAGES_AT_ONCE} messages"),
         ("failure", f"waits {backoff.FIRST_BACKOFF_S} s before the next one"),
         ("failure", f"up to {backoff.LONGEST_BACKOFF_S:.0f} s."),
-        ("failure", f"after {serial_protocol.STALLED_SECONDS} s without a byte"),
+        ("failure", f"when it is {pace.STALLED_SECONDS} s behind"),
+        ("hot-path", f"above {large_request.LARGE_JSON_BYTES >> 10} KB is read"),
+        ("hot-path", f"more than {json_pieces.LARGEST_WHOLE_BYTES >> 10} KB of tensor as JSON"),
         ("processes", {3: "has three seconds to exit"}[int(session.EXIT_GRACE_S)]),
     ],
 )
@@ -95,18 +168,33 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        ("architecture/calls", f"more than {calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
+        ("architecture/calls", f"more than {model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
         ("architecture/calls", f"nobody waits for more than {readiness.READINESS_LIMIT_S:.0f} seconds"),
         ("architecture/memory", f"Copies of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
-        ("architecture/failure", {10: "when that was [ten times]"}[options.DEFAULT_RESTART_LIMIT]),
-        ("authors/bls", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
-        ("authors/decoupled", f"{calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
+        ("architecture/failure", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
+        ("authors/bls-rules", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("authors/decoupled", f"{model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
         ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),
-        ("authors/ensembles", f"while a step behind it has {ensemble_run.MOST_INFLIGHT} requests of this one request"),
+        (
+            "authors/ensembles-running",
+            f"while a step behind it has {ensemble_run.MOST_INFLIGHT} requests of this one request",
+        ),
         ("authors/life-cycle", f"takes longer than {readiness.READINESS_LIMIT_S:.0f} seconds"),
         ("authors/life-cycle", f"After {options.DEFAULT_RESTART_LIMIT} restarts in a row"),
-        ("operators/limits", f"| {calls.MOST_OPEN_CALLS:,} |"),
-        ("operators/limits", f"| {calls.MOST_BACKLOG_BYTES >> 20} MB, then those who stream to it wait |"),
+        ("operators/limits", f"| {model_calls.MOST_OPEN_CALLS:,} |"),
+        ("operators/limits", f"| {open_bytes.MOST_OPEN_BYTES >> 20} MB | the call raises |"),
+        ("operators/limits", f"| {stub_messages.MOST_ITEMS:,} | its process is killed |"),
+        ("operators/limits", f"| {stub_messages.MOST_CONFIG_BYTES >> 20} MB | the model is not loaded |"),
+        ("operators/limits", f"all but {descriptor_reserve.LARGEST_RESERVE:,} if that is more"),
+        ("operators/limits", f"| {custom_metrics.MOST_PAGE_BYTES >> 20} MB of the metrics page"),
+        ("operators/limits", f"| {model_calls.MOST_BACKLOG_BYTES >> 20} MB, then models that stream to it wait |"),
+        ("operators/limits", f"| {pace.LOWEST_RATE_BYTES_PER_S >> 10} KB a second on average, and never more than"),
+        ("operators/limits", f"more than {pace.STALLED_SECONDS} s behind |"),
+        ("operators/limits", f"sending less than {pace.SLOW_RATE_BYTES_PER_S >> 10} KB a second for"),
+        ("operators/limits", {5: "for five seconds, and"}[pace.SLOW_AFTER_SECONDS]),
+        ("operators/limits", f"the data of its tensors | {json_outline.LARGEST_SKELETON_BYTES >> 20} MB |"),
+        ("operators/limits", f"| dimensions of a shape | {limits.MOST_DIMS} |"),
+        ("operators/limits", f"(they are ignored) | {chunked_end.MOST_TRAILER_BYTES >> 10} KB |"),
     ],
 )
 def test_numbers_of_other_pages_are_those_of_the_code(page, sentence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,3 +38,54 @@ def test_every_package_has_a_place_in_the_import_contracts():
         if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").exists()
     }
     assert named == present
+
+
+MOST_PRIVATES_IN_TESTS = 82
+"""Uses of private names by tests: only ever fewer. Test through what a module offers; a test that cannot wants something
+there that its callers would want as well."""
+
+NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+INTERPRETERS = {"os", "sys"}
+
+
+def test_tests_use_fewer_and_fewer_privates():
+    shared = {name for path in (ROOT / "stub").rglob("*.py") for _, name in _privates_of_others(path)}
+    used = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in _privates_of_others(path)
+        # What the stub uses of the SDK is the contract between them, and private to models only.
+        if name not in shared
+    ]
+    listed = "\n".join(used)
+    assert len(used) <= MOST_PRIVATES_IN_TESTS, f"use what is public, and see what is new here:\n{listed}"
+    assert len(used) == MOST_PRIVATES_IN_TESTS, f"fewer than before: set MOST_PRIVATES_IN_TESTS to {len(used)}"
+
+
+def _privates_of_others(path):
+    """Where a file takes a private name of something else than its own objects: ``(line, name)``."""
+    tree = ast.parse(path.read_text())
+    own = {getattr(node, "name", None) for node in ast.walk(tree)}
+    own |= {node.attr for node in ast.walk(tree) if _is_set_on_self(node)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner not in {"self", "cls"} | INTERPRETERS:
+                names = [name]
+            case ast.Attribute(value=value, attr=name) if not isinstance(value, ast.Name):
+                names = [name]
+            case ast.ImportFrom(module=str(module)) if module.startswith("pybackend"):
+                names = [alias.name for alias in node.names]
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                names = [name]
+            case _:
+                continue
+        for name in names:
+            if name.startswith("_") and not name.startswith("__") and name not in own | NAMED_TUPLES:
+                yield node.lineno, name
+
+
+def _is_set_on_self(node):
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls"), ctx=ast.Store()):
+            return True
+    return False

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pybackend.errors import InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Lease
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
@@ -59,6 +59,16 @@ class _Instance:
 
     def execute(self, batch: list[PendingRequest]) -> None:
         self.executed += len(batch)
+
+
+class _Queue(NoHolder):
+    """Drops what is cancelled."""
+
+    def __init__(self, batcher: DynamicBatcher) -> None:
+        self._batcher = batcher
+
+    def cancel(self, pending: PendingRequest) -> None:
+        self._batcher.remove(pending)
 
 
 class _Owner:
@@ -136,4 +146,4 @@ def _request(choice: random.Random, batcher: DynamicBatcher) -> PendingRequest:
     request = InferenceRequest("model")
     request.priority = choice.randint(1, _PRIORITIES)
     request.timeout_us = choice.randint(_SHORTEST_TIMEOUT_US, _LONGEST_TIMEOUT_US)
-    return PendingRequest(request, lambda response: response.release(), batcher.remove)
+    return PendingRequest(request, lambda response: response.release(), _Queue(batcher))

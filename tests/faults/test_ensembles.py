@@ -126,7 +126,7 @@ def test_the_other_step_goes_on_when_one_is_killed(server, directories):
     }
     pid = starts(directories["first"])[-1][0]
     with Asker(server) as asker:
-        asked = asker._pool.submit(server.infer, "pair", both)
+        asked = asker.call(server.infer, "pair", both)
         slow.wait_reached()
         dies.wait_reached()
         kill(directories["second"])
@@ -146,7 +146,7 @@ def test_both_steps_die_at_once(server, directories):
         ]
     }
     with Asker(server) as asker:
-        asked = asker._pool.submit(server.infer, "pair", both)
+        asked = asker.call(server.infer, "pair", both)
         for gate in gates:
             gate.wait_reached()
         for name in ("first", "second"):

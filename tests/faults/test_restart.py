@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
 
-from tests.faults.victims import VICTIM, Asker, ask, starts, told, write_victim
+from tests.faults.victims import VICTIM, Asker, ask, command, starts, told, write_victim
+from tests.sandbox.hosts import arena
+from tests.support.connection import connected, head, post
 from tests.support.gates import Gate, wait_until
+from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
@@ -118,6 +123,72 @@ def test_a_host_without_descriptors_tries_again_until_it_has_some(tmp_path):
         assert len(server.stub_pids()) == stubs
         assert server.stop() == 0
         assert "Traceback" not in server.output, server.output
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_a_confined_model_comes_back_once_there_are_descriptors_again(level):
+    """Also looking for what its process has left behind takes descriptors."""
+    with arena("root", f"--sandbox={level}", models={"victim": {}}) as host:
+        server = host.server
+        server.wait_ready()
+        pid = host.ask("victim")["pid"]
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, hard))
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for(r"instance 'victim_\w+' cannot be restarted: .*Too many open files")
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        server.wait_until("/v2/models/victim/ready", 200)
+        assert host.ask("victim")["pid"] != pid
+        assert server.stop() == 0
+        assert "Traceback" not in server.output, server.output
+
+
+def test_clients_leave_descriptors_for_a_restart(tmp_path):
+    """However many come: the first are served, the last are sent away, and a process that dies meanwhile comes back."""
+    write_victim(tmp_path, "weak")
+    with serving(tmp_path) as server, ExitStack() as clients:
+        host = server.process.pid
+        pid = int(told(server, "weak", "pid"))
+        _, hard = resource.prlimit(host, resource.RLIMIT_NOFILE)
+        resource.prlimit(host, resource.RLIMIT_NOFILE, (200, hard))
+        first = clients.enter_context(connected(server.port))
+        idle = [clients.enter_context(connected(server.port)) for _ in range(300)]
+        refused = idle[-1].reply()
+        assert refused.status == 503
+        assert refused.error.startswith("the server has as many connections as it can take")
+        assert idle[-1].at_end()
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for("instance 'weak_0' is restarted")
+        first.send(post("/v2/models/weak/infer", json.dumps(command("echo again")).encode()))
+        assert first.reply().json["outputs"][0]["data"] == ["again"]
+        clients.close()
+        server.wait_until("/v2/models/weak/ready", 200)
+        assert server.stop() == 0
+        assert "Traceback" not in server.output, server.output
+        assert server.output.count("Clients use all descriptors") == 1
+
+
+def test_what_clients_announce_leaves_descriptors_for_a_restart(tmp_path):
+    """Also where it is more than the model has memory for: none of it is there yet."""
+    write_victim(tmp_path, "weak")
+    write_model(tmp_path, "identity", IDENTITY, identity_config())
+    with serving(tmp_path, flags=("--model-memory-limit=1048576",)) as server, ExitStack() as clients:
+        host = server.process.pid
+        pid = int(told(server, "weak", "pid"))
+        _, hard = resource.prlimit(host, resource.RLIMIT_NOFILE)
+        resource.prlimit(host, resource.RLIMIT_NOFILE, (200, hard))
+        announcing = [clients.enter_context(connected(server.port)) for _ in range(100)]
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [250_000], "parameters": {"binary_data_size": 1_000_000}}
+        text = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Inference-Header-Content-Length": len(text), "Content-Length": len(text) + 1_000_000}
+        for connection in announcing:
+            connection.send(head("POST", "/v2/models/identity/infer", headers) + text)
+        assert told(server, "weak", "echo all are read") == "all are read"
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for("instance 'weak_0' is restarted")
+        assert told(server, "weak", "echo again") == "again"
+        clients.close()
+        assert server.stop() == 0
 
 
 def test_a_thread_that_goes_on_keeps_no_process_alive(tmp_path):

@@ -80,7 +80,7 @@ async def _use_every_way(repository: Path, python: str) -> dict[str, object]:
             text = np.array([textwrap.dedent(code)], object)
             request = InferenceRequest(model, inputs=[input_tensor("CODE", text)])
             async with asyncio.timeout(DEADLINE_S):
-                response = await engine.infer(engine.model(model), request)
+                response = await engine.open(model).infer(request)
             found[name] = json.loads(output_array(response, "JSON").item())
             response.release()
     return found

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.bundle import stage_bundle
+from pybackend.process.bundle import stage_bundle
 from tests.floor import environments
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.repositories import identity_config, write_model
@@ -92,9 +92,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _ask(engine, model_name: str, **arrays: np.ndarray):
-    model = engine.model(model_name)
+    model = engine.repository.find(model_name)
     inputs = [input_tensor(name, array) for name, array in arrays.items()]
-    return await engine.infer(model, InferenceRequest(model_name, inputs=inputs))
+    return await engine.open(model.name, model.version).infer(InferenceRequest(model_name, inputs=inputs))
 
 
 async def _use_every_model(repository: Path, python: str) -> dict[str, object]:
@@ -108,14 +108,14 @@ async def _use_every_model(repository: Path, python: str) -> dict[str, object]:
         np.testing.assert_array_equal(output_array(response, "OUTPUT0"), left + right)
         np.testing.assert_array_equal(output_array(response, "OUTPUT1"), left - right)
 
-        signature = engine.model("batch_model").signature
+        signature = engine.repository.find("batch_model").signature
         assert list(signature.inputs), "the model did not complete its configuration"
         arrays = {name: np.stack([left, right]) for name in signature.inputs}
         response = await _ask(engine, "batch_model", **arrays)
         assert {output.shape[0] for output in response.outputs} == {2}
         response.release()
 
-        (name,) = engine.model("string_upper").signature.inputs
+        (name,) = engine.repository.find("string_upper").signature.inputs
         words = np.array([b"", "dež in veter".encode(), b"a" * 20_000], dtype=object)
         response = await _ask(engine, "string_upper", **{name: words})
         upper = [element.decode() for element in output_array(response, response.outputs[0].name).ravel()]

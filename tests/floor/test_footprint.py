@@ -32,10 +32,12 @@ def test_memory_and_threads_of_idle_stubs(tmp_path):
 
     async def measure() -> list[tuple[int, int]]:
         async with engine_on(tmp_path) as engine:
-            model = engine.model("identity")
+            model = engine.repository.find("identity")
             for _ in range(2 * STUBS):  # each has done what a stub does, once
                 inputs = [input_tensor("IN", np.zeros(100, np.float32))]
-                response = await engine.infer(model, InferenceRequest("identity", inputs=inputs))
+                response = await engine.open(model.name, model.version).infer(
+                    InferenceRequest("identity", inputs=inputs)
+                )
                 assert response.error is None
                 response.release()
             return [(pss_kib(instance.pid), threads(instance.pid)) for instance in model.instances]

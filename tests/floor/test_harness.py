@@ -138,7 +138,7 @@ def test_on_the_command_line(row, project):
     done = _run(python, project, *arguments)
     assert done.returncode == 2
     assert "error: failed to read " in done.stderr
-    assert "the package 'pybackend' is not installed here" in done.stderr
+    assert "the package 'pybackend', which reads config.pbtxt, is not installed here" in done.stderr
     (project / "config.json").write_text(
         subprocess.run(
             [python, "-c", CONFIG + "import json; print(json.dumps(CONFIG))"],

@@ -15,10 +15,10 @@ import asyncio, json, sys
 from pathlib import Path
 from pybackend.doctor.trial import greeting
 from pybackend.environment.environment import Environment
-from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.child_process import AdoptedProcess
-from pybackend.instance.launcher import StubLauncher
-from pybackend.instance.orphans import Orphans
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.child_process import AdoptedProcess
+from pybackend.process.launcher import StubLauncher
+from pybackend.process.orphans import Orphans
 
 async def main():
     orphans = Orphans()

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+import triton_python_backend_utils as pb_utils
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -135,6 +137,22 @@ def stat_hidden_file(context):
     return f"{os.stat(context['secret']).st_size} bytes"
 
 
+def watch_hidden_file(context):
+    libc = ctypes.CDLL(None, use_errno=True)
+    watcher = libc.inotify_init1(os.O_CLOEXEC)
+    try:
+        if watcher < 0 or libc.inotify_add_watch(watcher, os.fsencode(os.path.dirname(context["secret"])), 0xFFF) < 0:
+            raise OSError(ctypes.get_errno(), "inotify")
+    finally:
+        if watcher >= 0:
+            os.close(watcher)
+    return "it will be told of every use"
+
+
+def list_hidden_attributes(context):
+    return os.listxattr(context["secret"])
+
+
 def read_disk(_):
     tried = []
     for name in ("mem", "kmem", "port", "sda", "vda", "nvme0n1", "loop0", "ram0"):
@@ -250,8 +268,60 @@ def slow_user(_):
 
 
 def pin_host(context):
-    os.sched_setaffinity(context["host"], os.sched_getaffinity(context["host"]))
+    cores = os.sched_getaffinity(context["host"])
+    if len(cores) < 2:
+        raise Skipped("there is one core")
+    os.sched_setaffinity(context["host"], {min(cores)})
+    if os.sched_getaffinity(context["host"]) == cores:
+        raise PermissionError("it has no effect")
+    os.sched_setaffinity(context["host"], cores)
     return "changed"
+
+
+def reschedule_host(context):
+    os.sched_setscheduler(context["host"], os.SCHED_BATCH, os.sched_param(0))
+    os.sched_setscheduler(context["host"], os.SCHED_OTHER, os.sched_param(0))
+    return "changed"
+
+
+def outlive_host(_):
+    signalled = ctypes.c_int(0)
+    _libc.prctl(2, ctypes.byref(signalled), 0, 0, 0)
+    if _libc.prctl(1, ctypes.c_ulong(0), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    _libc.prctl(1, ctypes.c_ulong(signalled.value), 0, 0, 0)
+    return "cleared"
+
+
+_MARK = 10
+
+
+def change_mark(_):
+    mark = resource.getrlimit(_MARK)[1]
+    lower = struct.pack("QQ", mark - 1, mark - 1)
+    calls = (
+        lambda: resource.setrlimit(_MARK, (mark - 1, mark - 1)),
+        lambda: _call(_number(160, 164), _MARK, lower),
+        lambda: _call(_number(302, 261), 0, _MARK, lower, None),
+    )
+    for call in calls:
+        try:
+            call()
+        except (OSError, ValueError) as error:
+            refusal = error
+        else:
+            return "changed"
+    if resource.getrlimit(_MARK)[1] != mark:
+        return "changed"
+    raise refusal
+
+
+def open_terminal(context):
+    return repr(os.open(context["terminal"], os.O_RDWR | os.O_NOCTTY))
+
+
+def make_terminal(_):
+    return repr(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
 
 
 def inherited_descriptors(_):
@@ -439,6 +509,18 @@ def userfaultfd(_):
     return f"descriptor {_call(_number(323, 282), 1)}"
 
 
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+
+
+def answer_filter(_):
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # it allows everything
+    given = _Filter(1, ctypes.addressof(code))
+    descriptor = _call(_number(317, 277), 1, 8, ctypes.byref(given))
+    os.close(descriptor)
+    return "it is asked"
+
+
 def x32_calls(_):
     if not X86:
         raise Skipped("this machine has no others")
@@ -529,6 +611,10 @@ def leave_shared_memory(_):
     return "made"
 
 
+def use_semaphores(context):
+    return f"value {_call(_number(66, 191), context['semaphore'], 0, 12, 0)}"
+
+
 def leave_message_queue(_):
     queue = _libc.msgget(0, 0o1600)
     if queue < 0:
@@ -544,12 +630,68 @@ def own_environment(_):
     raise PermissionError("not there")
 
 
+def call_model_control(context):
+    function, arguments, files = context["call"]
+    named = {} if files is None else {"files": {path: text.encode() for path, text in files.items()}}
+    try:
+        return getattr(pb_utils, function)(*arguments, **named)
+    except pb_utils.TritonModelException as refused:
+        return refused
+
+
+def fill_scratch(_):
+    scratch = os.environ["TMPDIR"]
+    with open(os.path.join(scratch, "private"), "w") as file:
+        file.write("private")
+    return scratch
+
+
+def booby_trap(context):
+    scratch = os.environ["TMPDIR"]
+    os.makedirs(os.path.join(scratch, "a", "b"))
+    for place in ("link", "a/link", "a/b/link"):
+        os.symlink(context["link_to"], os.path.join(scratch, place))
+    return scratch
+
+
+def list_rooms(context):
+    return os.listdir(os.path.dirname(os.path.dirname(context["scratch"])))
+
+
+def read_scratch(context):
+    for parent, _, files in os.walk(context["scratch"], onerror=_raise):
+        for name in files:
+            return _read(os.path.join(parent, name))
+    raise FileNotFoundError(context["scratch"])
+
+
+def write_scratch(context):
+    return _touch(context["scratch"] + "/notes.txt")
+
+
+def replace_scratch(context):
+    os.rename(context["scratch"], context["scratch"] + ".old")
+    os.symlink(context["own_model"], context["scratch"])
+    return context["scratch"]
+
+
+def _raise(error):
+    raise error
+
+
+def rewrite(context):
+    path, text = context["rewrite"]
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
 def run_all(names, context):
     """What became of each: ``[True, what it got]``, ``[False, why not]``, or ``[None, why it was not tried]``."""
     results = {}
     for name in names:
         try:
-            results[name] = [True, str(globals()[name](context))[:200]]
+            results[name] = [True, str(globals()[name](context))[:1000]]
         except Skipped as reason:
             results[name] = [None, str(reason)]
         except (OSError, MemoryError, ValueError, subprocess.SubprocessError) as error:

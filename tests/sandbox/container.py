@@ -1,6 +1,7 @@
 """Runs a command under the limits that containers usually have, without a container: capabilities, system calls, user.
 
 ``python -m tests.sandbox.container docker COMMAND...``: root with the fourteen capabilities and the filter of Docker's default.
+``python -m tests.sandbox.container old COMMAND...``: the same, where Landlock is refused too.
 ``python -m tests.sandbox.container kubernetes UID COMMAND...``: the "restricted" profile: another user, no capabilities, no
 new privileges, the same filter.
 """
@@ -21,8 +22,8 @@ from pybackend_stub.sandbox.seccomp_numbers import MACHINES
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 
 _ALLOWED_THERE = {
-    "mq_open", "msgget", "pidfd_getfd", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev",
-    "ptrace", "semget", "shmat", "shmctl", "shmget", "chroot", "migrate_pages",
+    "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "pidfd_getfd", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev",
+    "ptrace", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmget", "chroot", "migrate_pages",
 }  # fmt: skip
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP = 38, 24
@@ -33,8 +34,11 @@ _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 
-def load_filter() -> None:
-    """Refuse what containers refuse."""
+_LANDLOCK = (444, 445, 446)
+
+
+def load_filter(*more: int) -> None:
+    """Refuse what containers refuse, and more calls by their numbers."""
     machine = MACHINES[MACHINE]
     code = seccomp._Code()
     code.add(seccomp._LOAD, seccomp._SYSTEM_CALL)
@@ -47,11 +51,11 @@ def load_filter() -> None:
     for number, body in ((_CLONE[MACHINE], namespaces), (_CLONE3, seccomp._refused(errno.ENOSYS))):
         code.add(seccomp._EQUAL, number, 0, len(body))
         code.extend(body)
-    code.refuse(sorted(number for name, number in machine.for_nobody.items() if name not in _ALLOWED_THERE))
+    code.refuse(sorted([*more, *(machine.for_nobody[name] for name in machine.for_nobody.keys() - _ALLOWED_THERE)]))
     code.add(seccomp._RETURN, seccomp._ALLOW)
     raw = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(raw, len(raw))
-    syscall(machine.seccomp, 1, 0, ctypes.byref(seccomp._Program(len(code), ctypes.addressof(buffer))))
+    syscall(machine.checked["seccomp"], 1, 0, ctypes.byref(seccomp._Program(len(code), ctypes.addressof(buffer))))
 
 
 def mount_as_in_a_pod() -> None:
@@ -84,15 +88,16 @@ def main(arguments: list[str]) -> None:
     kind, *command = arguments
     if kind == "pod":
         mount_as_in_a_pod()
-    kept = _KEPT_CAPABILITIES if kind == "docker" else set()
+    as_root = kind in {"docker", "old"}
+    kept = _KEPT_CAPABILITIES if as_root else set()
     for capability in range(64):
         if capability not in kept:
             try:
                 prctl(_PR_CAPBSET_DROP, capability)
             except OSError:
                 break
-    if kind == "docker":
-        load_filter()
+    if as_root:
+        load_filter(*(_LANDLOCK if kind == "old" else ()))
     else:
         uid = int(command.pop(0))
         os.setgroups([])

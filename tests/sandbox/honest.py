@@ -208,6 +208,26 @@ def makes_a_tls_context(_):
     ssl.create_default_context()
 
 
+def binds_threads_to_cores(_):
+    def bind():
+        os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))
+        done.append(True)
+
+    done = []
+    thread = threading.Thread(target=bind)
+    thread.start()
+    thread.join()
+    assert done
+
+
+def has_a_helper_that_ends_with_it(_):
+    """As programs that start others have themselves signalled."""
+    code = (
+        "import ctypes, signal; raise SystemExit(ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0))"
+    )
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False).returncode == 0
+
+
 def is_nice(_):
     os.nice(1)
 

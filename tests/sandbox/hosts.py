@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -122,12 +123,12 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]], closed: Seq
     """A server of a kind with these models; for each what its parameters say.
 
     Args:
-        kind: ``root``, ``user``, ``docker``, ``kubernetes`` or ``pod``.
+        kind: ``root``, ``user``, ``docker``, ``old`` (without Landlock), ``kubernetes`` or ``pod``.
         flags: of the server.
         models: by name, one of them ``victim``.
         closed: what in the repository nobody may enter or read.
     """
-    as_root = kind in {"root", "docker"}
+    as_root = kind in {"root", "docker", "old"}
     if not IS_ROOT and kind != "user":
         pytest.skip("only root can start it")
     with ExitStack() as stack:
@@ -145,7 +146,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]], closed: Seq
             subprocess.run(["chown", "-R", f"{OTHER_UID}:{OTHER_UID}", str(repository), str(home)], check=True)
         for path in closed:
             (repository / path).chmod(0)
-        ends = stack.enter_context(_sockets(base))
+        ends = {**stack.enter_context(_sockets(base)), **stack.enter_context(_things_of_others())}
         environment = {
             **os.environ,
             "HOME": str(home),
@@ -165,8 +166,8 @@ def _end(server: ServerProcess) -> None:
 
 
 def _command(kind: str, python: str) -> tuple[list[str], dict[str, Any]]:
-    if kind == "docker":
-        return [sys.executable, "-m", "tests.sandbox.container", "docker", python], {}
+    if kind in {"docker", "old"}:
+        return [sys.executable, "-m", "tests.sandbox.container", kind, python], {}
     if kind in {"kubernetes", "pod"}:
         return [sys.executable, "-m", "tests.sandbox.container", kind, str(OTHER_UID), python], {}
     if kind == "user" and IS_ROOT:
@@ -196,7 +197,7 @@ def _sockets(base: Path) -> Iterator[dict[str, Any]]:
         tcp.bind(("127.0.0.1", 0))
         path.bind(str(base / "socket"))
         datagram.bind(str(base / "datagram"))
-        abstract.bind(f"\0pybackend-attacked-{os.getpid()}")
+        abstract.bind(f"\0pybackend-attacked-{base.name}")
         for listener in (tcp, path, abstract):
             listener.listen(100)
         for name in ("socket", "datagram"):
@@ -205,8 +206,24 @@ def _sockets(base: Path) -> Iterator[dict[str, Any]]:
             "tcp_port": tcp.getsockname()[1],
             "unix_socket": str(base / "socket"),
             "unix_datagram": str(base / "datagram"),
-            "unix_abstract": f"pybackend-attacked-{os.getpid()}",
+            "unix_abstract": f"pybackend-attacked-{base.name}",
         }
+
+
+@contextmanager
+def _things_of_others() -> Iterator[dict[str, Any]]:
+    """A terminal and a semaphore that permissions let everybody use."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ours, theirs = os.openpty()
+    semaphore = libc.semget(0, 1, 0o1666)
+    try:
+        terminal = os.ttyname(theirs)
+        os.chmod(terminal, 0o666)
+        yield {"terminal": terminal, "semaphore": semaphore}
+    finally:
+        libc.semctl(semaphore, 0, 0)
+        os.close(ours)
+        os.close(theirs)
 
 
 def _context(

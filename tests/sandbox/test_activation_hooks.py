@@ -19,7 +19,7 @@ from pybackend.environment.environment import Environment
 from pybackend.environment.hook_effects import HookEffects
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.unpacking import Cancelled
-from pybackend.instance.bundle import stage_bundle
+from pybackend.process.bundle import stage_bundle
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
 from pybackend.settings import SandboxSettings
@@ -159,7 +159,7 @@ def test_one_without_end_is_ended(text, base, many, caplog):
     assert (found.get("GOOD"), found.get("BAD"), found.get("LATER")) == ("1", None, None)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(
-        f"activation hook {hooks.directory}/1.sh did not end within 5 s, before those after it were run"
+        f"Activation hook {hooks.directory}/1.sh exceeded its limit of 5 s, before the hooks after it ran"
     )
     assert not _running(many)
 
@@ -180,7 +180,7 @@ def test_one_that_takes_too_much_is_named(text, hooks, many, caplog):
         found = hooks.variables(text.replace("MANY", many))
     assert set(found) == {"PATH", "LD_LIBRARY_PATH"}
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"activation hook {hooks.directory}/0.sh ")
+    assert told.startswith(f"Activation hook {hooks.directory}/0.sh ")
     assert not _running(many)
 
 
@@ -233,7 +233,7 @@ def test_every_kind_of_server_confines_them_whatever_its_models_are(environment,
         draft = directory / "draft"
         draft.write_text(f"SECRET={host.context['secret']} OTHER={host.context['other_model']}\n")
         draft.rename(directory / "targets")
-        told = host.server.wait_for(rf"activation hook {place}/hook.sh returned 3: uid=(\d+) (.*)\"", 60)
+        told = host.server.wait_for(rf"Activation hook {place}/hook.sh returned 3: uid=(\d+) (.*)\"", 60)
         assert told[2] == "got='' NoNewPrivs:1Seccomp:2"
         uid = int(told[1])
         assert (

@@ -52,7 +52,7 @@ def test_what_it_runs_first_is_confined(environment, kind, level):
             said = host.ask("victim", ["starts_threads", "writes_temporary_files"])
             assert set(said["results"].values()) == {""}
             assert host.server.get("/v2/models/victim").json["sandbox"]["level"] == level
-            rooms = ("/run/pybackend/**", "/tmp/pybackend*-scratch/**", "/tmp")
+            rooms = ("/run/pybackend/**", f"{host.context['home']}/.cache/pybackend/rooms/**", "/tmp")
             shown = [Path(path) for room in rooms for path in glob.glob(f"{room}/{mark.name}", recursive=True)]
             assert shown, "nothing was run first: this test shows nothing"
             for line in shown[0].read_text().splitlines():

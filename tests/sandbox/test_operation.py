@@ -122,7 +122,7 @@ def _missing(repository: Path) -> dict[str, str]:
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
         ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
         ("from multiprocessing import shared_memory as m; m.SharedMemory(create=True, size=1)", "SANDBOX_SUBPROCESSES"),
-        ("def kill():\n    os.kill(os.getppid(), 0)\nkill()", "only what it has started itself"),
+        ("def kill():\n    os.kill(os.getppid(), 0)\nkill()", "only processes that it started"),
     ],
     ids=["file", "program", "fork", "network", "memory", "shared-memory", "signal"],
 )
@@ -141,9 +141,9 @@ def test_a_path_that_is_not_there_is_named(tmp_path):
     write(tmp_path, "model", SANDBOX_WRITE=f"{tmp_path}:{tmp_path}/wieghts")
     with serving(tmp_path) as server:
         server.wait_for(
-            rf"W.*model 'model': SANDBOX_READ or SANDBOX_WRITE names {tmp_path}/wieghts, which is not there"
+            rf"W.*model 'model': SANDBOX_READ or SANDBOX_WRITE names {tmp_path}/wieghts, which does not exist"
         )
-        assert server.output.count("which is not there") == 1
+        assert server.output.count("which does not exist") == 1
 
 
 def test_caches_that_were_made_for_models_go_if_they_are_empty(tmp_path):
@@ -260,7 +260,7 @@ def test_a_secret_of_the_server_does_not_reach_a_strict_model(tmp_path):
 @pytest.mark.skipif(not IS_ROOT, reason="only root can start a server of somebody else")
 def test_a_version_that_the_server_may_not_enter_is_not_loaded_and_the_others_serve():
     with arena("user", "--exit-on-error=false", models={"victim": {}, "closed": {}}, closed=["closed/1"]) as host:
-        assert (
-            "cannot be looked for: Permission denied" in host.server.wait_for(r'"closed +\| 1 \| (UNAVAILABLE.*)"')[1]
-        )
+        reason = host.server.wait_for(r'"closed +\| 1 \| (UNAVAILABLE.*)"')[1]
+        assert "cannot access " in reason
+        assert ": Permission denied. The server's user must be able to enter" in reason
         assert host.ask("victim")["pid"]

@@ -1,20 +1,39 @@
-"""The page about security shows the table that the attack tests are about."""
+"""The pages about the sandbox show the attacks that the tests try, and the layers, users and options of the code."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.sandbox import users
 from pybackend_wire.confinement import LAYERS
 from tests.sandbox import attacks
+from tests.sandbox.server_table import SERVER_GROUPS, server_rows
 from tests.sandbox.table import ATTACKS, rows
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operators" / "security.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+OPERATORS = ROOT / "docs" / "operators"
+ATTACKS_PAGE, LAYERS_PAGE, OPTIONS_PAGE = (
+    (OPERATORS / f"{page}.md").read_text() for page in ("attacks", "sandbox-layers", "security")
+)
 
 
 def test_page_shows_every_attack():
-    assert "\n".join(rows()).rstrip() in PAGE
+    """The page's tables are what ``python -m tests.sandbox.server_table`` prints."""
+    assert "\n".join([*rows(), *server_rows()]).rstrip() in ATTACKS_PAGE
+
+
+def test_every_attack_on_the_server_has_its_test():
+    missing = []
+    for _, attacks_of_group in SERVER_GROUPS.values():
+        for attack in attacks_of_group:
+            file, _, function = attack.test.partition("::")
+            tree = ast.parse((ROOT / file).read_text())
+            names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            if function not in names:
+                missing.append(attack.test)
+    assert missing == []
 
 
 def test_every_attack_can_be_tried():
@@ -22,18 +41,18 @@ def test_every_attack_can_be_tried():
 
 
 def test_page_names_every_layer():
-    assert [layer for layer in LAYERS if f"`{layer}`" not in PAGE] == []
+    assert [layer for layer in LAYERS if f"`{layer}`" not in LAYERS_PAGE] == []
 
 
 def test_page_names_the_users():
     first, few = users._RANGES
-    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in PAGE
-    assert f"{few} to {few + 4095}" in PAGE
+    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in LAYERS_PAGE
+    assert f"{few} to {few + 4095}" in LAYERS_PAGE
 
 
 def test_page_names_every_option():
     names = [
         name for name in sandbox_options_of.__code__.co_consts if isinstance(name, str) and name.startswith("SANDBOX")
     ]
-    assert len(names) == 9
-    assert [name for name in names if f"| `{name}` |" not in PAGE] == []
+    assert len(names) == 10
+    assert [name for name in names if f"| `{name}` |" not in OPTIONS_PAGE] == []

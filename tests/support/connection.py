@@ -64,6 +64,11 @@ class Connection:
         while len(self._received) < count:
             self._receive()
 
+    def begins_with(self, data: bytes) -> bool:
+        """True if the next bytes, which stay there to be read, are these."""
+        self.wait_for_bytes(len(data))
+        return self._received.startswith(data)
+
     def at_end(self) -> bool:
         """True if the server has closed the connection and sent nothing more; waits for either."""
         if self._received:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from pybackend.cache.response_cache import ResponseCache
-from pybackend.engine import EngineState, InferenceEngine
+from pybackend.calls.inner_door import InnerDoor
+from pybackend.calls.services import ModelServices
+from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
-from pybackend.frontend.bls.services import ModelServices
-from pybackend.frontend.inner_door import InnerDoor
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.launcher import StubLauncher
+from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
-from pybackend.repository.candidate import LoadOptions
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import scan_repositories
 from pybackend.repository.repository import ModelRepository
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
@@ -45,6 +47,9 @@ async def engine_on(
     finalize_timeout_s: float | None = None,
     end_s: float = 10,
     cache: ResponseCache | None = None,
+    queued_bytes: QueuedBytes | None = None,
+    room_places: Sequence[Path] | None = None,
+    more_repositories: Sequence[Path] = (),
 ) -> AsyncIterator[InferenceEngine]:
     """An engine with every model of a repository loaded; unloaded at the end.
 
@@ -60,9 +65,17 @@ async def engine_on(
         finalize_timeout_s: how long ``finalize`` may take when a version is unloaded.
         end_s: how long all models may take at the end.
         cache: for responses, None for none.
+        queued_bytes: bounds the bytes of requests, None for no bound.
+        room_places: where files lie that come with a load; the usual ones if None.
+        more_repositories: directories of models beside the first.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
-    options = LoadOptions(
+    services = ModelServices()
+    door = InnerDoor(services)
+    host = ModelHost(
+        launcher=launcher,
+        services=services,
+        door=door,
         auto_complete=auto_complete,
         model_load_count=model_load_count,
         model_memory_limit_bytes=memory_limit_bytes,
@@ -70,10 +83,11 @@ async def engine_on(
         startup_models=startup_models,
         finalize_timeout_s=finalize_timeout_s,
         cache=cache,
+        queued_bytes=queued_bytes,
     )
-    services = ModelServices()
-    door = InnerDoor(services)
-    models = ModelRepository(scan_repositories([repository]), launcher, options, services, door)
+    if room_places is not None:
+        host = replace(host, room_places=room_places)
+    models = ModelRepository(scan_repositories([repository, *more_repositories]), host)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
     services.open(engine)
     door.open(engine)
@@ -108,7 +122,7 @@ async def execute_batch(model: Model, requests: list[InferenceRequest], instance
     answers: list[asyncio.Future[InferenceResponse]] = [loop.create_future() for _ in requests]
     batch = []
     for request, answer in zip(requests, answers, strict=True):
-        batch.append(PendingRequest(request, answer.set_result, lambda _pending: None))
-        model._take(batch[-1])
-    model.instances[instance].execute(batch)
+        batch.append(PendingRequest(request, answer.set_result, NoHolder()))
+        model.open_requests.enter(request)
+    model.instances[instance].executor.execute(batch)
     return await asyncio.gather(*answers)

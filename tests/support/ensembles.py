@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine
+from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
-from pybackend.model.ensemble_model import EnsembleModel
+from pybackend.inference.validation import validate
 from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
-from pybackend.protocol.validation import validate
 from tests.support.engine import input_tensor, output_array
-from tests.support.repositories import tensors, write_model
+from tests.support.repositories import model_code, tensors, write_model
 
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 """Model, ensemble tensor by its input, ensemble tensor by its output."""
@@ -66,18 +66,7 @@ def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str], vers
     return f'step {{ model_name: "{model}" model_version: {version} {" ".join(maps)} }}'
 
 
-_MIX = """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        a, b, c = (given.get(name, np.float32(0)) for name in "ABC")
-        made = {"S": a + 2 * b + 3 * c, "D": a - b + 1}
-        wanted = request.requested_output_names()
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, made[name]) for name in made if name in wanted])
-"""
+_MIX = model_code("mix")
 
 
 def write_mix(repository: Path, name: str = "mix", dims: str = "[ -1 ]", extra: str = "", count: int = 1) -> None:
@@ -112,9 +101,9 @@ async def ask(
     Raises:
         InferenceError: it failed.
     """
-    model, request = engine.model(name), request_of(name, arrays, **members)
+    model, request = engine.repository.find(name), request_of(name, arrays, **members)
     validate(request, model.signature)
-    response = await engine.infer(model, request)
+    response = await engine.open(model.name, model.version).infer(request)
     if response.error is not None:
         raise response.error
     outputs = {output.name: output_array(response, output.name) for output in response.outputs}
@@ -135,9 +124,11 @@ async def refusal(
 
 def held(model: Model) -> dict[str, int]:
     """What a model holds for requests: input and output memory, requests, and the ensembles that are not through with it."""
-    found = {"requests": model._open_requests, "holds": model._holds}
+    found = {"requests": model.open_requests.count, "holds": model.open_requests.holds}
     if isinstance(model, EnsembleModel):
-        found |= {"input bytes": model._arena.used_bytes, "runs": len(model._runs), "lookups": len(model._looked_up)}
+        requests = model._requests
+        found |= {"runs": len(requests._runs), "lookups": len(requests._looked_up)}
+        found |= {"input bytes": model._arena.used_bytes}
     elif isinstance(model, PythonModel):
         sessions = [instance.session for instance in model.instances if instance.session is not None]
         blocks = [len(segment.held) for session in sessions for segment in session.outputs._segments.values()]

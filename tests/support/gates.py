@@ -6,23 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.repositories import code_part
+
 DEADLINE_S = 30
 
-GATE = '''
-import os, time
-
-def pass_gate(directory, name):
-    """Say that this place is reached, and wait until the test opens the gate."""
-    with open(os.path.join(directory, name + ".reached"), "a") as reached:
-        reached.write("x")
-    while not os.path.exists(os.path.join(directory, name + ".open")):
-        time.sleep(0.005)
-
-def mark(directory, name):
-    """Leave a file that tells how often this place was passed."""
-    with open(os.path.join(directory, name), "a") as file:
-        file.write("x")
-'''
+GATE = code_part("gate")
 """For the top of a model file: ``pass_gate(args["model_repository"], "execute")``."""
 
 
@@ -32,33 +20,39 @@ class Gate:
     Args:
         directory: the model's directory, as ``write_model`` returns it.
         name: which of the model's gates.
+
+    Attributes:
+        reached_path: the file that grows with each arrival.
+        open_path: the file that is there while the gate is open: models may make it as well.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        self._reached = directory / f"{name}.reached"
-        self._open = directory / f"{name}.open"
+        self.reached_path = directory / f"{name}.reached"
+        self.open_path = directory / f"{name}.open"
 
     @property
     def arrivals(self) -> int:
         """How often the model came here so far."""
-        return self._reached.stat().st_size if self._reached.exists() else 0
+        return self.reached_path.stat().st_size if self.reached_path.exists() else 0
 
     @property
     def reached_ns(self) -> int:
         """When the model came here last, on the clock of ``time.time_ns``."""
-        return self._reached.stat().st_mtime_ns
+        return self.reached_path.stat().st_mtime_ns
 
     def wait_reached(self, arrivals: int = 1) -> None:
         """Wait until the model has come here so often."""
-        wait_until(lambda: self.arrivals >= arrivals, f"the model came to {self._reached.name} {self.arrivals} times")
+        wait_until(
+            lambda: self.arrivals >= arrivals, f"the model came to {self.reached_path.name} {self.arrivals} times"
+        )
 
     def open(self) -> None:
         """Let everyone pass, now and later."""
-        self._open.touch()
+        self.open_path.touch()
 
     def close(self) -> None:
         """Whoever comes from now on waits."""
-        self._open.unlink()
+        self.open_path.unlink(missing_ok=True)
 
 
 def wait_until(condition, what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> None:

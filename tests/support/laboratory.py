@@ -9,44 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.inference import Answer, Input, infer, strings
-from tests.support.repositories import write_model
+from tests.support.repositories import model_code, write_model
 from tests.support.server import ServerProcess
 
 Laboratory = Callable[..., Answer]
 
-_CODE = '''
-import gc, json, math, os, sys, textwrap, threading, time, weakref
-
-state = {}
-"""What code keeps from one execution to the next."""
-
-
-def out(**arrays):
-    """The usual return value: one response."""
-    return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])]
-
-
-def text(*elements):
-    """A BYTES array of texts."""
-    return np.array([str(element) for element in elements], dtype=object)
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        (request,) = requests
-        code = tensor(request, "CODE").as_numpy()[0].decode()
-        names = dict(globals(), request=request, tensor=lambda name: tensor(request, name))
-        names["array"] = lambda name: tensor(request, name).as_numpy()
-        exec(compile("def run():\\n" + textwrap.indent(code, "    "), "<laboratory>", "exec"), names)
-        try:
-            return names["run"]()
-        finally:
-            names.clear()  # else function and names would keep each other, and the request's memory with them
-
-
-def tensor(request, name):
-    return pb_utils.get_input_tensor_by_name(request, name)
-'''
+_CODE = model_code("laboratory")
 
 _DATATYPES = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",

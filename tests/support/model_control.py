@@ -55,10 +55,8 @@ class TritonPythonModel:
 
 
 async def answer(engine, name, slow=0, version=""):
-    response = await engine.infer(
-        engine.model(name, version),
-        InferenceRequest(name, inputs=[input_tensor("IN", np.array([slow], np.float32))]),
-    )
+    inputs = [input_tensor("IN", np.array([slow], np.float32))]
+    response = await engine.open(name, version).infer(InferenceRequest(name, inputs=inputs))
     number = float(output_array(response, "OUT")[0])
     response.release()
     return number

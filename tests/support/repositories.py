@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from pathlib import Path
 
+MODELS = Path(__file__).resolve().parents[1] / "models"
 PREAMBLE = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 
 
@@ -45,16 +47,26 @@ def write_model(
     return directory
 
 
-IDENTITY = """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor(t.name().replace("IN", "OUT"), t.as_numpy()) for t in request.inputs()]
-            )
-            for request in requests
-        ]
-"""
+def model_code(name: str) -> str:
+    """The code of a model in ``tests/models``, to write it with a configuration of the test's own."""
+    return (MODELS / name / "1" / "model.py").read_text()
+
+
+def code_part(name: str) -> str:
+    """A file of ``tests/models/parts``: for the top of a model file, which then has its names."""
+    return (MODELS / "parts" / f"{name}.py").read_text()
+
+
+def copy_model(repository: Path, name: str, extra: str = "") -> Path:
+    """Copy a model of ``tests/models`` and return its directory; ``extra`` is added to its configuration."""
+    directory = repository / name
+    shutil.copytree(MODELS / name, directory, dirs_exist_ok=True)
+    with (directory / "config.pbtxt").open("a") as config:
+        config.write(f"{textwrap.dedent(extra)}\n")
+    return directory
+
+
+IDENTITY = model_code("identity")
 """Answers every input ``IN*`` as output ``OUT*``."""
 
 

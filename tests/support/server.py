@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pybackend.instance.warden_program import NAME as WARDEN_NAME
+from pybackend.process.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
 from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
 
@@ -91,6 +91,10 @@ class ServerProcess:
                 self._ended = not data
                 self._chunks.append(self._decode(data, final=self._ended))
             self._changed.notify_all()
+
+    def unheard(self) -> AbstractContextManager[object]:
+        """While this lasts, nobody reads what the server prints."""
+        return self._changed
 
     @property
     def output(self) -> str:

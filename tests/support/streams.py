@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pybackend.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from tests.support.engine import input_tensor, output_array
 from tests.support.gates import GATE, Gate
 from tests.support.inference import infer, strings
-from tests.support.repositories import tensors, write_model
+from tests.support.repositories import model_code, tensors, write_model
 from tests.support.server import ServerProcess
 
 DEADLINE_S = 30
@@ -29,49 +30,7 @@ DEADLINE_S = 30
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 
-_CODE = f'''
-import asyncio, gc, json, sys, textwrap, threading, weakref
-{GATE}
-
-state = {{}}
-"""What code keeps from one execution to the next."""
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-def out(*values, **parameters):
-    """A response of integers."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.int32))], parameters=parameters or None)
-
-
-def text(*values):
-    """A response of texts."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([str(value) for value in values], object))])
-
-
-def failed(message, code=pb_utils.TritonError.INTERNAL):
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
-
-
-def array(request, name):
-    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
-
-
-def in_thread(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments, daemon=True)
-    thread.start()
-    return thread
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        state["directory"] = args["model_repository"]
-
-    def execute(self, requests):
-        names = {{}}
-        exec(compile(array(requests[0], "CODE").flat[0].decode(), "<streams>", "exec"), globals(), names)
-        return names["run"](*requests)
-'''
+_CODE = GATE + model_code("streams")
 
 
 def write_streams(repository: Path, name: str, extra: str = DECOUPLED) -> Path:
@@ -148,7 +107,7 @@ class Stream:
         self._keep = keep
         self._responses: asyncio.Queue[Any] = asyncio.Queue()
         self.count = 0
-        self.pending = engine.submit(engine.model(model), request, self._on_response)
+        self.pending = engine.submit(engine.repository.find(model), request, self._on_response)
 
     def _on_response(self, response: InferenceResponse) -> None:
         self.count += 1
@@ -192,36 +151,21 @@ async def reached(gate: Gate, arrivals: int = 1) -> None:
     await asyncio.to_thread(gate.wait_reached, arrivals)
 
 
+async def quiet(count: Callable[[], int]) -> None:
+    """Wait until a number has stayed the same for a fifth of a second, while the loop goes on."""
+    async with asyncio.timeout(DEADLINE_S):
+        still, before = 0, -1
+        while still < 10:
+            await asyncio.sleep(0.02)
+            still, before = (still + 1, before) if count() == before else (0, count())
+
+
 def contents(responses: list[Received]) -> list[Any]:
     """What responses carry, without a final flag that came alone."""
     return [response.content for response in responses if not response.empty]
 
 
-_FRONT = '''
-import json
-
-
-class TritonPythonModel:
-    """Calls the model that a request names, and tells in one document all that it answers."""
-
-    def execute(self, requests):
-        (request,) = requests
-        call = pb_utils.InferenceRequest(
-            model_name=json.loads(request.parameters())["target"], inputs=request.inputs(), requested_output_names=[]
-        )
-        told = [tell(response) for response in call.exec(decoupled=True)]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([json.dumps(told)], object))])]
-
-
-def tell(response):
-    if response.has_error():
-        return {"error": response.error().message(), "code": int(response.error().code())}
-    told = {"parameters": json.loads(response.parameters() or "{}")}
-    for tensor in response.output_tensors():
-        values = tensor.as_numpy()
-        told[tensor.name()] = [v.decode() for v in values] if values.dtype == object else values.tolist()
-    return told
-'''
+_FRONT = model_code("front")
 
 
 def write_front(repository: Path, count: int = 2) -> None:

@@ -1,1 +1,1 @@
-"""Responses that were given before, so that the same question need not be asked of a model twice."""
+"""Response caches: repeated requests are answered without running the model again."""

@@ -1,4 +1,4 @@
-"""The cache that an operator asks for."""
+"""Makes the cache that the operator configured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pybackend.settings import CacheSettings
 
 
 def make_cache(settings: CacheSettings | None) -> ResponseCache | None:
-    """Make a cache; None if there is to be none.
+    """Make a cache; None if none is configured.
 
     Raises:
-        ServerError: what it needs is not installed.
+        ServerError: a required package is not installed.
     """
     if settings is None:
         return None

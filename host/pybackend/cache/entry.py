@@ -1,4 +1,4 @@
-"""What a cache keeps of a response: copies of its own, so that no stub's memory lives longer for its sake."""
+"""A cached response. It holds copies, so that caching does not keep a stub's memory alive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 
 ENTRY_BYTES = 512
-"""What an entry weighs beside its tensors: key, names, shapes and the objects that hold them, generously."""
+"""Size of an entry apart from its tensors: key, names, shapes and the objects that hold them, generously estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedOutput:
-    """One output, as clients get it."""
+    """One output, as clients receive it."""
 
     name: str
     datatype: str
@@ -30,7 +30,7 @@ class CachedResponse:
     Attributes:
         outputs: in the model's order.
         parameters: response parameters, None if there are none.
-        nbytes: what it takes of a cache's room.
+        nbytes: its share of the cache's capacity.
     """
 
     outputs: Sequence[CachedOutput]
@@ -38,22 +38,22 @@ class CachedResponse:
     nbytes: int
 
     def fill(self, response: InferenceResponse) -> None:
-        """Give a new response this content."""
+        """Copy this content into a new response."""
         outputs = [OutputTensor(each.name, each.datatype, each.shape, each.data) for each in self.outputs]
         response.set_result(outputs, self.parameters, None)
 
 
 def weight_bytes(response: InferenceResponse) -> int:
-    """What keeping a response would take."""
+    """The size of a cache entry for a response."""
     return weight_bytes_of(len(output.data) for output in response.outputs)
 
 
 def weight_bytes_of(sizes_bytes: Iterable[int]) -> int:
-    """The same, of a response with tensors of these sizes."""
+    """The size of a cache entry for a response with tensors of these sizes."""
     return ENTRY_BYTES + sum(sizes_bytes)
 
 
 def copy_of(response: InferenceResponse) -> CachedResponse:
-    """A response's content, copied: it may be released afterwards."""
+    """A copy of a response's content, independent of the response."""
     outputs = [CachedOutput(each.name, each.datatype, tuple(each.shape), bytes(each.data)) for each in response.outputs]
     return CachedResponse(outputs, response.parameters, weight_bytes(response))

@@ -1,4 +1,4 @@
-"""What makes two requests the same: everything that a model can see and may depend on."""
+"""Cache keys: two requests have the same key if everything that a model can see, and may depend on, is equal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _KEY_BYTES = 24
 
 
 def cache_key(identity: bytes, request: InferenceRequest) -> bytes:
-    """The key of a request whose inputs have their bytes.
+    """The key of a request whose inputs have arrived.
 
-    The order of inputs and of requested outputs makes no difference, and neither do id, priority and time-out.
+    The order of inputs and of requested outputs does not matter, nor do id, priority and timeout.
 
     Args:
-        identity: of the model version as it was loaded.
-        request: in the shapes that the client sent.
+        identity: identifies the loaded model version.
+        request: with shapes as sent by the client.
     """
     inputs = sorted(request.inputs, key=lambda tensor: tensor.name)
     sizes = [len(tensor.data) for tensor in inputs]  # type: ignore[arg-type]  # bytes have arrived
     what = (
         [(each.name, each.datatype, tuple(each.shape), size) for each, size in zip(inputs, sizes, strict=True)],
         sorted(request.requested_outputs),
-        # repr tells 1 from 1.0 and from True.
+        # repr distinguishes 1 from 1.0 and from True.
         sorted(request.parameters.items()) if request.parameters else None,
         request.correlation_id,
         int(request.flags),

@@ -1,4 +1,4 @@
-"""The cache in the server's own memory: as many bytes as it may have; what was not asked for longest makes room."""
+"""The cache in the server's memory, of limited size. The least recently used entries are evicted first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pybackend.cache.response_cache import CacheFigures, ResponseCache
 
 
 class LocalCache(ResponseCache):
-    """Least recently used entries go first.
+    """An LRU cache.
 
     Args:
-        size_bytes: bound of all entries together.
+        size_bytes: limit on all entries together.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -22,12 +22,12 @@ class LocalCache(ResponseCache):
 
     @property
     def figures(self) -> CacheFigures:
-        """What it has done so far."""
+        """Statistics since the start."""
         self._figures.entries = len(self._entries)
         return self._figures
 
     def get(self, key: bytes) -> CachedResponse | None:
-        """What was inserted under this key, if it is still there."""
+        """The response stored under this key, None if there is none."""
         began_ns = time.monotonic_ns()
         figures = self._figures
         found = self._entries.get(key)
@@ -40,11 +40,11 @@ class LocalCache(ResponseCache):
         return found
 
     def takes(self, nbytes: int) -> bool:
-        """True if an entry of this weight fits, once all others are gone."""
+        """True if an entry of this size fits into an empty cache."""
         return nbytes <= self._figures.size_bytes
 
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Keep a response, as long as there is room."""
+        """Store a response, evicting others if necessary."""
         began_ns = time.monotonic_ns()
         figures, entries = self._figures, self._entries
         if not self.takes(response.nbytes):

@@ -17,13 +17,13 @@ from pybackend.inference.request import ParameterValue
 log = logging.getLogger(__name__)
 
 _LARGEST_BYTES = 512 * 1024 * 1024
-"""Redis takes no larger values."""
+"""Redis's limit on the size of a value."""
 
 _PREFIX = b"pybackend:response:"
 
 _DEFAULT_TIMEOUT_MS = 1000
 _SILENCE_S = 10
-"""Between two log lines about a server that cannot be reached: every request finds that out."""
+"""Time between two log lines about an unreachable server: every request would log one."""
 
 
 class _Output(msgspec.Struct, array_like=True):
@@ -43,7 +43,7 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
 class RedisCache(ResponseCache):
-    """Responses in Redis; whatever goes wrong there is a miss, and said in the log.
+    """Responses in Redis. Any failure there counts as a miss, and the log reports it.
 
     Args:
         options: host and port; user, password, db; connect_timeout, socket_timeout and wait_timeout in milliseconds;
@@ -82,10 +82,10 @@ class RedisCache(ResponseCache):
         self._silent_until_s = 0.0
 
     async def open(self) -> None:
-        """See whether there is a Redis server.
+        """Check that the Redis server answers.
 
         Raises:
-            ServerError: it cannot be reached, or does not let us in.
+            ServerError: it cannot be reached, or refuses access.
         """
         try:
             await self._redis.ping()
@@ -94,16 +94,16 @@ class RedisCache(ResponseCache):
             raise ServerError(f"the response cache at {self._place} cannot be used: {error}") from None
 
     async def close(self) -> None:
-        """Wait for what is being inserted, and hang up."""
+        """Wait for pending insertions and disconnect."""
         await asyncio.gather(*self._insertions)
         await self._redis.aclose()
 
     def get(self, key: bytes) -> CachedResponse | None:
-        """Nothing is here."""
+        """None: nothing is stored in this process."""
         return None
 
     async def look_up(self, key: bytes) -> CachedResponse | None:
-        """What was inserted under this key, by whomever."""
+        """The response stored under this key by any server."""
         try:
             found = await self._redis.get(_PREFIX + key.hex().encode())
             return _response(_decode(found)) if isinstance(found, bytes) else None
@@ -112,11 +112,11 @@ class RedisCache(ResponseCache):
             return None
 
     def takes(self, nbytes: int) -> bool:
-        """True if Redis takes values of this size."""
+        """True if Redis accepts values of this size."""
         return nbytes <= _LARGEST_BYTES
 
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Send a response there; nobody waits for it."""
+        """Send a response to Redis, without waiting."""
         task = asyncio.get_running_loop().create_task(self._insert(key, response))
         self._insertions.add(task)
         task.add_done_callback(self._insertions.discard)
@@ -133,7 +133,7 @@ class RedisCache(ResponseCache):
         now_s = time.monotonic()
         if now_s >= self._silent_until_s:
             self._silent_until_s = now_s + _SILENCE_S
-            log.warning("the response cache at %s failed, requests are executed: %s", self._place, error)
+            log.warning("The response cache at %s failed; requests are executed instead: %s", self._place, error)
 
 
 def _seconds(options: Mapping[str, str], key: str) -> float:

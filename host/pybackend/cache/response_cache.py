@@ -1,4 +1,4 @@
-"""What every cache is to the models that use it, and what operators see of it."""
+"""The interface of response caches for models, and their statistics for operators."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pybackend.cache.entry import CachedResponse
 
 @dataclass(slots=True)
 class CacheFigures:
-    """What a cache in this process has done so far; times are cumulative nanoseconds.
+    """Statistics of a cache in this process; times are cumulative nanoseconds.
 
     Attributes:
-        entries: responses in it.
-        used_bytes: what they take.
-        size_bytes: what they may take.
-        hits: lookups that found something.
-        misses: lookups that found nothing.
-        evictions: responses that made room for others.
-        lookup_ns: spent looking.
-        insertion_ns: spent inserting.
+        entries: number of stored responses.
+        used_bytes: their total size.
+        size_bytes: the capacity.
+        hits: lookups that found a response.
+        misses: lookups that found none.
+        evictions: responses removed to make room.
+        lookup_ns: time spent on lookups.
+        insertion_ns: time spent on insertions.
     """
 
     entries: int = 0
@@ -34,41 +34,41 @@ class CacheFigures:
 
 
 class ResponseCache(ABC):
-    """Responses by key; shared by all models."""
+    """Responses by key, shared by all models."""
 
     is_here: bool = True
-    """True if looking something up takes no time, False if it is asked of somebody else."""
+    """True if lookups return immediately, False if they query another process."""
 
     stable_keys: bool = False
-    """True if what one server inserts is to be found by others, and after a restart."""
+    """True if entries are shared with other servers and survive a restart."""
 
     @property
     def figures(self) -> CacheFigures | None:
-        """For the metrics page; None if the cache is somebody else's."""
+        """Statistics for the metrics page; None for a cache outside this process."""
         return None
 
     @abstractmethod
     def get(self, key: bytes) -> CachedResponse | None:
-        """What was inserted under this key, if it is still there; only for caches that are here."""
+        """The response stored under this key, None if there is none. Only for caches in this process."""
 
     async def look_up(self, key: bytes) -> CachedResponse | None:
-        """As :meth:`get`, for every cache."""
+        """Like :meth:`get`, for every cache."""
         return self.get(key)
 
     @abstractmethod
     def takes(self, nbytes: int) -> bool:
-        """True if an entry of this weight would be kept."""
+        """True if an entry of this size would be stored."""
 
     @abstractmethod
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Keep a response, as long as there is room."""
+        """Store a response if there is room."""
 
-    async def open(self) -> None:  # noqa: B027  nothing to do for what is here
-        """Get ready.
+    async def open(self) -> None:  # noqa: B027  a cache in this process needs no preparation
+        """Prepare the cache.
 
         Raises:
-            ServerError: it cannot be reached.
+            ServerError: the cache cannot be reached.
         """
 
     async def close(self) -> None:  # noqa: B027  likewise
-        """End; nothing is looked up any more."""
+        """Shut down. No lookups may follow."""

@@ -1,7 +1,7 @@
-"""``--backend-config``: what Triton's Python backend can be told on the command line.
+"""``--backend-config``: settings of Triton's Python backend on the command line.
 
-Values are checked, so that a mistake shows. They have no effect: memory grows as it is needed here, without named
-regions, message queues or a pool of threads that could be too small.
+Values are checked so that mistakes show. They have no effect: here memory grows on demand, without named regions,
+message queues or a thread pool that could be too small.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import argparse
 from collections.abc import Mapping
 
 _NUMBERS: Mapping[str, tuple[int, str] | None] = {
-    # The reference's text names a bound that is not the one it applies.
+    # The bound in the reference's text differs from the bound that the reference applies.
     "shm-default-byte-size": (1024 * 1024, "can't be smaller than 4 MiBs"),
     "shm-growth-byte-size": (1, "can't be smaller than or equal to zero."),
     "shm_message_queue_size": None,
     "thread-pool-size": (1, "can't be less than 1."),
     "stub-timeout-seconds": (1, "can't be smaller than or equal to zero."),
 }
-"""Settings that are numbers: the least one, if there is one, and what is said to smaller ones. All others are texts."""
+"""Numeric settings: the minimum, if any, and the error text below it. All other settings are text."""
 
 _BACKENDS = ("", "python")
-"""Whose settings are checked; models of Python-based backends follow those of Python too."""
+"""Backends whose settings are checked. Models of Python-based backends follow the settings of ``python`` too."""
 
 
 def backend_setting(text: str) -> str:
     """Check ``<backend>,<setting>=<value>``, or ``<setting>=<value>`` for all backends, and return it.
 
     Raises:
-        ArgumentTypeError: it has another form, or a value that cannot be.
+        ArgumentTypeError: the form is wrong, or the value is invalid.
     """
     subject, _, value = text.partition("=")
     backend, comma, name = subject.rpartition(",")

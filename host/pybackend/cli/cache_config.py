@@ -1,4 +1,4 @@
-"""``--cache-config`` and the older ``--response-cache-byte-size``: where responses are kept."""
+"""``--cache-config`` and the older ``--response-cache-byte-size``: where responses are cached."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _SETTINGS: Mapping[str, Mapping[str, tuple[int, int] | None]] = {
         "wait_timeout": _ANY,
     },
 }
-"""Settings of each cache, with the bounds of those that are numbers."""
+"""Settings of each cache, with the bounds of numeric ones."""
 
 _REQUIRED = {"local": ("size",), "redis": ("host", "port")}
 
 _ENVIRONMENT = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 
 CacheSetting = tuple[str, dict[str, str]]
-"""A cache's name and settings of it."""
+"""A cache's name and settings for it."""
 
 
 def cache_setting(text: str) -> CacheSetting:
     """Read ``<cache>,<setting>=<value>[,<setting>=<value>]...``.
 
     Raises:
-        ArgumentTypeError: it has another form, or there is no such cache, setting or value.
+        ArgumentTypeError: the form is wrong, or the cache, setting or value does not exist.
     """
     name, comma, rest = text.partition(",")
     if not name or not comma:
         raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: local,size=104857600")
     if name not in _SETTINGS:
-        raise argparse.ArgumentTypeError(f"there is no cache '{name}'. Write local or redis. Got {text}")
+        raise argparse.ArgumentTypeError(f"unknown cache '{name}'. Write local or redis. Got {text}")
     settings = {}
     for piece in rest.split(","):
         key, equals, value = piece.partition("=")
@@ -71,14 +71,14 @@ def _checked(name: str, key: str, value: str) -> str:
 
 
 def cache_settings(given: Iterable[CacheSetting], byte_size: int | None) -> CacheSettings | None:
-    """What the flags together ask for; None for no cache.
+    """The combined cache settings of all flags; None for no cache.
 
     Args:
-        given: of all ``--cache-config``.
-        byte_size: of ``--response-cache-byte-size``, None if it was not given.
+        given: values of all ``--cache-config`` flags.
+        byte_size: value of ``--response-cache-byte-size``, None if it was not given.
 
     Raises:
-        ServerError: they contradict each other, or something is missing.
+        ServerError: the flags contradict each other, or a required setting is missing.
     """
     caches: dict[str, dict[str, str]] = {}
     for name, settings in given:

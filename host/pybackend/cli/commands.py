@@ -1,4 +1,4 @@
-"""What the commands do. Imports are in the order of their cost: models' processes start before the web stack is imported."""
+"""The commands. Imports are ordered by cost: processes of models start before the web stack is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend_wire.confinement import OFF, STRICT
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command that the arguments name; returns the exit status."""
+    """Run the command that the arguments name and return the exit status."""
     try:
         if arguments[:1] == ["graph"]:
             from pybackend.cli.graph import graph
@@ -41,26 +41,26 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
         sys.stderr.write(f"{error}\n" if str(error).startswith("Error") else f"error: {error}\n")
-    except KeyboardInterrupt:  # before the server has its own handler: nothing is to be ended in order yet
+    except KeyboardInterrupt:  # the server has no handler yet, and nothing is running that needs an orderly end
         return 128 + signal.SIGINT
     return 1
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal; returns the exit status.
+    """Serve until a signal arrives and return the exit status.
 
     Raises:
         PybackendError: the server cannot start.
     """
-    # Imports make many objects and little garbage: without the collector they take a tenth less time.
+    # Imports create many objects and little garbage: without the collector they take a tenth less time.
     gc.disable()
-    from pybackend.instance.bundle import stage_bundle
-    from pybackend.instance.launcher import StubLauncher
-    from pybackend.instance.orphans import Orphans
     from pybackend.observability.logging import set_up_logging, take_closed_descriptors
+    from pybackend.process.bundle import stage_bundle
+    from pybackend.process.launcher import StubLauncher
+    from pybackend.process.orphans import Orphans
     from pybackend.repository.layout import scan_repositories
 
-    # Until the server has its own handlers: a KeyboardInterrupt in the middle of an import may be caught by what is imported.
+    # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
     set_up_logging(settings.log)
@@ -75,7 +75,7 @@ def serve(settings: Settings) -> int:
 
         from pybackend.server import Server
 
-        # It never looks at them either: one look at a hundred thousand objects that stay would delay the first answer.
+        # Exempt them from collection: traversing a hundred thousand permanent objects would delay the first response.
         gc.freeze()
         gc.enable()
 

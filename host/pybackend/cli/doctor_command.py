@@ -1,4 +1,4 @@
-"""``pybackend doctor``: whether this machine has what a server needs, and what to do about what it has not."""
+"""``pybackend doctor``: checks whether this machine has what a server needs, and advises on everything missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line behind ``pybackend doctor``."""
     parser = CommandParser(
         prog="pybackend doctor",
-        description="Looks whether this machine has what a server needs; 1 if something that it cannot do without is missing.",
+        description="Checks whether this machine can run a server. Exits with 1 if a requirement is missing.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
@@ -31,13 +31,13 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="the cache of environments, as the server is told",
+        help="the environment cache, as configured for the server",
     )
     return parser
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status.
+    """Run the command and return the exit status.
 
     Raises:
         UsageError: the command line is wrong.

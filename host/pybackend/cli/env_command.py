@@ -1,4 +1,4 @@
-"""``pybackend env``: the environments of models, in the cache and before they get there."""
+"""``pybackend env``: inspects and maintains environments of models, in the cache and as archives."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pybackend.environment.specification import SpecificationCache
 from pybackend.errors import ModelEnvironmentError
 
 _KEY_CHARACTERS = 12
-"""Of a key, for people: any unambiguous beginning will do."""
+"""Characters of a key that are shown. Any unambiguous prefix is accepted."""
 
 _MOST_DIFFERENCES = 10
 
 Outcome = tuple[int, object, list[str]]
-"""Exit status, what ``--json`` prints, and what is printed without."""
+"""Exit status, the data for ``--json``, and the lines printed without it."""
 
 _DAY_S = 24 * 3600.0
 
@@ -45,24 +45,24 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="the cache, as the server was told",
+        help="the environment cache, as configured for the server",
     )
     parser: argparse.ArgumentParser = _Parser(
-        prog="pybackend env", description="Looks after the environments of models."
+        prog="pybackend env", description="Inspects and maintains the environments of models."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("list", parents=[common], help="the environments that are unpacked on this machine")
+    commands.add_parser("list", parents=[common], help="list the environments that are unpacked on this machine")
     inspect = commands.add_parser(
-        "inspect", parents=[common], help="what is in an environment; 1 if it cannot be used here"
+        "inspect", parents=[common], help="show the contents of an environment; 1 if it cannot be used here"
     )
     inspect.add_argument("path", type=Path, metavar="ARCHIVE_OR_DIRECTORY")
     verify = commands.add_parser(
-        "verify", parents=[common], help="hold unpacked environments against what was unpacked; 1 if one differs"
+        "verify", parents=[common], help="compare unpacked environments with their archives; 1 if one differs"
     )
-    verify.add_argument("keys", nargs="*", metavar="KEY", help="as `list` shows it [all]")
+    verify.add_argument("keys", nargs="*", metavar="KEY", help="as shown by `list` [all]")
     prune = commands.add_parser("prune", parents=[common], help="remove unpacked environments that no server uses")
-    prune.add_argument("--unused-for", type=_days, default=0.0, metavar="DAYS", help="only those, in days [0]")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.add_argument("--unused-for", type=_days, default=0.0, metavar="DAYS", help="only if unused this long [0]")
+    prune.add_argument("--dry-run", action="store_true", help="only show what would be removed")
     return parser
 
 
@@ -72,16 +72,16 @@ def _days(text: str) -> float:
     except ValueError:
         days = -1.0
     if not 0 <= days < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of days, such as 30 or 0.5")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of days, such as 30 or 0.5")
     return days
 
 
 def run_env(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status.
+    """Run the command and return the exit status.
 
     Raises:
         UsageError: the command line is wrong.
-        PybackendError: what it names cannot be read.
+        PybackendError: the named environment or cache cannot be read.
     """
     given = make_parser().parse_args(list(arguments))
     directory = given.environment_cache_directory
@@ -97,7 +97,7 @@ def run_env(arguments: Sequence[str]) -> int:
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # as of `| head`; nor is anything to be said at the end of the process
+    except BrokenPipeError:  # e.g. `| head`; the interpreter must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
@@ -144,7 +144,7 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
 
 def _state(entry: CacheEntry) -> str:
     if entry.mark is None:
-        return "being made" if entry.in_use else "incomplete"
+        return "being unpacked" if entry.in_use else "incomplete"
     return "in use" if entry.in_use else "unused"
 
 
@@ -178,7 +178,7 @@ def _inspection_lines(found: Inspection, effect: HookEffect | None, *, cached: b
     if manifest is not None and manifest.created_by:
         facts.append(("packed by", manifest.created_by))
     if found.hooks:
-        known = "not known until a server has run them" if effect is None else ", ".join(effect.names) or "nothing"
+        known = "unknown until a server has run them" if effect is None else ", ".join(effect.names) or "nothing"
         facts.append(("hooks", f"{', '.join(found.hooks)}; they set: {known}"))
     facts.append(("usable here", f"no: {found.refusal}" if found.refusal else "yes"))
     facts.append(("packages", str(len(found.packages))))
@@ -203,14 +203,14 @@ def _verify(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
             lines.append(f"  and {len(differences) - _MOST_DIFFERENCES} more")
     failed = any(result["differences"] for result in results)
     if failed:
-        lines.append("`pybackend env prune` removes what no server uses; it is unpacked again when a model needs it")
+        lines.append("`pybackend env prune` removes unused environments; the next load of a model unpacks them again")
     return (1 if failed else 0), results, lines or [f"no environment is unpacked in {cache.directory}"]
 
 
 def _differences(cache: EnvironmentCache, entry: CacheEntry) -> list[str]:
     inventory = cache.inventory(entry.key)
     if entry.mark is None or inventory is None:
-        return [] if entry.in_use else ["it is not complete"]
+        return [] if entry.in_use else ["it is incomplete"]
     return inventory.differences(entry.prefix, contents=True)
 
 
@@ -252,7 +252,7 @@ def _prune(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
     return (1 if failed else 0), document, lines
 
 
-# Words
+# Formatting
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

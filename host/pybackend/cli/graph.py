@@ -1,4 +1,4 @@
-"""``pybackend graph``: the ensembles of repositories, drawn from their configurations. No model is started."""
+"""``pybackend graph``: draws the ensembles of repositories from their configurations. No model is started."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pybackend.modelconfig.ensemble import part_names
 from pybackend.modelconfig.ensemble_drawing import as_mermaid, as_text
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.parser import read_config_text
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.repository.layout import scan_repositories
 
@@ -20,22 +21,22 @@ _DRAWINGS = {"text": as_text, "mermaid": as_mermaid}
 
 
 def make_parser() -> CommandParser:
-    """The part of the command line behind ``graph``."""
+    """The parser of ``graph``'s arguments."""
     parser = CommandParser(
         prog="pybackend graph",
         usage="pybackend graph [--format=text|mermaid] [--model=NAME]... REPOSITORY...",
-        description="Draws the ensembles of a repository: which steps run when, and which tensors go where.",
+        description="Draws the ensembles of a repository: the order of steps and the flow of tensors.",
     )
     parser.add_argument("repositories", type=Path, nargs="+", metavar="REPOSITORY", help="a directory of models")
-    parser.add_argument("--format", choices=sorted(_DRAWINGS), default="text", help="how [text]")
+    parser.add_argument("--format", choices=sorted(_DRAWINGS), default="text", help="output format [text]")
     parser.add_argument(
-        "--model", action="append", default=[], metavar="NAME", help="only this ensemble; may be given several times"
+        "--model", action="append", default=[], metavar="NAME", help="draw only this ensemble; may be repeated"
     )
     return parser
 
 
 def graph(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status: 1 if something could not be drawn.
+    """Run the command and return the exit status: 1 if an ensemble could not be drawn.
 
     Raises:
         ServerError: the arguments are wrong, or a repository cannot be read.
@@ -66,16 +67,16 @@ def _check_names(given: argparse.Namespace, ensembles: Sequence[str]) -> None:
     for name in given.model:
         if name not in ensembles:
             raise ServerError(
-                f"there is no ensemble '{name}' in {', '.join(map(str, given.repositories))}: "
-                f"there are {', '.join(ensembles) or 'none'}"
+                f"unknown ensemble '{name}' in {', '.join(map(str, given.repositories))}: "
+                f"it has {', '.join(ensembles) or 'none'}"
             )
 
 
 class _Shelf:
-    """The models on disk, each read once.
+    """The models on disk. Each is read once.
 
     Args:
-        directories: by name.
+        directories: model directories by model name.
     """
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
@@ -83,20 +84,20 @@ class _Shelf:
         self._read: dict[str, ModelConfig | None] = {}
 
     def is_ensemble(self, name: str) -> bool:
-        """True if a model is one, or seems to be but cannot be read."""
+        """True for an ensemble, including one whose configuration cannot be read."""
         config = self._config(name)
         if config is not None:
             return config.is_ensemble
         try:
-            return str(Scheduling.ENSEMBLE).encode() in (self._directories[name] / CONFIG_FILENAME).read_bytes()
-        except OSError:
+            return Scheduling.ENSEMBLE in read_config_text(self._directories[name] / CONFIG_FILENAME)
+        except ModelConfigError:
             return False
 
     def ensemble(self, name: str) -> ModelConfig:
-        """An ensemble whose graph holds together.
+        """The configuration of an ensemble, after its graph was validated.
 
         Raises:
-            ModelConfigError: it does not.
+            ModelConfigError: the graph is invalid or circular.
         """
         config = finish_ensemble(load_config(self._directories[name], auto_complete=True))
         circle = self._circle(name)
@@ -105,7 +106,7 @@ class _Shelf:
         return config
 
     def remarks(self, name: str) -> dict[str, str]:
-        """What is to be said of the parts of an ensemble that is no part of itself."""
+        """Notes on an ensemble's parts that its own configuration does not show, by model name."""
         return {part: self._remark(part) for part in self._parts(name)}
 
     def _remark(self, name: str) -> str:
@@ -119,7 +120,7 @@ class _Shelf:
         )
 
     def _streams(self, name: str) -> bool:
-        """True if a model answers with a stream: it says so, or it is an ensemble with such a part."""
+        """True for a decoupled model, and for an ensemble that contains one."""
         reached = [name]
         for each in reached:
             config = self._config(each)
@@ -129,7 +130,7 @@ class _Shelf:
         return False
 
     def _circle(self, name: str) -> list[str]:
-        """The way from an ensemble back to itself, if there is one."""
+        """The path from an ensemble back to itself; empty if there is none."""
         paths, seen = [[name]], set[str]()
         while paths:
             path = paths.pop()

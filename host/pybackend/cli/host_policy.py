@@ -12,14 +12,14 @@ _FORMAT = "--host-policy option format is '<policy name>,<setting>=<value>'."
 _NODE = Path("/sys/devices/system/node")
 
 HostPolicy = tuple[str, str, frozenset[int]]
-"""Policy name, setting, and the cores that it means."""
+"""Policy name, setting, and the resulting cores."""
 
 
 def host_policy(text: str) -> HostPolicy:
     """Read ``<name>,cpu-cores=<first>-<last>`` or ``<name>,numa-node=<number>``.
 
     Raises:
-        ArgumentTypeError: it has another form, or names cores that this process may not use.
+        ArgumentTypeError: the form is wrong, or this process may not use one of the cores.
     """
     name, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")
@@ -30,18 +30,18 @@ def host_policy(text: str) -> HostPolicy:
         cores = wanted = _cores(value, text)
     elif setting == "numa-node":
         wanted = _cores_of_node(value, text)
-        cores = wanted & usable  # a container may have a part of a node
+        cores = wanted & usable  # a container may own only part of a node
     else:
         raise argparse.ArgumentTypeError(f"Unsupported host policy setting '{setting}'. Write cpu-cores or numa-node")
     if not cores or not cores <= usable:
         raise argparse.ArgumentTypeError(
-            f"{text}: this server may use {len(usable)} cores, {_ranges(usable)}, and not {_ranges(wanted - usable)}"
+            f"{text}: this server may use {len(usable)} cores, {_ranges(usable)}, but not {_ranges(wanted - usable)}"
         )
     return name, setting, cores
 
 
 def _cores(value: str, text: str) -> frozenset[int]:
-    """``0-3``, ``5``, or several such with commas."""
+    """Parse ``0-3``, ``5``, or a comma-separated list of these."""
     cores: set[int] = set()
     for piece in value.split(","):
         first, _, last = piece.partition("-")
@@ -49,7 +49,7 @@ def _cores(value: str, text: str) -> frozenset[int]:
         if not all(bound.isascii() and bound.isdigit() and len(bound) < 7 for bound in (first, last)) or (
             int(last) < int(first)
         ):
-            raise argparse.ArgumentTypeError(f"'{value}' is no range of cores such as 0-3. Got {text}")
+            raise argparse.ArgumentTypeError(f"'{value}' is not a range of cores such as 0-3. Got {text}")
         cores.update(range(int(first), int(last) + 1))
     return frozenset(cores)
 
@@ -61,7 +61,7 @@ def _cores_of_node(value: str, text: str) -> frozenset[int]:
     except OSError:
         listed = ""
     if not listed:
-        raise argparse.ArgumentTypeError(f"there is no NUMA node '{value}' with cores on this machine. Got {text}")
+        raise argparse.ArgumentTypeError(f"this machine has no NUMA node '{value}' with cores. Got {text}")
     return _cores(listed, text)
 
 
@@ -77,5 +77,5 @@ def _ranges(cores: Iterable[int]) -> str:
 
 
 def host_policies(given: Iterable[HostPolicy]) -> Mapping[str, frozenset[int]]:
-    """The cores of each policy; where both settings are given, ``cpu-cores`` says it more exactly."""
+    """The cores of each policy. If both settings are given, ``cpu-cores`` wins because it is more precise."""
     return {name: cores for name, _, cores in sorted(given, key=lambda policy: policy[1] == "cpu-cores")}

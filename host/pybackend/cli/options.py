@@ -1,4 +1,4 @@
-"""The flags of ``pybackend serve``, under the reference's names, and what they become."""
+"""The flags of ``pybackend serve``, named as in the reference, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from pybackend.settings import (
     ModelControlMode,
     Settings,
     half_of_memory_bytes,
+    quarter_of_memory_bytes,
 )
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
@@ -38,33 +39,33 @@ _REFERENCE_ONLY = re.compile(
     "|min-supported|model-(config-name|load-gpu|namespacing)|pinned|repoagent|repository-poll"
     "|reuse|sagemaker|trace|vertex-ai)"
 )
-"""How flags begin that the reference has and this release does not: a similar name would be bad advice for them."""
+"""Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 
 
 class UsageError(ServerError):
-    """The command line is wrong; ``usage`` says how it would be right."""
+    """The command line is wrong; ``usage`` shows the correct form."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message)
         self.usage = usage
 
 
-# How argparse says which flag is wrong; the names of one flag are joined by slashes.
+# How argparse names the offending flag; the aliases of one flag are joined by slashes.
 _ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in the words that the reference's users know."""
+    """Reports command-line mistakes in the wording that users of the reference know."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise for what argparse has found wrong."""
+        """Raise :class:`UsageError` for a mistake that argparse found."""
         about = _ABOUT_FLAG.fullmatch(message)
         if about is not None:
             message = f'Bad option: "{about[1].partition("=")[0]}". {about[2]}'
         raise UsageError(message, self.format_usage())
 
     def refuse(self, rest: str) -> NoReturn:
-        """Raise for a word that no flag and no argument takes."""
+        """Raise :class:`UsageError` for a word that is neither a flag nor an expected argument."""
         if not rest.startswith("-"):
             raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
         name = rest.partition("=")[0]
@@ -72,19 +73,19 @@ class CommandParser(argparse.ArgumentParser):
             advice = " Triton's server has it, this release of pybackend does not: see `pybackend serve --help`"
             raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
         similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
-        advice = f" Is {similar[0]} meant?" if similar else ""
+        advice = f" Did you mean {similar[0]}?" if similar else ""
         raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
 
 
 def boolean(text: str) -> bool:
-    """``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
+    """Parse ``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
 
 
 def integer(least: int, most: int = 2**63 - 1) -> object:
-    """A parser of whole numbers within bounds."""
+    """A parser for whole numbers between ``least`` and ``most``."""
 
     def parse(text: str) -> int:
         try:
@@ -101,7 +102,7 @@ def integer(least: int, most: int = 2**63 - 1) -> object:
 
 
 def verbosity(text: str) -> int:
-    """A number, or true for 1 and false for 0."""
+    """Parse a number, or true as 1 and false as 0."""
     if text.isdecimal():
         return int(text)
     if text.lower() in _TRUE | _FALSE:
@@ -110,10 +111,10 @@ def verbosity(text: str) -> int:
 
 
 def control_mode(text: str) -> ModelControlMode:
-    """``none`` or ``explicit``."""
+    """Parse ``none`` or ``explicit``."""
     if text == "poll":
         raise argparse.ArgumentTypeError(
-            "This release does not poll repositories. Write explicit, and load a model again when its files have changed"
+            "This release does not poll repositories. Write explicit, and reload a model after its files change"
         )
     try:
         return ModelControlMode(text)
@@ -122,7 +123,7 @@ def control_mode(text: str) -> ModelControlMode:
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
-    """The whole command line, and the part of it behind ``serve``."""
+    """The parser of the whole command line, and its subparser for ``serve``."""
     parser = CommandParser(prog="pybackend", description="Serves models written for Triton's Python backend.")
     parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -138,11 +139,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_http(serve)
     _add_server(serve)
     _add_debugging(serve)
-    # These have parsers of their own: they are listed here.
-    commands.add_parser("doctor", help="look whether this machine has what a server needs", add_help=False)
-    commands.add_parser("env", help="look after the environments of models", add_help=False)
+    # These commands have separate parsers and are registered here only for the help text.
+    commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
+    commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
-    commands.add_parser("pack", help="pack an environment that models run in", add_help=False)
+    commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
     return parser, serve
 
 
@@ -168,21 +169,21 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="DIR",
-        help="another directory of models; may be given several times",
+        help="another directory of models; may be repeated",
     )
     group.add_argument(
         "--model-control-mode",
         type=control_mode,
         default=ModelControlMode.NONE,
         metavar="MODE",
-        help="none: all models are loaded at start, and stay; explicit: models are loaded on request [none]",
+        help="none: load all models at start and keep them; explicit: load models on request [none]",
     )
     group.add_argument(
         "--load-model",
         action="append",
         default=[],
         metavar="NAME",
-        help="with explicit control, a model to load at start; may be given several times, * loads all",
+        help="with explicit control, a model to load at start; may be repeated; * loads all",
     )
     group.add_argument(
         "--disable-auto-complete-config",
@@ -191,16 +192,16 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="BOOL",
-        help="take configurations as they are written; models cannot complete them [false]",
+        help="use configurations as written; models cannot complete them [false]",
     )
     _flag(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
-    _flag(group, "--strict-readiness", default=True, text="be ready only while every model is")
+    _flag(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
     group.add_argument(
         "--model-load-thread-count",
         type=integer(1, 1024),  # type: ignore[arg-type]
         default=4,
         metavar="N",
-        help="models that are loaded at the same time [4]",
+        help="number of models that may load at the same time [4]",
     )
     group.add_argument(
         "--no-zygote",
@@ -209,21 +210,21 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="BOOL",
-        help="start each process by itself, fork none from one that has imported what it needs [false]",
+        help="start each process separately instead of forking from one with preloaded modules [false]",
     )
     group.add_argument(
         "--model-memory-limit",
         type=integer(1024 * 1024),  # type: ignore[arg-type]
         default=None,
         metavar="BYTES",
-        help="most tensor memory for the inputs of a model, and for the outputs of each instance [half of the machine's]",
+        help="limit on tensor memory, for each model's inputs and for each instance's outputs [half of the server's]",
     )
     group.add_argument(
         "--backend-directory",
         type=Path,
         default=DEFAULT_BACKEND_DIRECTORY,
         metavar="DIR",
-        help=f"directory of backends that are written in Python: DIR/NAME/model.py [{DEFAULT_BACKEND_DIRECTORY}]",
+        help=f"directory of backends written in Python: DIR/NAME/model.py [{DEFAULT_BACKEND_DIRECTORY}]",
     )
     group.add_argument(
         "--backend-config",
@@ -231,7 +232,7 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         type=backend_setting,
         default=[],
         metavar="BACKEND,SETTING=VALUE",
-        help="a setting of Triton's Python backend: checked, and without effect; may be given several times",
+        help="a setting of Triton's Python backend: checked, but without effect; may be repeated",
     )
 
 
@@ -250,7 +251,7 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
         type=integer(1),  # type: ignore[arg-type]
         default=None,
         metavar="BYTES",
-        help="remove environments that nobody uses when all together are larger than this [never]",
+        help="remove unused environments when the total exceeds this size [never]",
     )
     _flag(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
 
@@ -258,7 +259,13 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
 def _add_sandbox(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("sandbox of models")
     add_sandbox_flags(group)
-    _flag(group, "--sandbox-required", default=False, text="load no model if a layer of its sandbox is not in force")
+    _flag(group, "--sandbox-required", default=False, text="refuse to load a model if its sandbox lacks a layer")
+    _flag(
+        group,
+        "--allow-model-overrides",
+        default=False,
+        text="models at level standard may supply configurations and files when they load models",
+    )
 
 
 def _add_http(serve: argparse.ArgumentParser) -> None:
@@ -274,6 +281,13 @@ def _add_http(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help=f"largest JSON part or raw body of a request [{DEFAULT_MAX_INPUT_SIZE_BYTES}]",
     )
+    group.add_argument(
+        "--http-memory-limit",
+        type=integer(1024 * 1024),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
+    )
     _flag(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
@@ -287,7 +301,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         type=integer(0),  # type: ignore[arg-type]
         default=30,
         metavar="SECONDS",
-        help="how long requests under way and `finalize` may take at the end [30]",
+        help="how long running requests and `finalize` may take at shutdown [30]",
     )
     group.add_argument(
         "--log-verbose",
@@ -296,7 +310,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         const=1,
         default=0,
         metavar="LEVEL",
-        help="1 writes verbose lines too, those of models included [0]",
+        help="1 enables verbose lines, including those of models [0]",
     )
     group.add_argument(
         "--cache-config",
@@ -304,7 +318,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         type=cache_setting,
         default=[],
         metavar="CACHE,SETTING=VALUE",
-        help="where models that enable response_cache find responses: local,size=BYTES or redis,host=NAME,port=PORT [none]",
+        help="response cache of models with response_cache: local,size=BYTES or redis,host=NAME,port=PORT [none]",
     )
     group.add_argument(
         "--host-policy",
@@ -312,14 +326,14 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         type=host_policy,
         default=[],
         metavar="NAME,SETTING=VALUE",
-        help="cores for the processes of instances: cpu,cpu-cores=0-3 or cpu,numa-node=0; may be given several times",
+        help="cores for the processes of instances: cpu,cpu-cores=0-3 or cpu,numa-node=0; may be repeated",
     )
     group.add_argument(
         "--max-queued-bytes",
         type=integer(1),  # type: ignore[arg-type]
         default=None,
         metavar="BYTES",
-        help="most input bytes of requests that wait or are executed; beyond, requests are refused with 503 [no limit]",
+        help="limit on input bytes of queued and running requests; requests beyond it get status 503 [no limit]",
     )
     group.add_argument(
         "--rate-limit",
@@ -334,7 +348,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         type=resource_count,
         default=[],
         metavar="NAME:COUNT[:DEVICE]",
-        help="how much there is of a resource [as much as the instance needs that needs most]; may be given several times",
+        help="available count of a resource [as many as the most demanding instance needs]; may be repeated",
     )
     group.add_argument(
         "--response-cache-byte-size",
@@ -355,24 +369,24 @@ def _add_debugging(serve: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="run the processes of a model under debugpy, without time limits; may be given several times",
+        help="run the processes of a model under debugpy, without time limits; may be repeated",
     )
     group.add_argument(
         "--debug-port",
         type=integer(0, 65535),  # type: ignore[arg-type]
         default=DEFAULT_DEBUG_PORT,
         metavar="PORT",
-        help=f"where the first of them listens on 127.0.0.1, others follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",
+        help=f"port on 127.0.0.1 for the first process, further ones follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",
     )
-    _flag(group, "--debug-wait", default=False, text="import such a model only when a debugger has attached")
+    _flag(group, "--debug-wait", default=False, text="import a debugged model only after a debugger has attached")
 
 
 def parse(arguments: Sequence[str]) -> Settings | None:
-    """The settings that a command line asks for; None if it names no command.
+    """The settings of a command line; None if it names no command.
 
     Raises:
-        UsageError: it asks for something that does not exist.
-        ServerError: what it asks for contradicts itself.
+        UsageError: a flag, a value or a command does not exist.
+        ServerError: the settings contradict each other.
     """
     parser, serve = make_parser()
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
@@ -403,7 +417,7 @@ def _settings(given: argparse.Namespace) -> Settings:
             f"{given.http_address}:{given.http_port}"
         )
     return Settings(
-        # Absolute: models get these paths, and may change their working directory.
+        # Absolute: models receive these paths, and may change their working directory.
         repositories=tuple(path.absolute() for path in repositories),
         server_id=given.id,
         model_control=given.model_control_mode,
@@ -421,6 +435,7 @@ def _settings(given: argparse.Namespace) -> Settings:
             address=given.http_address,
             port=given.http_port,
             max_input_size_bytes=given.http_max_input_size,
+            memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
             metrics_enabled=given.allow_metrics,
             metrics_address=metrics_address,
             metrics_port=given.metrics_port,
@@ -461,5 +476,5 @@ def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def print_help() -> None:
-    """How to use the command."""
+    """Print the usage of the command."""
     make_parser()[0].print_help(sys.stdout)

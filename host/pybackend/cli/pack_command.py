@@ -1,4 +1,4 @@
-"""``pybackend pack``: what the command line says, and what it prints."""
+"""``pybackend pack``: its command line and its output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pybackend.pack.progress import Progress, TerminalProgress
 from pybackend.pack.surprises import Wanted, gigabytes, surprises
 
 _DEFAULT_LOCK = ""
-"""What --lock without a name stands for: the archive's name with another ending."""
+"""Value of --lock without a name: the archive's name with another suffix."""
 
 _EPILOG = """\
-Exit status: 0 packed; 2 the file or the command line is wrong; 3 no such packages; 4 a channel or an index does not answer;
+Exit status: 0 packed; 2 the file or the command line is wrong; 3 no such packages; 4 a channel or index is unreachable;
 5 no space or not writable; 6 the environment cannot be packed; 7 pybackend[pack] is not installed; 1 anything else.
 """
 
@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line behind ``pybackend pack``."""
     parser = _Parser(
         prog="pybackend pack",
-        description="Packs an environment that models run in, without conda being installed.",
+        description="Packs an environment for models to run in. Conda need not be installed.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,12 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--format",
         choices=["tar.gz", "gz", "tar.zst", "zst"],
         metavar="FORMAT",
-        help="tar.gz, which Triton reads too, or zst, which is smaller and unpacked faster [what the archive's name says]",
+        help="tar.gz, which Triton reads too, or zst, which is smaller and unpacks faster [from the archive's name]",
     )
     parser.add_argument(
         "--python",
         metavar="VERSION|PATH",
-        help="the interpreter for a requirements.txt or pyproject.toml [the one beside it in .python-version, or pybackend's own]",
+        help="interpreter for a requirements.txt or pyproject.toml [from .python-version beside it, or pybackend's]",
     )
     parser.add_argument(
         "--extra",
@@ -69,21 +69,21 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="?",
         const=_DEFAULT_LOCK,
         metavar="PATH",
-        help="install exactly what is in this file; if it is not there, write it [the archive's name with .lock]",
+        help="install exactly what this file lists, or write it if it does not exist [the archive's name with .lock]",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be installed, and how large it is")
-    parser.add_argument("--no-msgpack", action="store_true", help="do not put msgpack beside the packages")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be installed, with sizes")
+    parser.add_argument("--no-msgpack", action="store_true", help="do not add msgpack to the packages")
     parser.add_argument(
         "--work-directory",
         type=Path,
         metavar="DIR",
-        help="where the packages are put together [pybackend's cache directory]",
+        help="where the environment is assembled [pybackend's cache directory]",
     )
     return parser
 
 
 def run_pack(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     try:
         given = make_parser().parse_args(list(arguments))
     except UsageError as error:
@@ -121,7 +121,7 @@ def run_pack(arguments: Sequence[str]) -> int:
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # What lies around is removed on the way out.
+    # The exception removes scratch files on its way out.
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -130,7 +130,7 @@ def _progress() -> Progress:
         return Progress()
     try:
         return TerminalProgress(sys.stderr)
-    except ImportError:  # without the extra: what is missing is said in a moment
+    except ImportError:  # the extra is not installed; the error that follows says so
         return Progress()
 
 

@@ -1,4 +1,4 @@
-"""``--rate-limit`` and ``--rate-limit-resource``: what instances must hold to execute, and how much of it there is."""
+"""``--rate-limit`` and ``--rate-limit-resource``: the resources that instances hold to execute, and their counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resource_count(text: str) -> ResourceCount:
     """Read ``<name>:<count>[:<device>]``.
 
     Raises:
-        ArgumentTypeError: it has another form.
+        ArgumentTypeError: the form is wrong.
     """
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(_is_number(number) for number in numbers):
@@ -38,5 +38,5 @@ def _is_number(text: str) -> bool:
 
 
 def resource_limits(given: Iterable[ResourceCount], *, enabled: bool) -> Mapping[tuple[str, int | None], int] | None:
-    """What there is, None if nothing is limited."""
+    """The count of each resource; None if the rate limiter is off."""
     return {(name, device): count for name, device, count in given} if enabled else None

@@ -1,1 +1,1 @@
-"""Looks whether this machine has what a server needs, layer by layer, and says what to do about what it has not."""
+"""Checks layer by layer whether this machine has what a server needs, and advises on everything missing."""

@@ -9,7 +9,7 @@ from pybackend.doctor.finding import Finding, Status
 
 
 async def examine(environment_cache: Path) -> list[Finding]:
-    """Look at every layer; what needs a process is left out where none could run."""
+    """Check every layer; checks that need a process are skipped where none can run."""
     findings = [machine.python(), machine.kernel(), machine.descriptors(), machine.processes(), machine.shared_memory()]
     if all(finding.status is not Status.FAIL for finding in findings):
         findings += await trial.examine()

@@ -1,4 +1,4 @@
-"""What an examination finds out about one layer."""
+"""The result of checking one layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a layer is; WARN: a server works, and something is weaker or slower than it could be."""
+    """State of a layer. WARN: a server works, but is weaker or slower than possible."""
 
     OK = "ok"
     WARN = "warn"
@@ -19,10 +19,10 @@ class Finding:
     """One row.
 
     Attributes:
-        layer: what was looked at.
-        status: how it is.
-        found: what there is, in a few words.
-        advice: what to do about it, empty if nothing.
+        layer: the layer that was checked.
+        status: its state.
+        found: the facts, in a few words.
+        advice: the remedy, empty if none is needed.
     """
 
     layer: str
@@ -31,20 +31,20 @@ class Finding:
     advice: str = ""
 
     def to_document(self) -> dict[str, str]:
-        """For programs."""
+        """The finding as plain values, for ``--json``."""
         return asdict(self)
 
 
 def ok(layer: str, found: str) -> Finding:
-    """All is as it should be."""
+    """A layer without problems."""
     return Finding(layer, Status.OK, found)
 
 
 def warn(layer: str, found: str, advice: str) -> Finding:
-    """It would be better otherwise."""
+    """A layer that limits a server."""
     return Finding(layer, Status.WARN, found, advice)
 
 
 def fail(layer: str, found: str, advice: str) -> Finding:
-    """No server can work so."""
+    """A layer that prevents a server from working."""
     return Finding(layer, Status.FAIL, found, advice)

@@ -1,4 +1,4 @@
-"""What the machine, the container and this installation offer: looked up, without starting anything."""
+"""Checks of the machine, the container and this installation that start no process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDED = ("numpy", "msgpack", "msgspec", "posix_ipc", "fastapi", "uvicorn", "uv
 _PACKING = ("rattler", "conda_pack", "zstandard")
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 4096, 256
-"""Each connection takes one, and each process of a model five."""
+"""Each connection takes one descriptor, and each process of a model five."""
 
 _FEW_PROCESSES = 512
 _LITTLE_ROOM_BYTES = 2 * 1024**3
@@ -43,7 +43,7 @@ def python() -> Finding:
 
 
 def kernel() -> Finding:
-    """What supervision needs of the kernel."""
+    """Kernel features that supervision needs."""
     found = f"{platform.system()} {platform.release()} {platform.machine()}"
     if sys.platform != "linux":
         return fail("kernel", found, "models can only be served on Linux")
@@ -57,7 +57,7 @@ def kernel() -> Finding:
 def descriptors() -> Finding:
     """How many files and connections this user may have open at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{_number(soft)}, at most {_number(hard)}"  # a server takes all that it may
+    found = f"{_number(soft)}, at most {_number(hard)}"  # a server raises the soft limit to the hard one
     advice = "raise it: `ulimit -Hn 65536`, LimitNOFILE= of systemd, --ulimit nofile= of a container"
     if hard != resource.RLIM_INFINITY and hard < _TOO_FEW_DESCRIPTORS:
         return fail("open files", found, advice)
@@ -80,7 +80,7 @@ def processes() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """What tensors lie in."""
+    """Memory for tensors."""
     place = "/dev/shm"  # noqa: S108  not a file in it
     free = _room(place)
     size = f"there is no {place}" if free is None else f"{place} has {_size(free)} free"
@@ -97,7 +97,7 @@ def shared_memory() -> Finding:
             return ok("shared memory", f"sealed memfd; {size}, which tensors do not need")
         advice = "let the kernel or the container's seccomp profile allow memfd_create"
         return warn(
-            "shared memory", f"no memfd, tensors take room in /dev/shm and are copied once more; {size}", advice
+            "shared memory", f"no memfd: tensors take room in /dev/shm and are copied once more; {size}", advice
         )
     finally:
         segment.close()
@@ -107,7 +107,7 @@ def environment_cache(directory: Path) -> Finding:
     """Where environments are unpacked."""
     layer, place = "environment cache", directory
     while not place.exists() and place != place.parent:
-        place = place.parent  # the server makes what is missing
+        place = place.parent  # the server creates missing directories
     advice = "name another directory with --environment-cache-directory"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return fail(layer, f"{directory}: {place} cannot be written", advice)
@@ -124,7 +124,7 @@ def environment_cache(directory: Path) -> Finding:
 
 
 def packing() -> Finding:
-    """Whether environments can be made here, which servers need not do."""
+    """Whether environments can be packed on this machine. Servers do not need this."""
     missing = [name for name in _PACKING if importlib.util.find_spec(name) is None]
     if missing:
         return ok("packing", "not installed; to pack environments here: pip install 'pybackend[pack]'")
@@ -132,7 +132,7 @@ def packing() -> Finding:
 
 
 def gpus() -> Finding:
-    """Which GPUs models may use."""
+    """GPUs that models may use."""
     count = count_gpus()
     return ok("gpu", "none" if not count else f"{count} of NVIDIA")
 
@@ -153,10 +153,10 @@ def _room(path: str) -> int | None:
 
 
 def _most_tasks() -> int | None:
-    """The limit of this control group, None if there is none."""
+    """The process limit of this control group, None if there is none."""
     for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
         try:
             return int(Path(path).read_text())
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # missing, or "max"
             continue
     return None

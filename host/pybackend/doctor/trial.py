@@ -1,4 +1,4 @@
-"""What only a trial can tell: a process is started, forked and confined as that of a model would be."""
+"""Checks by experiment: a process is started, forked and confined in the same way as a model's process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from pybackend.doctor.finding import Finding, fail, ok, warn
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
-from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.launch import StubLaunch
-from pybackend.instance.launcher import StubLauncher
-from pybackend.instance.orphans import Orphans
-from pybackend.instance.stub_ends import connected_ends
-from pybackend.instance.stub_process import StubProcess
-from pybackend.instance.zygote import ZygoteError
-from pybackend.instance.zygotes import Zygotes
 from pybackend.ipc import stub_messages as heard
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launch import StubLaunch
+from pybackend.process.launcher import StubLauncher
+from pybackend.process.orphans import Orphans
+from pybackend.process.stub_ends import connected_ends
+from pybackend.process.stub_process import StubProcess
+from pybackend.process.zygote import ZygoteError
+from pybackend.process.zygotes import Zygotes
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
@@ -27,18 +27,18 @@ from pybackend_wire.confinement import LAYERS, STANDARD
 from pybackend_wire.framing import FrameDecoder
 
 _LIMIT_S = 60.0
-"""How long a process may take to say its first word."""
+"""How long a process may take to send its first message."""
 
 _LOOKS, _LOOK_S = 300, 0.01
 
-_OWN = "its own log lines say why; `pybackend serve --log-verbose=1` shows all"
+_OWN = "its log lines say why; `pybackend serve --log-verbose=1` shows all"
 
 
 async def examine(cache_directory: Path | None = None) -> list[Finding]:
-    """Start, fork and confine a process; the first of these that fails says all there is to say.
+    """Start, fork and confine a process; stops at the first failure, which explains the rest.
 
     Args:
-        cache_directory: where the code of such processes is staged; the usual place if None.
+        cache_directory: where the stub's code is staged; the default directory if None.
     """
     try:
         bundle = stage_bundle(cache_directory)
@@ -62,7 +62,7 @@ async def _started(launcher: StubLauncher) -> Finding:
     try:
         hello = await greeting(await launcher.start())
     except (PybackendError, OSError, EOFError) as error:
-        return fail(layer, f"one was started and did not say what it should: {error}", _OWN)
+        return fail(layer, f"a process was started but sent no valid greeting: {error}", _OWN)
     took_ms = (time.perf_counter() - began_s) * 1e3
     return ok(layer, f"Python {hello.python}, numpy {hello.numpy}, {hello.codecs[0]}; started in {took_ms:.0f} ms")
 
@@ -76,7 +76,7 @@ async def _forked(bundle: Path, orphans: Orphans) -> Finding:
         return warn(layer, "orphans do not become children of the server", "processes are started one by one")
     took_ms = 0.0
     try:
-        for _ in range(2):  # the first has to wait for numpy
+        for _ in range(2):  # the first one waits for numpy
             mark = orphans.new_mark()
             began_s = time.perf_counter()
             with connected_ends() as (ours, theirs):
@@ -85,7 +85,7 @@ async def _forked(bundle: Path, orphans: Orphans) -> Finding:
             await greeting(StubProcess(process, ours, lambda mark=mark: orphans.end(mark)))  # type: ignore[misc]
             took_ms = (time.perf_counter() - began_s) * 1e3
     except (ZygoteError, OSError, EOFError) as error:
-        return warn(layer, f"the process to fork from {error}", "processes are started one by one; see the log")
+        return warn(layer, f"the zygote {error}", "processes are started one by one; see the log")
     finally:
         zygotes.close()
     return ok(layer, f"forked in {took_ms:.0f} ms")
@@ -100,12 +100,10 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
         try:
             instance = model.of_instance(0)
-            hello = await greeting(await launcher.start(StubLaunch(confinement=instance.confinement)))
+            hello = await greeting(await launcher.start(StubLaunch(sandbox=instance)))
             await instance.end_leftovers()
         except (PybackendError, OSError, EOFError) as error:
-            return warn(
-                layer, f"a process cannot be confined: {error}", "models that ask for a sandbox cannot be loaded"
-            )
+            return warn(layer, f"a process cannot be confined: {error}", "models that need a sandbox cannot be loaded")
         finally:
             sandbox.close()
     missing = [f"{name} ({reason})" for name, reason in hello.confined.items() if reason]
@@ -115,21 +113,21 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     return warn(
         layer,
         f"without {', '.join(missing)}",
-        f"models run at `standard` without that, so this does not hold: {without}",
+        f"models at `standard` run without them and lose these protections: {without}",
     )
 
 
 def _open_to_all(directory: Path) -> Path:
-    """As a model's directory is: a user of its own has to reach it."""
+    """Make a directory readable for other users, as a model's directory must be for a separate model user."""
     directory.chmod(0o755)
     return directory
 
 
 async def greeting(stub: StubProcess) -> heard.Hello:
-    """The first words of a process, which is ended then.
+    """The first message of a process, which is then ended.
 
     Raises:
-        EOFError: it ended without, or said why it cannot go on.
+        EOFError: the process ended without it, or reported a failure.
     """
     decoder, loop = FrameDecoder(), asyncio.get_running_loop()
     try:
@@ -144,13 +142,13 @@ async def greeting(stub: StubProcess) -> heard.Hello:
                         return message
                     raise EOFError(message.failure.message if isinstance(message, heard.Failed) else repr(message))
     except TimeoutError:
-        raise EOFError(f"it says nothing for {_LIMIT_S:g} s") from None
+        raise EOFError(f"it sent nothing for {_LIMIT_S:g} s") from None
     finally:
         stub.discard()
 
 
 async def _cause(stub: StubProcess) -> str:
-    """How it ended, which shows a moment after its socket is closed."""
+    """How the process ended, which is visible shortly after its socket closes."""
     for _ in range(_LOOKS):
         if stub.exit_cause:
             return stub.exit_cause

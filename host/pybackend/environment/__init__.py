@@ -1,1 +1,1 @@
-"""Where a model's Python comes from: the host's own, a directory, or a packed environment."""
+"""The environment that a model runs in: the host's own Python, a directory, or a packed environment."""

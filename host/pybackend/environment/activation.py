@@ -1,6 +1,6 @@
-"""What activating an environment sets, less what its hooks do: see :mod:`pybackend.environment.hooks`.
+"""The variables that activating an environment sets, apart from its hooks: see :mod:`pybackend.environment.hooks`.
 
-Its ``activate`` script is not run.
+The ``activate`` script itself does not run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from pybackend.author_files.reading import open_regular
 from pybackend.environment.manifest import EnvironmentManifest
 from pybackend_wire.library_path import LIBRARY_PATH
 
@@ -17,7 +18,7 @@ _MOST_STATE_BYTES = 1024 * 1024
 
 _NOT_THEIRS = frozenset({"PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX"})
 _NOT_THEIRS_EITHER = ("LD_", "PYTHON", "PYBACKEND_")
-"""What begins so changes which code runs."""
+"""Prefixes of variables that change which code runs."""
 
 
 def activation_variables(
@@ -27,13 +28,13 @@ def activation_variables(
     *,
     keeps_library_path: bool = False,
 ) -> dict[str, str]:
-    """The environment variables of a process in an environment, on top of the host's.
+    """The environment variables of a process in an environment, in addition to the host's.
 
     Args:
         prefix: the environment's directory.
-        manifest: what it says of itself.
+        manifest: the environment's manifest, if any.
         host: the host's variables, those of this process if None.
-        keeps_library_path: its Python could not be started again without ``LD_LIBRARY_PATH``.
+        keeps_library_path: without ``LD_LIBRARY_PATH``, its Python could not start again.
     """
     host = os.environ if host is None else host
     bin_directory, outer_path = str(prefix / "bin"), host.get("PATH", "")
@@ -41,7 +42,7 @@ def activation_variables(
     variables["VIRTUAL_ENV"] = str(prefix)
     variables["VIRTUAL_ENV_PROMPT"] = f"({prefix})"
     variables["PATH"] = f"{bin_directory}{os.pathsep}{outer_path}" if outer_path else bin_directory
-    # The host's own would have a foreign interpreter load the host's libraries.
+    # The host's value would make a foreign interpreter load the host's libraries.
     variables["LD_LIBRARY_PATH"] = str(prefix / "lib")
     if not keeps_library_path:
         variables[LIBRARY_PATH] = variables["LD_LIBRARY_PATH"]
@@ -51,7 +52,7 @@ def activation_variables(
 
 
 def _own_variables(prefix: Path, manifest: EnvironmentManifest | None) -> dict[str, str]:
-    """Those that its author wants, by ``variables`` of an environment.yml or by ``conda env config vars set``."""
+    """Variables set by the author, with ``variables`` in environment.yml or with ``conda env config vars set``."""
     found = _conda_state(prefix) if manifest is None else dict(manifest.variables)
     return {
         name: value
@@ -61,13 +62,13 @@ def _own_variables(prefix: Path, manifest: EnvironmentManifest | None) -> dict[s
 
 
 def may_be_set(name: str) -> bool:
-    """True if an environment, or what is in it, has a say in this variable."""
+    """True if an environment, or a package in it, may set this variable."""
     return name not in _NOT_THEIRS and not name.startswith(_NOT_THEIRS_EITHER)
 
 
 def _conda_state(prefix: Path) -> dict[str, str]:
     try:
-        with (prefix / "conda-meta" / "state").open("rb") as file:
+        with open_regular(prefix / "conda-meta" / "state") as file:
             variables = json.loads(file.read(_MOST_STATE_BYTES))["env_vars"]
         return {name: value for name, value in variables.items() if isinstance(value, str)}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

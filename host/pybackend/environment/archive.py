@@ -1,11 +1,12 @@
-"""Reading a packed environment: its members in order, every one of them harmless to unpack.
+"""Reads a packed environment: its members in order, each checked to be safe to unpack.
 
-An archive is written by a model's author, and read with the host's rights. So nothing leads out of the directory that it is
-unpacked in, nothing is a device, no name is written through a link, and no header makes the host take much memory.
+An archive is written by a model's author and read with the host's rights. Therefore no path leads out of the target
+directory, devices are refused, no name is written through a link, and no header makes the host allocate much memory.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import math
 import os
@@ -20,14 +21,18 @@ from pybackend.environment.file_tree import FileTree
 from pybackend.errors import ModelEnvironmentError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-"""How names of archives end, for messages: what a file is, its first bytes say."""
+"""Suffixes of archives, for messages. The format is detected from a file's first bytes."""
+
+MOST_FACTOR = 100
+FREE_BYTES = 1024**3
+"""Maximum expansion of archives above a minimum size. Environments expand by a factor of 3 to 10."""
 
 MOST_MEMBERS = 2_000_000
 MOST_UNPACKED_BYTES = 200 * 1024**3
-"""Bounds that no environment reaches, and that bombs do."""
+"""Limits that no environment reaches, but that archive bombs exceed."""
 
 _MOST_HEADER_BYTES = 1024 * 1024
-"""Of one extended header, which is read into memory at once. Paths are the longest that they hold."""
+"""Size of one extended header, which is read into memory at once. Long paths are its largest legitimate content."""
 
 _MOST_GLOBAL_HEADERS = 64
 _MOST_BYTES_BEHIND = 16 * 1024 * 1024
@@ -42,11 +47,11 @@ _EXTENDED = frozenset({tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE
 
 
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError)
-"""What reading a damaged archive raises, depending on where it is damaged."""
+"""Errors raised while reading a damaged archive, depending on the position of the damage."""
 
 
 class MemberKind(Enum):
-    """What an archive may hold."""
+    """Kinds of archive members."""
 
     FILE = auto()
     DIRECTORY = auto()
@@ -56,16 +61,16 @@ class MemberKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One entry of an archive, checked.
+    """One checked archive entry.
 
     Attributes:
-        path: below the directory that it is unpacked in.
-        kind: what it is.
-        size: of a file.
-        target: where a link leads, as it is written; the path of an earlier file for a hard link.
-        executable: a file that may be executed.
-        modified_s: when a file was changed last, in seconds since the epoch: compiled files remember it of their sources.
-        content: of a file; to be read before the next member is taken.
+        path: relative to the target directory.
+        kind: file, directory or link.
+        size: for a file, in bytes.
+        target: for a link, its target as written; for a hard link, the path of an earlier file.
+        executable: a file with execute permission.
+        modified_s: modification time of a file in seconds since the epoch; compiled files record that of their sources.
+        content: for a file; must be read before the next member is requested.
     """
 
     path: str
@@ -78,11 +83,11 @@ class Member:
 
 
 class Content:
-    """What is in a file of an archive.
+    """The content of a file in an archive.
 
     Args:
         stream: from tarfile.
-        broken: makes what is raised where the archive ends too early or is damaged.
+        broken: makes the error for an archive that is truncated or damaged.
     """
 
     def __init__(self, stream: IO[bytes], broken: Callable[[str], ModelEnvironmentError]) -> None:
@@ -90,7 +95,7 @@ class Content:
         self._broken = broken
 
     def read(self, size: int) -> bytes:
-        """Some of it, nothing at the end.
+        """Read up to ``size`` bytes; empty at the end.
 
         Raises:
             ModelEnvironmentError: the archive is broken.
@@ -105,25 +110,27 @@ class ArchiveReader:
     """The members of one archive, in one pass.
 
     Args:
-        file: at its start; closed by whoever has opened it.
-        source: names it in messages.
+        file: positioned at its start; closed by the caller.
+        source: the archive's name in messages.
+        room_bytes: disk space for the unpacked files, None if nothing is unpacked.
     """
 
-    def __init__(self, file: BinaryIO, source: str) -> None:
+    def __init__(self, file: BinaryIO, source: str, room_bytes: int | None = None) -> None:
         self._file = file
         self._source = source
+        self._room_bytes = room_bytes
         self._tree = FileTree(self.refusal)
         self.has_ended = False
 
     def refusal(self, reason: str) -> ModelEnvironmentError:
-        """What to raise for an archive that must not be unpacked."""
+        """The error for an archive that must not be unpacked."""
         return ModelEnvironmentError(f"{self._source} is refused: {reason}")
 
     def members(self) -> Iterator[Member]:
-        """Every member; what has been yielded is harmless, the whole is only at the end.
+        """All members. Each yielded member is safe; the archive as a whole is valid only after the last.
 
         Raises:
-            ModelEnvironmentError: it is broken, of another format, or not harmless.
+            ModelEnvironmentError: the archive is broken, of an unsupported format, or unsafe.
         """
         try:
             yield from self._members()
@@ -132,6 +139,8 @@ class ArchiveReader:
 
     def _members(self) -> Iterator[Member]:
         count, total_bytes = 0, 0
+        packed_bytes = os.fstat(self._file.fileno()).st_size
+        most_bytes = min(MOST_UNPACKED_BYTES, FREE_BYTES + MOST_FACTOR * packed_bytes)
         stream = self._open()
         with tarfile.open(
             fileobj=stream,
@@ -145,10 +154,17 @@ class ArchiveReader:
                 count, total_bytes = count + 1, total_bytes + header.size
                 if count > MOST_MEMBERS or total_bytes > MOST_UNPACKED_BYTES:
                     raise self.refusal(f"it holds more than {MOST_MEMBERS} files or {MOST_UNPACKED_BYTES >> 30} GiB")
+                if total_bytes > most_bytes:
+                    raise self.refusal(
+                        f"it has {packed_bytes} bytes and unpacks to more than {most_bytes}, which is "
+                        f"{MOST_FACTOR} times that and {FREE_BYTES >> 30} GiB"
+                    )
+                if self._room_bytes is not None and total_bytes > self._room_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 member = self._member(header, tar)
                 if member is not None:
                     yield member
-                tar.members = []  # type: ignore[attr-defined]  # it would remember all of them
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep them all in memory
             if not self.has_ended:
                 raise self._broken("it ends in the middle, or a header is damaged")
             _read_rest(stream, self)
@@ -205,12 +221,12 @@ class ArchiveReader:
 
 
 def _seconds(modified: float) -> int:
-    """A time that every file system takes."""
+    """A timestamp that every file system accepts."""
     return min(max(int(modified), 0), 2**32) if math.isfinite(modified) else 0
 
 
 def _header_class(reader: ArchiveReader) -> type[tarfile.TarInfo]:
-    """Headers as tarfile reads them, after a look at what they would make it do."""
+    """A tarfile header class that checks each header before tarfile acts on it."""
     global_headers = 0
 
     class Header(tarfile.TarInfo):
@@ -240,7 +256,7 @@ def _header_class(reader: ArchiveReader) -> type[tarfile.TarInfo]:
 
 
 class _ZstdStream:
-    """What is in a zstd file; complains, as the gzip module does, if there is less than there should be."""
+    """The content of a zstd file. Raises an error for a truncated stream, as the gzip module does."""
 
     def __init__(self, file: BinaryIO) -> None:
         import zstandard
@@ -258,9 +274,9 @@ class _ZstdStream:
 
 
 def _read_rest(stream: IO[bytes], reader: ArchiveReader) -> None:
-    """Read to the very end, where a compressed file has its checksum; archives end in some blocks of zeros."""
+    """Read to the very end, where a compressed file has its checksum. Archives end in several blocks of zeros."""
     left = _MOST_BYTES_BEHIND
     while chunk := stream.read(_CHUNK_BYTES):
         left -= len(chunk)
         if left < 0:
-            raise reader.refusal("much more follows its end")
+            raise reader.refusal("too much data follows its end")

@@ -1,4 +1,4 @@
-"""What an archive's content is called, and which files were found to have which content."""
+"""Keys of archives, derived from their content, and a record of the keys of known files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PERSON = b"pb-environment-1"
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 _YOUNG_NS = 2_000_000_000
-"""A file that was changed this recently may be changed again without looking younger."""
+"""A file modified this recently may be modified again without a visible change of its timestamps."""
 
 
 def key_of(file: BinaryIO, cancelled: threading.Event) -> str:
-    """The name of a file's content.
+    """The key of a file's content.
 
     Raises:
-        Cancelled: it is not wanted any more.
+        Cancelled: the key is no longer needed.
         OSError: the file cannot be read.
     """
     file.seek(0)
@@ -38,17 +38,17 @@ def key_of(file: BinaryIO, cancelled: threading.Event) -> str:
 
 
 class KnownKeys:
-    """Keys of files that were read before, as long as size, times and inode are the same.
+    """Keys of files that were hashed before, valid while size, times and inode stay the same.
 
     Args:
-        directory: where they are kept, a small file each.
+        directory: where the records are kept, one small file each.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def get(self, file: BinaryIO) -> str:
-        """The key of an open file; empty if it has to be read."""
+        """The key of an open file; empty if the file must be hashed."""
         place, stamp = _identity(file)
         with suppress(OSError):
             path = self._directory / place
@@ -63,19 +63,19 @@ class KnownKeys:
         return ""
 
     def keep(self, file: BinaryIO, key: str) -> str:
-        """Remember a key, if nobody can have changed the file unnoticed; returns it."""
+        """Record a key, unless the file could change unnoticed; returns the key."""
         place, stamp = _identity(file)
         status = os.fstat(file.fileno())
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _YOUNG_NS:
             draft = self._directory / f"{place}.{os.getpid()}.{threading.get_ident()}.draft"
-            with suppress(OSError):  # then it is read again next time
+            with suppress(OSError):  # otherwise the file is hashed again next time
                 self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 draft.write_text(f"{stamp} {key}")
                 draft.replace(self._directory / place)
         return key
 
     def forget(self, key: str) -> None:
-        """Forget which files have this content."""
+        """Remove all records with this key."""
         with suppress(OSError):
             for path in self._directory.iterdir():
                 with suppress(OSError):

@@ -1,10 +1,10 @@
-"""Unpacked environments by the content of their archives: each unpacked once per machine, whoever serves from it.
+"""Cache of unpacked environments, keyed by archive content: each is unpacked once per machine, for all servers on it.
 
-Below the cache's directory, ``<key>`` is an environment, unpacked at this very name because its files know their place.
-Beside it lie ``<key>.ready``, written last; ``<key>.files``, what was unpacked; ``<key>.hooks``, what its hooks set, once
-that is known; ``<key>.lock``, held alone by whoever makes or removes it and shared by those who use it, so that a process that
-is killed, anywhere, leaves nothing that stays locked.
-None of these is inside: an archive could bring its own.
+In the cache's directory, ``<key>`` is an environment. It is unpacked under its final name because its files contain
+their own paths. Beside it lie ``<key>.ready``, written last; ``<key>.files``, the inventory of unpacked files;
+``<key>.hooks``, the effect of its hooks once known; and ``<key>.lock``, held exclusively while the environment is
+created or removed, and shared while it is used. The kernel releases locks of killed processes.
+None of these files lies inside the environment, because an archive could contain a forged one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pybackend.author_files.reading import open_regular
 from pybackend.environment.archive_key import KnownKeys, key_of
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.hooks import HookEffect
@@ -32,31 +33,38 @@ log = logging.getLogger(__name__)
 
 _READY, _FILES, _HOOKS, _LOCK, _DRAFT = ".ready", ".files", ".hooks", ".lock", ".draft"
 
+_ENVIRONMENTS, _ARCHIVES, PACKED = "environments", "archives", "packed"
+
 _LOOK_EVERY_S = 0.05
 
 _FORMAT = 1
-"""What becomes of an archive; environments of another format are made again."""
+"""Version of the unpacking steps. Environments of another version are unpacked again."""
 
 
 def default_cache_directory() -> Path:
-    """Where environments are unpacked if nobody says otherwise: not in root's home, which models of other users cannot enter."""
+    """The default cache directory. For root it is not below root's home, which models of other users cannot enter."""
     chosen = os.environ.get("XDG_CACHE_HOME")
     if chosen:
         return Path(chosen).absolute() / "pybackend"
     return Path("/var/cache/pybackend") if os.getuid() == 0 else Path.home() / ".cache" / "pybackend"
 
 
+def cache_places(directory: Path) -> list[Path]:
+    """Paths below a cache's directory that models must not access."""
+    return [directory / name for name in (_ENVIRONMENTS, _ARCHIVES, PACKED)]
+
+
 @dataclass(frozen=True)
 class ReadyMark:
-    """What is known of an environment that is complete.
+    """Facts about a complete environment.
 
     Attributes:
-        format: see above.
-        prefix: where it was unpacked: moved elsewhere, it is of no use.
-        source: the archive, as it was named then.
-        made_s: when, in seconds since the epoch.
+        format: see ``_FORMAT``.
+        prefix: the directory it was unpacked in. It cannot be moved.
+        source: the archive's path at that time.
+        made_s: creation time, in seconds since the epoch.
         total_bytes: size of its files.
-        boot: the machine's start after which its files were known to be whole.
+        boot: the boot during which its files were last known to be complete.
     """
 
     format: int
@@ -72,11 +80,11 @@ class CacheEntry:
     """One environment of a cache.
 
     Attributes:
-        key: of the archive's content.
+        key: key of the archive's content.
         prefix: its directory.
-        mark: None if it is not complete, because it is being made or because that was cut short.
-        used_s: when it was taken last, in seconds since the epoch.
-        in_use: somebody uses or makes it.
+        mark: None if it is incomplete: being created, or interrupted.
+        used_s: time of its last use, in seconds since the epoch.
+        in_use: a process uses or creates it.
     """
 
     key: str
@@ -87,12 +95,12 @@ class CacheEntry:
 
 
 class HeldEnvironment:
-    """An unpacked environment that stays while this is held, or while the process lives.
+    """An unpacked environment that cannot be removed while this object is held and the process lives.
 
     Attributes:
-        key: of the archive's content.
+        key: key of the archive's content.
         prefix: its directory.
-        was_unpacked: it was not there before.
+        was_unpacked: it was unpacked for this holder.
     """
 
     def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
@@ -102,37 +110,37 @@ class HeldEnvironment:
         self._lock = lock
 
     def release(self) -> None:
-        """Let it be removed."""
+        """Allow its removal."""
         if self._lock is not None:
             self._lock.release()
 
 
 class EnvironmentCache:
-    """The environments below one directory; any number of processes may share it.
+    """The environments in one directory, which any number of processes may share.
 
     Args:
-        directory: made when it is first needed.
-        limit_bytes: environments that nobody uses are removed when all together are larger, None for never.
+        directory: created on first use.
+        limit_bytes: unused environments are removed when the total exceeds this, None for never.
     """
 
     def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
-        self.directory = directory / "environments"
+        self.directory = directory / _ENVIRONMENTS
         self._limit_bytes = limit_bytes
-        self._known = KnownKeys(directory / "archives")
+        self._known = KnownKeys(directory / _ARCHIVES)
 
     def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
-        """The environment that an archive holds now, unpacked unless it is there. Blocking: not for the event loop.
+        """The environment for an archive's current content, unpacked if necessary. Blocking: not for the event loop.
 
         Args:
             archive: an absolute path.
-            cancelled: set when the result is not wanted any more.
+            cancelled: set when the result is no longer needed.
 
         Raises:
-            ModelEnvironmentError: it cannot be read or unpacked.
-            Cancelled: before it was there.
+            ModelEnvironmentError: the archive cannot be read or unpacked.
+            Cancelled: ``cancelled`` was set first.
         """
         try:
-            file = archive.open("rb")
+            file = open_regular(archive)
         except OSError as error:
             raise ModelEnvironmentError(f"cannot read {archive}: {error.strerror}") from error
         with file:
@@ -143,18 +151,18 @@ class EnvironmentCache:
         return held
 
     def hold_key(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
-        """The environment of a key, None if it is not there, or not complete.
+        """The environment with this key, None if it is missing or incomplete.
 
         Raises:
-            ModelEnvironmentError: others could have put it there.
-            Cancelled: it is not wanted any more.
+            ModelEnvironmentError: another user could have put it there.
+            Cancelled: ``cancelled`` was set first.
         """
         if self._mark(key) is None:
             return None
         self._check_owner()
         try:
             lock = FileLock(self._beside(key, _LOCK))
-        except OSError:  # somebody else's cache that nobody here can change: nobody here can remove it either
+        except OSError:  # a cache that this user cannot modify: the environment cannot be removed either
             return HeldEnvironment(key, self.directory / key, None, was_unpacked=False)
         return self._share(key, lock, cancelled, was_unpacked=False)
 
@@ -164,7 +172,7 @@ class EnvironmentCache:
         if not lock.wait_shared(cancelled):
             lock.release()
             raise Cancelled
-        if self._mark(key) is None:  # it was removed meanwhile
+        if self._mark(key) is None:  # it was removed in the meantime
             lock.release()
             return None
         with suppress(OSError):
@@ -184,14 +192,14 @@ class EnvironmentCache:
                 except BaseException:
                     lock.release()
                     raise
-                # From alone to shared there is a moment in which others may come: that is why it is looked at again.
+                # Downgrading the lock is not atomic: another process may intervene, so the caller checks again.
                 held = self._share(key, lock, cancelled, was_unpacked=is_missing)
-            elif self._mark(key) is not None:  # those who use it hold the lock too
+            elif self._mark(key) is not None:  # users of the environment hold the lock too
                 held = self._share(key, lock, cancelled, was_unpacked=False)
             else:
                 lock.release()
                 if not has_waited:
-                    log.info("another process is busy with the environment of %s: waiting for it", archive)
+                    log.info("Another process is unpacking or removing the environment of %s; waiting for it.", archive)
                 has_waited = True
                 if cancelled.wait(_LOOK_EVERY_S):
                     raise Cancelled
@@ -209,14 +217,14 @@ class EnvironmentCache:
     def _unpack(self, key: str, file: BinaryIO, archive: Path, cancelled: threading.Event) -> None:
         started_s = time.monotonic()
         prefix, source = self.directory / key, str(archive)
-        log.info("unpacking %s into %s", source, prefix)
+        log.info("Unpacking %s into %s.", source, prefix)
         self._clear(key)
         file.seek(0)
         try:
             inventory = unpack(file, source, prefix, cancelled)
             inventory.look_again(prefix, rewrite_prefixes(prefix, source))
             if key_of(file, cancelled) != key:
-                raise ModelEnvironmentError(f"{source} was written while it was read: load the model again")
+                raise ModelEnvironmentError(f"{source} was modified while it was being read: load the model again")
             self._write(key, _FILES, inventory.to_json())
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
             self._write(key, _READY, json.dumps(asdict(mark)))
@@ -227,7 +235,7 @@ class EnvironmentCache:
                 raise cannot_write(source, self.directory, error) from error
             raise
         log.info(
-            "unpacked %s: %d files, %.0f MB, in %.2f s",
+            "Unpacked %s: %d files, %.0f MB, in %.2f s",
             source,
             len(inventory.files),
             inventory.total_bytes / 1e6,
@@ -235,21 +243,21 @@ class EnvironmentCache:
         )
 
     def _check_owner(self) -> None:
-        """Models run what lies there: nobody else may be able to put it there."""
+        """Models execute these files, so no other user may be able to write there."""
         status = self.directory.stat()
         if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ModelEnvironmentError(
-                f"{self.directory} is another user's, or others can write to it, and models would run what they put "
-                f"there: `chmod go-w` it, or name another directory by --environment-cache-directory"
+                f"{self.directory} belongs to another user or is writable for others, and models would execute files "
+                f"put there: `chmod go-w` it, or name another directory by --environment-cache-directory"
             )
 
-    # What lies beside an environment
+    # Files beside an environment
 
     def _beside(self, key: str, suffix: str) -> Path:
         return self.directory / (key + suffix)
 
     def _mark(self, key: str) -> ReadyMark | None:
-        """What is known of a complete environment; None if it is not complete, or cannot be used where it lies."""
+        """The mark of a complete environment; None if it is incomplete, or was unpacked elsewhere."""
         try:
             mark = ReadyMark(**json.loads(self._beside(key, _READY).read_text()))
         except (OSError, ValueError, TypeError):
@@ -260,11 +268,11 @@ class EnvironmentCache:
         return mark if mark.boot == _boot() else self._after_boot(key, mark)
 
     def _after_boot(self, key: str, mark: ReadyMark) -> ReadyMark | None:
-        """A machine that lost its power may have lost what was written last: sizes tell."""
+        """Verify file sizes once per boot: a power failure may have lost the last writes."""
         inventory = self.inventory(key)
         prefix = self.directory / key
         if inventory is None or inventory.differences(prefix, contents=False):
-            log.warning("the environment in %s is damaged and will be unpacked again", prefix)
+            log.warning("The environment in %s is damaged and will be unpacked again.", prefix)
             return None
         checked = ReadyMark(**{**asdict(mark), "boot": _boot()})
         with suppress(OSError):
@@ -272,22 +280,22 @@ class EnvironmentCache:
         return checked
 
     def inventory(self, key: str) -> Inventory | None:
-        """What was unpacked as one environment, None if that is not known."""
+        """The inventory of an unpacked environment, None if unknown."""
         try:
             return Inventory.from_json(self._beside(key, _FILES).read_text())
         except (OSError, ValueError):
             return None
 
     def hook_effect(self, key: str) -> HookEffect | None:
-        """What the hooks of an environment set, None if that is not known."""
+        """The effect of an environment's hooks, None if unknown."""
         try:
             return HookEffect.from_json(self._beside(key, _HOOKS).read_text())
         except (OSError, ValueError):
             return None
 
     def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
-        """Remember what the hooks of an environment set, which this process holds."""
-        with suppress(OSError):  # then it is found out again next time
+        """Record the effect of the hooks of an environment that this process holds."""
+        with suppress(OSError):  # otherwise the hooks run again next time
             self._write(key, _HOOKS, effect.to_json())
 
     def _write(self, key: str, suffix: str, text: str) -> None:
@@ -300,10 +308,10 @@ class EnvironmentCache:
                 draft.unlink(missing_ok=True)
             raise
 
-    # Looking and removing
+    # Listing and removing
 
     def entries(self) -> list[CacheEntry]:
-        """All environments, used last first; those that are not complete too."""
+        """All environments, including incomplete ones, most recently used first."""
         try:
             names = os.listdir(self.directory)
         except OSError:
@@ -324,7 +332,7 @@ class EnvironmentCache:
         return CacheEntry(key, self.directory / key, self._mark(key), used_s, in_use)
 
     def remove(self, key: str) -> bool:
-        """Remove an environment, or what is left of one; False if somebody uses it.
+        """Remove an environment, complete or not; False if it is in use.
 
         Raises:
             OSError: it cannot be removed.
@@ -340,8 +348,13 @@ class EnvironmentCache:
         self._known.forget(key)
         return True
 
+    def discard(self, key: str) -> None:
+        """Remove an environment that proved unusable, unless it is in use."""
+        with suppress(OSError):
+            self.remove(key)
+
     def _clear(self, key: str) -> None:
-        """Remove an environment that this process holds alone; its mark first, so that a crash leaves no half that looks whole."""
+        """Remove an exclusively held environment; its mark first, so that a crash leaves none that looks complete."""
         self._beside(key, _READY).unlink(missing_ok=True)
         self._beside(key, _FILES).unlink(missing_ok=True)
         self._beside(key, _HOOKS).unlink(missing_ok=True)
@@ -360,12 +373,12 @@ class EnvironmentCache:
             if entry.mark is not None and not entry.in_use:
                 with suppress(OSError):
                     if self.remove(entry.key):
-                        log.info("removed %s, which was not used any more, from the cache", entry.prefix)
+                        log.info("Removed the unused environment %s from the cache.", entry.prefix)
                         total_bytes -= entry.mark.total_bytes
 
 
 def _boot() -> str:
-    """Which start of the machine this is; empty where that is not known."""
+    """An identifier of the machine's current boot; empty if unavailable."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

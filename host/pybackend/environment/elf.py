@@ -1,4 +1,4 @@
-"""What a binary needs to run, read from its header: a host must not start foreign code to learn that it cannot run here."""
+"""Requirements of a binary, read from its ELF header: the host must not run foreign code to learn that it cannot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+from pybackend.author_files.reading import open_regular
 
 _MAGIC = b"\x7fELF"
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
@@ -26,7 +28,7 @@ _MACHINES = {
     243: "riscv64",
     258: "loongarch64",
 }
-"""Processors by their number in the header, named as ``uname -m`` does."""
+"""Processors by their number in the header, named as in ``uname -m``."""
 
 _GLIBC = re.compile(rb"\0GLIBC_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?=\0)")
 _RELATIVE = b"$ORIGIN"
@@ -38,10 +40,10 @@ class Binary:
     """A program or a shared library.
 
     Attributes:
-        machine: the processor that it is for, as ``uname -m`` names it.
-        loader: the program that loads it, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library.
+        machine: its processor, named as in ``uname -m``.
+        loader: its dynamic loader, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library.
         glibc: the oldest glibc that it runs with, None if it needs none.
-        lacks_way: it needs Python's library, and does not say where to find it relative to itself.
+        lacks_way: it needs Python's library but has no relative path to it.
     """
 
     machine: str
@@ -51,12 +53,12 @@ class Binary:
 
 
 def read_binary(path: Path) -> Binary | None:
-    """What a file says that it needs, None if it is no binary of this system, or damaged.
+    """The requirements of a file, None if it is damaged or not a binary of this system.
 
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -105,7 +107,7 @@ def _text(content: mmap.mmap, segment: _Segment) -> str:
 
 
 def _strings(content: mmap.mmap, segments: list[_Segment], order: str, *, wide: bool) -> bytes:
-    """The names that the dynamic linker reads: libraries, where to look for them, versions. Empty if it is linked statically."""
+    """The dynamic linker's string table: libraries, search paths, versions. Empty if statically linked."""
     dynamic = next((segment for segment in segments if segment.kind == _PT_DYNAMIC), None)
     if dynamic is None:
         return b""

@@ -1,4 +1,4 @@
-"""A Python that models run in."""
+"""The Python environment of a model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python with its packages, ready to be started.
+    """A Python interpreter with its packages, ready to start.
 
     Attributes:
         python: the interpreter.
-        identity: equal for environments whose models may share a process to fork from; part of no path.
-        prefix: the directory it lies in, None for the host's own Python.
-        variables: what activating it sets, on top of what models inherit from the host.
+        identity: equal for environments whose models may share a zygote; not part of any path.
+        prefix: its directory, None for the host's own Python.
+        variables: variables that activation sets, in addition to those that models inherit from the host.
     """
 
     python: Path
@@ -26,9 +26,9 @@ class Environment:
 
     @property
     def is_foreign(self) -> bool:
-        """True if the interpreter is not the one that the server itself runs on."""
+        """True if its interpreter differs from the server's."""
         return str(self.python) != sys.executable
 
 
 HOST_ENVIRONMENT = Environment(Path(sys.executable), "host")
-"""The Python that the server itself runs in, with the packages beside it."""
+"""The server's own Python, with its installed packages."""

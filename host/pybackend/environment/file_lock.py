@@ -1,4 +1,4 @@
-"""Locks between processes that end with whoever holds them, kill -9 included."""
+"""Locks between processes, released by the kernel when the holder dies, kill -9 included."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LOOK_EVERY_S = 0.05
 
 
 class FileLock:
-    """A lock on a file that may be removed by whoever holds it alone.
+    """A lock on a file. The exclusive holder may remove the file.
 
     Args:
-        path: the file; made if it is missing and can be made.
+        path: the file; created if it is missing and the directory is writable.
 
     Raises:
-        OSError: it can neither be opened nor made.
+        OSError: it can be neither opened nor created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,22 +25,22 @@ class FileLock:
         self._descriptor = _open(path)
 
     def take_shared(self) -> bool:
-        """Hold it beside others; False if one holds it alone."""
+        """Take a shared lock; False if another process holds it exclusively."""
         return self._take(fcntl.LOCK_SH)
 
     def take_alone(self) -> bool:
-        """Be the only one who holds it; False if that cannot be now."""
+        """Take the lock exclusively; False if another process holds it."""
         return self._take(fcntl.LOCK_EX)
 
     def wait_alone(self, cancelled: threading.Event) -> bool:
-        """Become the only one who holds it, or the first to find ``cancelled`` set: then it is False."""
+        """Wait for the exclusive lock; False if ``cancelled`` is set first."""
         while not self.take_alone():
             if cancelled.wait(_LOOK_EVERY_S):
                 return False
         return True
 
     def wait_shared(self, cancelled: threading.Event) -> bool:
-        """Hold it beside others, or be the first to find ``cancelled`` set: then it is False."""
+        """Wait for a shared lock; False if ``cancelled`` is set first."""
         while not self.take_shared():
             if cancelled.wait(_LOOK_EVERY_S):
                 return False
@@ -54,7 +54,7 @@ class FileLock:
                 return False
             if self._is_current():
                 return True
-            # Whoever held it has removed the file: others lock the one that came after.
+            # The previous holder removed the file, and others lock its successor.
             os.close(self._descriptor)
             self._descriptor = _open(self._path)
 
@@ -66,7 +66,7 @@ class FileLock:
         return os.path.samestat(status, os.fstat(self._descriptor))
 
     def release(self) -> None:
-        """Let others have it; this object is of no more use."""
+        """Release the lock. This object cannot be used again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -77,4 +77,4 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
     except OSError:
-        return os.open(path, os.O_RDONLY | flags)  # of a cache that somebody else has filled
+        return os.open(path, os.O_RDONLY | flags)  # a cache written by another user

@@ -1,4 +1,4 @@
-"""The names that unpacking an archive makes, and where its links lead: kept in memory, asked before anything is written."""
+"""Paths and link targets that unpacking an archive would create, checked in memory before anything is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pybackend.errors import ModelEnvironmentError
 
 _MOST_LINKS_IN_A_PATH = 40
-"""The kernel follows no more."""
+"""The kernel's limit on links in one path."""
 
 _MOST_PATH_CHARACTERS = 4096
 
@@ -15,10 +15,10 @@ Refusal = Callable[[str], ModelEnvironmentError]
 
 
 class FileTree:
-    """What an archive's members make, one after the other.
+    """The files created by an archive's members, in order.
 
     Args:
-        refusal: makes what is raised for a member that must not be unpacked, from the reason.
+        refusal: makes the error for a member that must not be unpacked, from the reason.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -28,48 +28,48 @@ class FileTree:
         self._links: dict[str, str] = {}
 
     def checked(self, name: str) -> str:
-        """A member's name without ``./`` and the like; empty for the directory that all is unpacked in.
+        """A member's name without ``./`` and the like; empty for the target directory itself.
 
         Raises:
-            ModelEnvironmentError: it leads elsewhere.
+            ModelEnvironmentError: the name leads outside.
         """
         if name.startswith("/"):
             raise self._refusal(f"Path is absolute: '{name}'")
         if "\0" in name or len(name) > _MOST_PATH_CHARACTERS:
-            raise self._refusal(f"Path is no name of a file: {name[:100]!r}")
+            raise self._refusal(f"Path is not a valid file name: {name[:100]!r}")
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if ".." in parts:
             raise self._refusal(f"Path contains '..': '{name}'")
         return "/".join(parts)
 
     def add_directory(self, path: str) -> None:
-        """A directory comes, again perhaps."""
+        """Add a directory, which may exist already."""
         self._enter(path)
         if path in self._files or path in self._links:
             raise self._refusal(f"'{path}' is both a directory and something else")
         self._directories.add(path)
 
     def add_file(self, path: str) -> None:
-        """A file comes, in place of an earlier one perhaps."""
+        """Add a file, which may replace an earlier one."""
         self._enter_leaf(path)
         self._files.add(path)
 
     def add_link(self, path: str, target: str) -> None:
-        """A symbolic link comes. Where it leads is known at the end: links may be part of its way."""
+        """Add a symbolic link. Its target is checked at the end, because it may lead through other links."""
         if target.startswith("/"):
             raise self._refusal(
-                f"the link '{path}' leads to an absolute path, '{target}', which the environment does not bring along. "
+                f"the link '{path}' leads to an absolute path, '{target}', which is not part of the environment. "
                 "A virtual environment is served as a directory, or packed by `pybackend pack DIRECTORY`"
             )
         if not target or "\0" in target or len(target) > _MOST_PATH_CHARACTERS:
-            raise self._refusal(f"the link '{path}' leads nowhere")
+            raise self._refusal(f"the link '{path}' has an empty target")
         self._enter_leaf(path)
         self._links[path] = target
 
     def add_hard_link(self, path: str, target: str) -> None:
-        """Another name of an earlier file comes."""
+        """Add a second name of an earlier file."""
         if target not in self._files or target == path:
-            raise self._refusal(f"'{path}' is another name of '{target}', which is no file before it")
+            raise self._refusal(f"'{path}' is a hard link to '{target}', which is not an earlier file")
         self._enter_leaf(path)
         self._files.add(path)
 
@@ -94,7 +94,7 @@ class FileTree:
         """Follow every link.
 
         Raises:
-            ModelEnvironmentError: one leads out.
+            ModelEnvironmentError: a link leads outside.
         """
         for path, target in self._links.items():
             if self._leads_out(path):
@@ -118,7 +118,7 @@ class FileTree:
             if target is not None:
                 links += 1
                 if links > _MOST_LINKS_IN_A_PATH:
-                    return False  # nobody can follow it
+                    return False  # a dangling link, or one that loops
                 at.pop()
                 ahead.extend(target.split("/")[::-1])
         return False

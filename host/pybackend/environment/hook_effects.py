@@ -1,4 +1,4 @@
-"""What the hooks of environments set, found out once for each of them."""
+"""The effects of environments' activation hooks, determined once per environment."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.05
 
 _OF_THE_LOADER = ("LD_LIBRARY_PATH", LIBRARY_PATH)
-"""For the environment's Python: a shell of the system loads the system's libraries."""
+"""Variables for the environment's Python. A system shell must load the system's libraries instead."""
 
 
 class Runner(Protocol):
-    """What runs shells; the sandbox has it."""
+    """Runs shells; implemented by the sandbox."""
 
     def run(
         self, environment: Environment, directory: Path, command: Sequence[str], cancelled: threading.Event
     ) -> tuple[ShellRun, str]:
-        """Run a shell, which knows the scripts' directory and those of the environment; also returns its private directory.
+        """Run a shell with access to the scripts' directory and the environment; also returns its private directory.
 
         Raises:
-            PybackendError: it cannot be confined.
-            OSError: it cannot be started.
-            Cancelled: nobody waits any more.
+            PybackendError: the shell cannot be confined.
+            OSError: the shell cannot be started.
+            Cancelled: the result is no longer needed.
         """
 
 
 class HookEffects:
-    """Remembers them: of unpacked environments beside these, of directories as long as this lives.
+    """Determines and stores effects: of unpacked environments in their cache, of directories in memory.
 
     Args:
-        cache: of unpacked environments.
-        runner: see above.
+        cache: the cache of unpacked environments.
+        runner: runs the hooks.
     """
 
     def __init__(self, cache: EnvironmentCache, runner: Runner) -> None:
@@ -61,18 +61,18 @@ class HookEffects:
         held: HeldEnvironment | None,
         cancelled: threading.Event,
     ) -> Environment:
-        """An environment with what its hooks set. Blocking: not for the event loop.
+        """An environment with the variables that its hooks set. Blocking: not for the event loop.
 
-        A hook that does not do what hooks do keeps nobody from using the environment: a warning says which it was.
+        A faulty hook does not prevent the use of the environment: a warning names the hook.
 
         Args:
-            environment: without.
+            environment: without the hooks' variables.
             hooks: at least one.
-            held: None if it is no archive's.
-            cancelled: set when the result is not wanted any more.
+            held: the cached environment, None for a directory.
+            cancelled: set when the result is no longer needed.
 
         Raises:
-            Cancelled: it is not wanted any more.
+            Cancelled: ``cancelled`` was set first.
         """
         assert environment.prefix is not None
         lock = self._locks.setdefault(environment.prefix, threading.Lock())
@@ -100,7 +100,7 @@ class HookEffects:
         effect = None if held is None else self._cache.hook_effect(held.key)
         if effect is None:
             effect = self._found_out(environment, environment.prefix, hooks, cancelled)
-            # What has gone wrong may have done so because the machine was busy: the next server looks again.
+            # A failure may be due to a busy machine, so it is not stored: the next server tries again.
             if held is not None and not effect.complaints:
                 self._cache.keep_hook_effect(held.key, effect)
         self._known[environment.prefix] = stamp, effect
@@ -115,13 +115,13 @@ class HookEffects:
         try:
             run, scratch = self._runner.run(activated, hooks[0].parent, shell_command(prefix, hooks), cancelled)
         except (OSError, ValueError, PybackendError) as error:
-            log.warning("the activation hooks in %s are not run: %s", hooks[0].parent, error)
+            log.warning("The activation hooks in %s were not run: %s", hooks[0].parent, error)
             return HookEffect(complaints=(str(error),))
         effect = effect_of(run, hooks, prefix, scratch)
         for complaint in effect.complaints:
-            log.warning("activation hook %s", complaint)
+            log.warning("Activation hook %s", complaint)
         if effect != NOTHING:
-            log.info("activation hooks of %s have set %s", prefix, ", ".join(effect.names) or "nothing")
+            log.info("Activation hooks of %s set %s.", prefix, ", ".join(effect.names) or "nothing")
         return effect
 
 

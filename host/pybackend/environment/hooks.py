@@ -1,7 +1,7 @@
-"""What the activation hooks of an environment set: shell scripts that its packages have put into ``etc/conda/activate.d``.
+"""Activation hooks: shell scripts that packages install in ``etc/conda/activate.d``, and the variables they set.
 
-A shell runs them in order, as ``conda activate`` does, and tells its variables before the first and after each of them. It is
-confined by whoever runs it; here is what it is to do, and what is made of its answer: nothing in it is taken on trust.
+A shell runs them in order, as ``conda activate`` does, and prints its variables before the first and after each one.
+The caller confines the shell; this module provides the command and parses the output, trusting nothing in it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from pybackend.environment.activation import may_be_set
 
 VARIABLES_HOOK = "zz_pybackend_variables.sh"
-"""The hook in which ``pybackend pack`` repeats the author's variables, for those who activate the environment by hand."""
+"""The hook in which ``pybackend pack`` repeats the author's variables, for users who activate by hand."""
 
 MOST_OUTPUT_BYTES = 4 * 1024 * 1024
-"""Of what the shell tells about its variables."""
+"""Limit on the shell's output with its variables."""
 
 _MOST_SCRIPT_BYTES = 100_000
-"""The kernel takes no argument of more than 128 KiB."""
+"""The kernel accepts no argument above 128 KiB."""
 
 _MOST_VARIABLES_BYTES = 128 * 1024
-"""Of all variables together: processes that are started with much more than that cannot be started."""
+"""Limit on all variables together: a process cannot start with a much larger environment."""
 
 _MOST_SAID_CHARACTERS = 200
 _FORMAT = 1
@@ -39,13 +39,13 @@ _PATH = "PATH"
 
 @dataclass(frozen=True)
 class ShellRun:
-    """How a shell has ended, and what it has said.
+    """The outcome of a shell.
 
     Attributes:
         output: its standard output.
-        said: its standard error, as far as somebody may want to read that.
-        ending: a clause such as ``ended the shell with status 1``; empty if it has run to the end of its script.
-        left: how many processes it has left behind, which were ended.
+        said: the readable part of its standard error.
+        ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
+        left: number of processes that it left behind, which were killed.
     """
 
     output: bytes
@@ -56,13 +56,13 @@ class ShellRun:
 
 @dataclass(frozen=True)
 class HookEffect:
-    """What the hooks of an environment change.
+    """The changes made by an environment's hooks.
 
     Attributes:
-        variables: that they set, or set differently.
-        unset: names of those that they take away.
-        path: directories of the environment that they put into ``PATH``.
-        complaints: one sentence for each hook that has not done what hooks do.
+        variables: variables that they set or change.
+        unset: names of variables that they unset.
+        path: directories of the environment that they add to ``PATH``.
+        complaints: one sentence for each hook that misbehaved.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class HookEffect:
 
     @property
     def names(self) -> list[str]:
-        """Of all variables that change."""
+        """Names of all changed variables."""
         return sorted({*self.variables, *self.unset, *([_PATH] if self.path else [])})
 
     def applied(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The variables of a process with the changes in them."""
+        """The given variables with the changes applied."""
         changed = {name: value for name, value in variables.items() if name not in self.unset} | dict(self.variables)
         if self.path:
             changed[_PATH] = os.pathsep.join([*self.path, *filter(None, [variables.get(_PATH)])])
@@ -88,31 +88,31 @@ class HookEffect:
 
     @classmethod
     def from_json(cls, text: str) -> HookEffect:
-        """Read what :meth:`to_json` has written.
+        """Read the output of :meth:`to_json`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is something else.
         """
         document = json.loads(text)
         try:
             if document["format"] != _FORMAT:
-                raise ValueError("it is of another format")
+                raise ValueError("the format is unknown")
             variables = {str(name): str(value) for name, value in document["variables"].items()}
             unset, path, complaints = (tuple(map(str, document[name])) for name in ("unset", "path", "complaints"))
             return cls(variables, unset, path, complaints)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not what hooks set: {error!r}") from None
+            raise ValueError(f"not an effect of hooks: {error!r}") from None
 
 
 NOTHING = HookEffect()
 
 
 def hooks_of(prefix: Path, *, has_manifest: bool = False) -> list[Path]:
-    """The hooks of an environment, in the order in which they are run.
+    """The hooks of an environment, in execution order.
 
     Args:
         prefix: its directory.
-        has_manifest: what the manifest says need not be found out.
+        has_manifest: the manifest lists the author's variables, so their hook need not run.
     """
     try:
         names = sorted(name for name in os.listdir(prefix / _DIRECTORY) if name.endswith(".sh"))
@@ -124,10 +124,10 @@ def hooks_of(prefix: Path, *, has_manifest: bool = False) -> list[Path]:
 
 
 def shell_command(prefix: Path, hooks: Sequence[Path]) -> list[str]:
-    """The shell that runs these hooks and tells about it, the system's if it has one.
+    """The shell that runs these hooks and prints its variables: the system's, or else the environment's.
 
     Raises:
-        FileNotFoundError: there is none, or nothing that prints variables.
+        FileNotFoundError: there is no shell, or no program that prints variables.
         ValueError: there are too many hooks.
     """
     own = str(prefix / "bin")
@@ -150,13 +150,13 @@ def _program(usual: Sequence[str], own: str, name: str) -> str:
 
 
 def effect_of(run: ShellRun, hooks: Sequence[Path], prefix: Path, scratch: str) -> HookEffect:
-    """What a shell tells about its hooks.
+    """The effect reported by a shell.
 
     Args:
-        run: of :func:`shell_command`.
-        hooks: see there.
+        run: the run of :func:`shell_command`.
+        hooks: the hooks given to it.
         prefix: the environment's directory.
-        scratch: the shell's private directory, which is no more: what names it is of no use.
+        scratch: the shell's private directory, already deleted: variables that refer to it are ignored.
     """
     told = _told(run.output)
     said = [_last_words(text) for text in run.said.split(b"\0")]
@@ -165,14 +165,14 @@ def effect_of(run: ShellRun, hooks: Sequence[Path], prefix: Path, scratch: str) 
         return HookEffect(complaints=(_complaint(hooks, run.ending or "told nothing", said[0]),))
     complaints = []
     for hook, (status, _), words in zip(hooks, told[1:], said, strict=False):
-        if status != "0" and words:  # a last line such as `[ -d x ] && export X=x` is no failure
+        if status != "0" and words:  # a last line such as `[ -d x ] && export X=x` is not a failure
             complaints.append(_complaint([hook], f"returned {status}", words))
     if len(told) <= len(hooks):
         at = len(told) - 1
-        after = ", before those after it were run" if hooks[at + 1 :] else ""
+        after = ", before the hooks after it ran" if hooks[at + 1 :] else ""
         complaints.append(_complaint([hooks[at]], (run.ending or "ended the shell") + after, said[at]))
     elif run.left:
-        complaints.append(_complaint(hooks, f"has left processes behind, {run.left} of them; they were ended", ""))
+        complaints.append(_complaint(hooks, f"left processes behind ({run.left}); they were killed", ""))
     effect = _difference(told[0][1], told[-1][1], prefix, scratch)
     if sum(len(os.fsencode(name + value)) for name, value in effect.variables.items()) > _MOST_VARIABLES_BYTES:
         complaints.append(_complaint(hooks, f"set more than {_MOST_VARIABLES_BYTES >> 10} KiB of variables", ""))
@@ -181,7 +181,7 @@ def effect_of(run: ShellRun, hooks: Sequence[Path], prefix: Path, scratch: str) 
 
 
 def _told(output: bytes) -> list[tuple[str, dict[str, str]]]:
-    """The status and the variables that the shell has told, once before the hooks and after each of them."""
+    """The statuses and variables that the shell printed, before the hooks and after each of them."""
     blocks: list[tuple[str, dict[str, str]]] = []
     status, variables = None, {}
     for record in output.split(b"\0")[:-1]:
@@ -194,7 +194,7 @@ def _told(output: bytes) -> list[tuple[str, dict[str, str]]]:
             blocks.append((status, variables))
             status = None
         else:
-            break  # a hook that talks in between is not understood
+            break  # output of a hook in between cannot be parsed
     return blocks
 
 
@@ -213,7 +213,7 @@ def _difference(before: Mapping[str, str], after: Mapping[str, str], prefix: Pat
 
 
 def _complaint(hooks: Sequence[Path], what: str, said: str) -> str:
-    """Which hook it was, as far as that is known, and what it has done."""
+    """A sentence that names the hook, as far as it is known, and what it did."""
     names = str(hooks[0]) if len(hooks) == 1 else f"one of {hooks[0].parent}/*.sh"
     return f"{names} {what}" + (f": {said}" if said else "")
 

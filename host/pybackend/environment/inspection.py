@@ -1,4 +1,4 @@
-"""What is in an archive or a directory, and whether it can be used here: for people, before a model names it."""
+"""Inspection of an archive or a directory for people: its contents, and whether this host can use it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.author_files.reading import open_regular
 from pybackend.environment.archive_key import key_of
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
@@ -18,7 +19,7 @@ from pybackend.environment.provider import cannot_read, check_activate
 from pybackend.environment.unpacking import unpack
 from pybackend.errors import ModelEnvironmentError
 
-# What is looked at of an archive: the rest is only counted.
+# Files of an archive that are read; all others are only counted.
 _LOOKED_AT = re.compile(
     rf"{re.escape(MANIFEST_FILENAME)}|pyvenv\.cfg|bin/(?:python|pypy|graalpy)[^/]*|bin/activate|conda-meta/[^/]+\.json"
     r"|etc/conda/activate\.d/[^/]+\.sh|lib/libpython3[^/]*|include/python3[^/]*/patchlevel\.h"
@@ -28,19 +29,19 @@ _LOOKED_AT = re.compile(
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of an environment.
+    """Facts about an environment.
 
     Attributes:
         path: the archive or directory.
-        key: of an archive's content; empty for a directory.
+        key: key of an archive's content; empty for a directory.
         archive_bytes: size of the archive, 0 for a directory.
-        files: how many there are.
-        total_bytes: of them.
-        compiled_files: how many of them are compiled modules.
+        files: number of files.
+        total_bytes: size of all files.
+        compiled_files: number of compiled modules.
         interpreter: its Python, None if it has none.
-        packages: what is installed.
-        hooks: names of the activation hooks that a server runs, in their order.
-        refusal: why this host cannot use it, empty if it can.
+        packages: installed packages.
+        hooks: names of the activation hooks that a server runs, in order.
+        refusal: why this host cannot use it; empty if it can.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class Inspection:
     refusal: str
 
     def to_document(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The same facts as plain values."""
         interpreter = self.interpreter
         manifest = interpreter.manifest if interpreter else None
         return {
@@ -81,7 +82,7 @@ class Inspection:
 
 
 def inspect_environment(path: Path) -> Inspection:
-    """Look into an archive, which is read to its end, or a directory.
+    """Inspect an archive, by reading it to its end, or a directory.
 
     Raises:
         ModelEnvironmentError: it cannot be read, or is an archive that must not be unpacked.
@@ -92,8 +93,8 @@ def inspect_environment(path: Path) -> Inspection:
             files = [os.path.join(top, name) for top, _, names in os.walk(path) for name in names]
             return _inspected(path, path, files, sum(os.lstat(file).st_size for file in files), "", 0)
         if path.exists() and not path.is_file():
-            raise ModelEnvironmentError(f"{path} is neither a directory nor an archive")  # a device may have no end
-        with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="pybackend-") as scratch:
+            raise ModelEnvironmentError(f"{path} is neither a directory nor an archive")  # a device may never end
+        with open_regular(path) as file, tempfile.TemporaryDirectory(prefix="pybackend-") as scratch:
             key = key_of(file, never)
             prefix = Path(scratch) / "environment"
             inventory = unpack(file, str(path), prefix, never, lambda name: _LOOKED_AT.fullmatch(name) is not None)
@@ -112,7 +113,7 @@ def _inspected(path: Path, prefix: Path, files: list[str], total_bytes: int, key
         packages = tuple(interpreter.packages())
         check_usable(interpreter, str(path))
     except ModelEnvironmentError as error:
-        refusal = error.message.replace(f"{prefix}/", "") if key else error.message  # an archive has no directory yet
+        refusal = error.message.replace(f"{prefix}/", "") if key else error.message  # an archive has no prefix yet
     compiled = sum(name.endswith(".pyc") for name in files)
     manifest = interpreter.manifest if interpreter else None
     hooks = tuple(hook.name for hook in hooks_of(prefix, has_manifest=manifest is not None))

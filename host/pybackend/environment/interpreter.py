@@ -1,4 +1,4 @@
-"""The Python of an environment as its files show it: nothing of an environment runs with the host's rights."""
+"""An environment's Python, determined from its files: nothing in an environment runs with the host's rights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pybackend.author_files.reading import read_regular
 from pybackend.environment.elf import Binary, read_binary
 from pybackend.environment.manifest import EnvironmentManifest, PackedPackage, host_libc, host_platform, read_manifest
 from pybackend.errors import ModelEnvironmentError
 
 OLDEST_PYTHON = (3, 8)
 OLDEST_NUMPY = (1, 19)
-"""What the code that runs in a model's process needs."""
+"""Requirements of the code that runs in a model's process."""
 
+_MOST_TEXT_BYTES = 16 * 1024 * 1024
 _LIBRARY_DIRECTORY = re.compile(r"python(3\.\d+)(t?)")
 _PATCH_LEVEL = re.compile(r'^#define\s+PY_VERSION\s+"([^"]+)"', re.MULTILINE)
 _NUMPY_VERSION = re.compile(r"""^\s*(?:short_)?version\s*=\s*["']([0-9][^"']*)["']""", re.MULTILINE)
@@ -28,23 +30,23 @@ _OTHER_PYTHONS = re.compile(r"(pypy|graalpy|micropython|jython)", re.IGNORECASE)
 
 
 _PATHLESS = frozenset({"_virtualenv.pth", "distutils-precedence.pth"})
-"""What virtualenv, uv and setuptools leave in every environment: these add nothing to the import path."""
+"""Files that virtualenv, uv and setuptools leave in every environment; they add nothing to the import path."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """What is known of an environment without running anything of it.
+    """Facts about an environment, found without running any of its code.
 
     Attributes:
         prefix: its directory.
         python: the program to start.
-        version: of Python, such as ``3.12.1`` or ``3.12``; empty if nothing tells.
-        implementation: ``CPython`` if nothing says otherwise.
+        version: of Python, such as ``3.12.1`` or ``3.12``; empty if unknown.
+        implementation: ``CPython`` unless the files say otherwise.
         free_threaded: it has no global lock.
         libraries: its ``site-packages``, None if there are none.
-        binary: what its program needs; None for a script that starts another.
-        numpy: its version, empty if nothing tells, None if there is none.
-        manifest: what the environment says of itself, if it does.
+        binary: requirements of its program; None for a script that starts another program.
+        numpy: its version, empty if unknown, None if it is not installed.
+        manifest: the environment's manifest, if any.
     """
 
     prefix: Path
@@ -59,7 +61,7 @@ class Interpreter:
 
     @property
     def platform(self) -> str:
-        """What it was made for, such as ``linux-x86_64``; empty if nothing tells."""
+        """Its target platform, such as ``linux-x86_64``; empty if unknown."""
         if self.binary is not None:
             return f"linux-{self.binary.machine}"
         return self.manifest.platform if self.manifest else ""
@@ -70,7 +72,7 @@ class Interpreter:
         return f"{self.implementation.replace('CPython', 'Python')} {self.version or '?'}{build}, numpy {self.numpy or '?'}"
 
     def packages(self) -> list[PackedPackage]:
-        """What is installed: by the manifest, or by what package managers leave behind."""
+        """Installed packages, from the manifest or from the records of package managers."""
         if self.manifest is not None and self.manifest.packages:
             return list(self.manifest.packages)
         found = {}
@@ -86,11 +88,11 @@ class Interpreter:
 
 
 def find_interpreter(prefix: Path, source: str) -> Interpreter:
-    """Look at an environment.
+    """Find the interpreter of an environment.
 
     Args:
         prefix: its directory.
-        source: names it in messages.
+        source: its name in messages.
 
     Raises:
         ModelEnvironmentError: it has no Python, or a manifest that cannot be read.
@@ -99,7 +101,7 @@ def find_interpreter(prefix: Path, source: str) -> Interpreter:
     python = next((path for path in (prefix / "bin" / "python", prefix / "bin" / "python3") if path.is_file()), None)
     if python is None:
         link = prefix / "bin" / "python"
-        why = f"{link} leads to {os.readlink(link)}, which is not there" if link.is_symlink() else f"there is no {link}"
+        why = f"{link} leads to {os.readlink(link)}, which is missing" if link.is_symlink() else f"there is no {link}"
         raise ModelEnvironmentError(f"{source} has no Python that this host could start: {why}")
     if not os.access(python, os.X_OK):
         raise ModelEnvironmentError(f"{source} has no Python that this host could start: {python} is not executable")
@@ -121,7 +123,7 @@ def find_interpreter(prefix: Path, source: str) -> Interpreter:
 
 
 def _library_directory(prefix: Path, program: Path) -> Path | None:
-    """``lib/python3.X``: the one of the program, if there are several."""
+    """``lib/python3.X``: the program's, if there are several."""
     found = [path for path in sorted(prefix.glob("lib/python3.*")) if _LIBRARY_DIRECTORY.fullmatch(path.name)]
     return next((path for path in found if path.name == program.name), found[-1] if found else None)
 
@@ -155,7 +157,7 @@ def _binary(program: Path, source: str) -> Binary | None:
 
 
 def _numpy(library: Path | None, libraries: Path | None, settings: str) -> str | None:
-    """Its version, as far as that is known without asking Python where it would look."""
+    """Its version, as far as it can be found without asking Python for its import path."""
     elsewhere = "include-system-site-packages = true" in settings
     if library is None or (library / "dist-packages").is_dir():
         return ""
@@ -179,15 +181,15 @@ def _names(directory: Path | None) -> Iterable[str]:
 
 def _text(path: Path) -> str:
     with suppress(OSError):
-        return path.read_text("utf-8", "replace")
+        return read_regular(path, _MOST_TEXT_BYTES).decode("utf-8", "replace")
     return ""
 
 
 def check_usable(interpreter: Interpreter, source: str) -> None:
-    """Refuse an environment that a model's process cannot run in on this host; both sides are named.
+    """Refuse an environment in which a model's process cannot run on this host. The error names both sides.
 
     Raises:
-        ModelEnvironmentError: it is for another system, or lacks what every environment needs.
+        ModelEnvironmentError: it is for another system, or lacks a requirement.
     """
     own = host_platform()
     if interpreter.platform not in {"", own}:
@@ -214,8 +216,8 @@ def check_usable(interpreter: Interpreter, source: str) -> None:
     wanted = "numpy >= " + ".".join(map(str, OLDEST_NUMPY))
     if interpreter.numpy is None:
         raise ModelEnvironmentError(
-            f"{source} has no numpy for its Python {interpreter.version}: every environment needs {wanted}, the one beside "
-            "the server is not used"
+            f"{source} has no numpy for its Python {interpreter.version}: every environment needs {wanted}, the "
+            "server's own numpy is not used"
         )
     numpy = _numbers(interpreter.numpy)
     if numpy and numpy[:2] < OLDEST_NUMPY:
@@ -223,7 +225,7 @@ def check_usable(interpreter: Interpreter, source: str) -> None:
 
 
 def _needed_glibc(interpreter: Interpreter) -> tuple[int, int] | None:
-    """The newest that its Python, its library or its numpy ask for."""
+    """The newest glibc that its Python, its library or its numpy needs."""
     if interpreter.manifest is not None and interpreter.manifest.libc:
         return _glibc(interpreter.manifest.libc)
     binaries = [interpreter.binary]

@@ -1,6 +1,6 @@
-"""What an environment says about itself: a file in its root, written by ``pybackend pack`` and read before it is used.
+"""The manifest of an environment: a file in its root, written by ``pybackend pack`` and read before use.
 
-An environment without one can be used as well: then its files are looked at instead.
+An environment without a manifest is usable too: its files are inspected instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pybackend.author_files.reading import open_regular
 from pybackend.errors import ModelEnvironmentError
 
 MANIFEST_FILENAME = "pybackend-environment.json"
 
 FORMAT_VERSION = 1
-"""Raised when an older host could not use what a newer one has packed."""
+"""Incremented when an older host could not use environments packed by a newer one."""
 
 _MOST_BYTES = 16 * 1024 * 1024
 
@@ -29,9 +30,9 @@ class PackedPackage:
     """One package of an environment.
 
     Attributes:
-        name: as its index calls it.
-        version: of the package.
-        source: where it came from: the URL or channel, ``pypi``, or empty.
+        name: as in its index.
+        version: the package's version.
+        source: its origin: a URL or channel, ``pypi``, or empty.
     """
 
     name: str
@@ -41,17 +42,17 @@ class PackedPackage:
 
 @dataclass(frozen=True)
 class EnvironmentManifest:
-    """What is in an environment, and where it can be used.
+    """The contents of an environment, and the systems it runs on.
 
     Attributes:
         platform: system and processor, such as ``linux-x86_64``: see :func:`host_platform`.
         python: version of its CPython, such as ``3.12.1``.
-        libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if that is not known.
+        libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if unknown.
         free_threaded: its CPython has no global lock.
-        packages: what is installed, sorted by name.
-        variables: environment variables that its models get.
-        content_hash: of the files, by whoever packed them; two environments with the same one are the same.
-        lock: the text that makes the same environment again, empty if there is none.
+        packages: installed packages, sorted by name.
+        variables: environment variables for its models.
+        content_hash: hash of the files, computed by the packer; equal for equal environments.
+        lock: text from which the same environment can be made again; empty if unavailable.
         created_by: the program and its version.
     """
 
@@ -70,7 +71,7 @@ class EnvironmentManifest:
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
 
     def write(self, prefix: Path) -> None:
-        """Put it into an environment's root.
+        """Write it into an environment's root.
 
         Raises:
             OSError: it cannot be written.
@@ -82,11 +83,11 @@ def read_manifest(prefix: Path) -> EnvironmentManifest | None:
     """The manifest of an environment, None if it has none.
 
     Raises:
-        ModelEnvironmentError: it has one that cannot be used.
+        ModelEnvironmentError: the manifest is unusable.
     """
     path = prefix / MANIFEST_FILENAME
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return parse_manifest(file.read(_MOST_BYTES), str(path))
     except FileNotFoundError:
         return None
@@ -99,10 +100,10 @@ def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
 
     Args:
         text: the whole file.
-        source: names it in messages.
+        source: the file's name in messages.
 
     Raises:
-        ModelEnvironmentError: it is of a newer format, or none at all.
+        ModelEnvironmentError: it has a newer format, or is not a manifest.
     """
     try:
         document = json.loads(text)
@@ -144,12 +145,12 @@ def _text(document: Mapping[str, Any], name: str) -> str:
 
 
 def host_platform() -> str:
-    """This machine's system and processor, as manifests name them."""
+    """This machine's system and processor, in the form used by manifests."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def host_libc() -> str:
-    """This machine's C library, such as ``glibc 2.36``; empty where it does not tell."""
+    """This machine's C library, such as ``glibc 2.36``; empty if unknown."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):

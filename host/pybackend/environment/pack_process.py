@@ -1,4 +1,4 @@
-"""Packing a list of packages while the server runs: by the command, in a process of its own that can be ended."""
+"""Packs a list of packages while the server runs, in a separate process that can be stopped."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MOST_OUTPUT_BYTES = 64 * 1024
 
 
 def pack_in_process(specification: Path, archive: Path, cancelled: threading.Event) -> None:
-    """Run ``pybackend pack`` to its end.
+    """Run ``pybackend pack`` and wait for it.
 
     Args:
         specification: the list of packages.
         archive: the file to write.
-        cancelled: set when it is not wanted any more.
+        cancelled: set when the archive is no longer needed.
 
     Raises:
         ModelEnvironmentError: it cannot be packed.
-        Cancelled: before it was.
+        Cancelled: ``cancelled`` was set first.
     """
     command = [sys.executable, "-m", "pybackend", "pack", str(specification), "-o", str(archive)]
     with tempfile.TemporaryFile() as output:
@@ -47,7 +47,7 @@ def pack_in_process(specification: Path, archive: Path, cancelled: threading.Eve
                     if cancelled.is_set():
                         raise Cancelled from None
         finally:
-            with suppress(ProcessLookupError):  # installers that it has started too
+            with suppress(ProcessLookupError):  # the process group includes installers it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)

@@ -1,7 +1,8 @@
-"""Making an unpacked environment believe that it was installed where it lies.
+"""Rewrites the installation path inside the files of an unpacked environment.
 
-conda writes the directory of an environment into scripts, libraries and data. conda-pack leaves a list of these places in
-``bin/conda-unpack``, a program of the archive, which would do this with the host's rights: the list is read here, nothing runs.
+conda writes an environment's directory into scripts, libraries and data. conda-pack lists these places in
+``bin/conda-unpack``, a program in the archive that would rewrite them with the host's rights. This module only reads
+its list.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _MOST_FILE_BYTES = 4 * 1024**3
 
 _ENV_SHEBANG = re.compile(rb"#!\s*/usr/bin/env[ \t]+(?:-S[ \t]+)?(python[0-9.]*)((?:[ \t]+[^\r\n]*)?)\r?\n")
 _LONGEST_SHEBANG_BYTES = 127
-"""Older kernels cut a longer first line."""
+"""Older kernels truncate a longer first line."""
 
 _FIRST_LINE_BYTES = 512
 
 
 @dataclass(frozen=True)
 class PrefixRecord:
-    """A file in which the directory of the environment stands.
+    """A file that contains the environment's directory.
 
     Attributes:
-        path: of the file.
-        placeholder: what stands there now.
+        path: the file's path.
+        placeholder: the directory it contains now.
         binary: the file's length must not change.
     """
 
@@ -47,14 +48,14 @@ class PrefixRecord:
 
 
 def rewrite_prefixes(prefix: Path, source: str) -> list[str]:
-    """Write the directory of an unpacked environment wherever conda-pack says that it belongs, and into its scripts.
+    """Write the directory of an unpacked environment to all places in conda-pack's list, and into its scripts.
 
     Args:
-        prefix: the directory, freshly unpacked: no link in it leads out.
-        source: names the archive in messages.
+        prefix: the directory, freshly unpacked: no link in it leads outside.
+        source: the archive's name in messages.
 
     Returns:
-        Paths of the files that were changed; compiled files of changed sources are removed.
+        Paths of the modified files; compiled files of modified sources are removed.
 
     Raises:
         ModelEnvironmentError: the list cannot be read or names other files, or the directory's name is too long.
@@ -92,7 +93,7 @@ def _record(entry: Any) -> PrefixRecord:
 
 
 def _apply(record: PrefixRecord, prefix: Path, source: str) -> bool:
-    """True if the file was changed; those that are not there, or are links, are left alone."""
+    """True if the file was modified. Missing files and links are left alone."""
     path = prefix / record.path
     parts = record.path.split("/")
     if record.path.startswith("/") or ".." in parts or "\0" in record.path or _has_link(prefix, parts[:-1]):
@@ -121,7 +122,7 @@ def _apply(record: PrefixRecord, prefix: Path, source: str) -> bool:
 
 
 def _forget_compiled(source: Path) -> None:
-    """Remove what was compiled from an earlier text: the archive's compiled files are not held against their sources."""
+    """Remove the compiled file of a modified source: unpacked compiled files are not checked against their sources."""
     for compiled in (source.parent / "__pycache__").glob(f"{glob.escape(source.stem)}.*.pyc"):
         compiled.unlink()
 
@@ -136,7 +137,7 @@ def _has_link(prefix: Path, parts: Iterable[str]) -> bool:
 
 
 def _replaced_in_binary(content: bytes, old: bytes, new: bytes) -> bytes:
-    """Strings that end in a zero byte, each as long as before."""
+    """Replace strings that end in a zero byte without changing their length."""
 
     def shorter(match: re.Match[bytes]) -> bytes:
         text = match[0].replace(old, new)
@@ -146,7 +147,7 @@ def _replaced_in_binary(content: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def _mend_scripts(prefix: Path) -> list[str]:
-    """Give scripts the interpreter of their environment: they were packed to look it up, with options that Linux refuses."""
+    """Point scripts to the environment's interpreter: their packed shebang line has options that Linux refuses."""
     changed = []
     for name in sorted(os.listdir(prefix / "bin")) if (prefix / "bin").is_dir() else ():
         path = prefix / "bin" / name
@@ -173,8 +174,8 @@ def _shebang(prefix: Path, python: bytes, options: bytes) -> bytes:
 
 
 def _replace(prefix: Path, path: Path, content: bytes) -> None:
-    """A new file of the same rights and time: the old one may have other names, whose content has to stay."""
-    draft = prefix.with_name(prefix.name + ".draft")  # outside, where the archive can have put nothing
+    """Replace a file, keeping its mode and time. A rewrite in place would also change hard links to it."""
+    draft = prefix.with_name(prefix.name + ".draft")  # outside, where the archive cannot have put anything
     with draft.open("wb") as file:
         file.write(content)
     shutil.copystat(path, draft)

@@ -1,4 +1,4 @@
-"""From what a configuration names to a Python that can be started: a directory, an archive, or a list of packages."""
+"""Prepares the environment that a configuration names: a directory, an archive, or a list of packages."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from pybackend.errors import ModelEnvironmentError
 log = logging.getLogger(__name__)
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-"""What stands for the model's directory in a configuration."""
+"""Placeholder for the model's directory in a configuration."""
 
 
 def environment_path(text: str, model_directory: Path) -> Path:
-    """The path that the text of a configuration means; relative to the server's working directory if it is relative."""
+    """The path in a configuration, placeholders replaced; relative ones start at the server's working directory."""
     return Path(text.replace(MODEL_DIRECTORY, str(model_directory))).absolute()
 
 
 class ModelEnvironment:
-    """An environment while a model runs in it.
+    """An environment in use by a model.
 
     Attributes:
-        environment: what its processes are started with.
-        interpreter: what is known of its Python.
-        path: what the configuration names.
+        environment: used to start the model's processes.
+        interpreter: facts about its Python.
+        path: the path in the configuration.
     """
 
     def __init__(
@@ -46,27 +46,27 @@ class ModelEnvironment:
         self._held = held
 
     def facts(self) -> dict[str, str]:
-        """For the model's metadata."""
+        """Facts for the model's metadata."""
         interpreter = self.interpreter
         return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
 
     def release(self) -> None:
-        """No process of the model uses it any more."""
+        """Mark the environment as unused by this model."""
         if self._held is not None:
             self._held.release()
 
 
 class EnvironmentProvider:
-    """Makes environments ready.
+    """Prepares environments.
 
     Args:
         cache: where archives are unpacked.
-        packer: packs lists of packages when models are loaded, None where the operator has not allowed that.
-        runner: runs activation hooks in a sandbox; None where there is none, and so they are not run.
+        packer: packs lists of packages when models are loaded, None if the operator has not allowed it.
+        runner: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
 
     Attributes:
-        cache: see above.
-        uses: which models name which of them.
+        cache: where archives are unpacked.
+        uses: the models that name each environment.
     """
 
     def __init__(self, cache: EnvironmentCache, packer: Packer | None = None, runner: Runner | None = None) -> None:
@@ -77,15 +77,15 @@ class EnvironmentProvider:
         self._effects = None if runner is None else HookEffects(cache, runner)
 
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
-        """Make an environment ready, and keep it until it is released. Blocking: not for the event loop.
+        """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.
 
         Args:
             path: from :func:`environment_path`.
-            cancelled: set when the result is not wanted any more.
+            cancelled: set when the result is no longer needed.
 
         Raises:
-            ModelEnvironmentError: it cannot be had, or this host cannot start a Python from it.
-            Cancelled: before it was ready.
+            ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
+            Cancelled: ``cancelled`` was set first.
         """
         canonical = _canonical(path)
         held = None if canonical.is_dir() else self._hold(canonical, cancelled)
@@ -100,7 +100,9 @@ class EnvironmentProvider:
         except BaseException as error:
             if held is not None:
                 held.release()
-            if isinstance(error, OSError):  # a directory of somebody else, say
+                if held.was_unpacked and isinstance(error, ModelEnvironmentError):  # it is unusable for everyone
+                    self.cache.discard(held.key)
+            if isinstance(error, OSError):  # e.g. a directory of another user
                 raise cannot_read(path, error) from error
             raise
         return ModelEnvironment(environment, interpreter, path, held)
@@ -129,7 +131,7 @@ class EnvironmentProvider:
         if self._packer is None:
             raise ModelEnvironmentError(
                 f"{path} lists packages, and this server does not install any: `pybackend pack {path}` makes an "
-                "environment of it, --allow-pack-at-load has the server do so when the model is loaded"
+                "environment of it; with --allow-pack-at-load the server does so when the model is loaded"
             )
         return self._specifications.hold(path, self._packer, cancelled)
 
@@ -147,22 +149,22 @@ def _canonical(path: Path) -> Path:
 
 
 def cannot_read(path: Path, error: OSError) -> ModelEnvironmentError:
-    """What to raise where an environment cannot be looked at.
+    """The error for an environment that cannot be read.
 
     Args:
         path: the archive or directory.
-        error: what happened, to it or to a file in it.
+        error: raised for it, or for a file in it.
     """
     where = f" ({error.filename})" if error.filename and os.fspath(path) != error.filename else ""
     return ModelEnvironmentError(f"cannot read {path}: {error.strerror or error}{where}")
 
 
 def check_activate(prefix: Path, path: Path) -> None:
-    """Refuse a directory that nobody has made as an environment.
+    """Refuse a directory that is not an environment.
 
     Args:
         prefix: the directory.
-        path: what it was unpacked from, or itself.
+        path: the archive it was unpacked from, or the directory itself.
 
     Raises:
         ModelEnvironmentError: it has no ``bin/activate``.
@@ -173,14 +175,14 @@ def check_activate(prefix: Path, path: Path) -> None:
     advice = f"{path} is no environment as conda-pack, `pybackend pack` or `python -m venv` make them"
     inside = [entry for entry in sorted(prefix.iterdir()) if (entry / "bin" / "activate").is_file()]
     if inside:
-        advice = f"{path} has it in '{inside[0].name}/': name that directory, or pack what is in it, not the directory"
+        advice = f"{path} has it in '{inside[0].name}/': name that directory, or pack its contents, not the directory"
     raise ModelEnvironmentError(
         f"Path {activate} does not exist. The Python environment should contain an 'activate' script. {advice}"
     )
 
 
 def _identity_in_place(interpreter: Interpreter) -> str:
-    """Changes when packages are installed into it."""
+    """An identity that changes when packages are installed."""
     libraries = interpreter.libraries
     stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
     return f"{os.fspath(interpreter.prefix)} {stamp}"

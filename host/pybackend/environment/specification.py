@@ -1,4 +1,4 @@
-"""Environments that are packed when a model is loaded: which list of packages became which environment."""
+"""Environments packed at load time: maps lists of packages to the environments made from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
+from pybackend.author_files.reading import read_regular
+from pybackend.environment.cache import PACKED, EnvironmentCache, HeldEnvironment
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.manifest import host_platform
 from pybackend.environment.unpacking import Cancelled, cannot_write
@@ -19,37 +20,38 @@ from pybackend.errors import ModelEnvironmentError
 log = logging.getLogger(__name__)
 
 Packer = Callable[[Path, Path, threading.Event], object]
-"""Makes an archive of a list of packages: takes the list, the archive to write, and what is set when it is not wanted."""
+"""Packs a list of packages into an archive. Arguments: the list, the archive to write, the event that cancels it."""
 
 _SUFFIXES = frozenset({".yml", ".yaml", ".txt", ".toml"})
 _KEY_BYTES = 16
+_MOST_BYTES = 16 * 1024 * 1024
 
 
 def is_specification(path: Path) -> bool:
-    """True for a list of packages, False for an archive: only its name tells."""
+    """True for a list of packages, False for an archive, judged by the file name alone."""
     return path.suffix.lower() in _SUFFIXES
 
 
 class SpecificationCache:
-    """Lists of packages that were packed before: by their text, the host's Python and platform.
+    """Packed lists of packages, keyed by their text and the host's Python and platform.
 
     Args:
-        cache: of the environments that they became.
+        cache: holds the resulting environments.
     """
 
     def __init__(self, cache: EnvironmentCache) -> None:
         self._cache = cache
-        self._directory = cache.directory.parent / "packed"
+        self._directory = cache.directory.parent / PACKED
 
     def hold(self, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
-        """The environment of a list of packages, packed unless that was done before.
+        """The environment of a list of packages, packed unless it exists already.
 
         Raises:
-            PybackendError: it cannot be packed, or not be unpacked.
-            Cancelled: it is not wanted any more.
+            PybackendError: it cannot be packed or unpacked.
+            Cancelled: ``cancelled`` was set first.
         """
         try:
-            text = specification.read_bytes()
+            text = read_regular(specification, _MOST_BYTES)
         except OSError as error:
             raise ModelEnvironmentError(f"cannot read {specification}: {error.strerror}") from error
         facts = f"{specification.suffix} {host_platform()} {platform.python_version()} ".encode()
@@ -67,7 +69,7 @@ class SpecificationCache:
             lock.release()
 
     def clear_abandoned(self) -> None:
-        """Remove archives that were being written by a process that was killed."""
+        """Remove unfinished archives of killed processes."""
         for draft in self._directory.glob("*.tar.zst*"):
             with suppress(OSError):
                 lock = FileLock(self._directory / f"{draft.name.partition('.')[0]}.lock")
@@ -82,12 +84,12 @@ class SpecificationCache:
 
     def _pack(self, key: str, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         archive = self._directory / f"{key}.tar.zst"
-        log.info("packing %s", specification)
+        log.info("Packing %s.", specification)
         try:
             packer(specification, archive, cancelled)
             held = self._cache.hold(archive, cancelled)
         finally:
             archive.unlink(missing_ok=True)
-        with suppress(OSError):  # then it is packed again next time
+        with suppress(OSError):  # otherwise it is packed again next time
             (self._directory / key).write_text(held.key)
         return held

@@ -1,4 +1,4 @@
-"""From a checked archive to files: written below a directory that nobody else writes to, and remembered by content."""
+"""Unpacks a checked archive into files below a directory that no other user can write to, and records their hashes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NOT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 
 
 class Cancelled(Exception):
-    """Whoever has asked for an environment does not want it any more."""
+    """The environment is no longer needed by the caller."""
 
 
 @dataclass
 class Inventory:
-    """What was unpacked.
+    """Record of the unpacked files.
 
     Attributes:
         files: size and hash of each file, by path.
-        links: where each symbolic link leads, by path.
+        links: target of each symbolic link, by path.
     """
 
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Inventory:
         return sum(size for size, _ in self.files.values())
 
     def look_again(self, directory: Path, changed: Iterable[str]) -> None:
-        """Some files were changed, and compiled ones removed, on purpose."""
+        """Record files that were deliberately modified or, if compiled, removed."""
         for path in changed:
             self.files[path] = _facts_of(directory / path)
             folder, _, name = path.rpartition("/")
@@ -60,20 +60,20 @@ class Inventory:
 
     @classmethod
     def from_json(cls, text: str) -> Inventory:
-        """Read what :meth:`to_json` has written.
+        """Read the output of :meth:`to_json`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is something else.
         """
         document = json.loads(text)
         try:
             files = {path: (int(size), str(digest)) for path, (size, digest) in document["files"].items()}
             return cls(files, dict(document["links"]))
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"no inventory: {error!r}") from None
+            raise ValueError(f"not an inventory: {error!r}") from None
 
     def differences(self, directory: Path, *, contents: bool) -> list[str]:
-        """How a directory differs from this, one clause per file.
+        """Differences between a directory and this record, one clause per file.
 
         Args:
             directory: where it was unpacked.
@@ -119,14 +119,14 @@ def unpack(
 
     Args:
         file: the archive, at its start.
-        source: names it in messages.
-        directory: is made; nobody else writes below it.
-        cancelled: set when the result is not wanted any more.
-        wanted: true for the paths of files that are to be written, None for all; directories and links always are.
+        source: its name in messages.
+        directory: created by this call; no other user can write below it.
+        cancelled: set when the result is no longer needed.
+        wanted: true for paths of files to write, None for all; directories and links are always created.
 
     Raises:
-        ModelEnvironmentError: the archive is broken or not harmless, or it cannot be written; nothing is left behind then.
-        Cancelled: likewise.
+        ModelEnvironmentError: the archive is broken or unsafe, or cannot be written; nothing is left behind.
+        Cancelled: ``cancelled`` was set first; nothing is left behind.
     """
     done = False
     try:
@@ -134,12 +134,13 @@ def unpack(
     except OSError as error:
         raise cannot_write(source, directory.parent, error) from error
     try:
-        inventory = _unpack(ArchiveReader(file, source), directory, cancelled, wanted or _everything)
+        room_bytes = shutil.disk_usage(directory).free if wanted is None else None
+        inventory = _unpack(ArchiveReader(file, source, room_bytes), directory, cancelled, wanted or _everything)
         done = True
     except OSError as error:
         if error.errno in _NOT_A_NAME:
             raise ModelEnvironmentError(
-                f"{source} is refused: this file system takes no such name: {error.filename!r}"
+                f"{source} is refused: this file system does not accept the name {error.filename!r}"
             ) from error
         raise cannot_write(source, directory.parent, error) from error
     finally:
@@ -149,10 +150,10 @@ def unpack(
 
 
 def cannot_write(source: str, cache: Path, error: OSError) -> ModelEnvironmentError:
-    """What to raise where the cache of environments cannot be written."""
+    """The error for an environment cache that cannot be written."""
     advice = "name a directory that this user can write by --environment-cache-directory"
     if error.errno in _NO_SPACE:
-        advice = "`pybackend env prune` removes what no server uses, --environment-cache-directory names another place"
+        advice = "`pybackend env prune` removes unused environments, --environment-cache-directory names another place"
     return ModelEnvironmentError(
         f"cannot unpack {source} into {cache}: {error.strerror}; {advice}", ErrorCode.UNAVAILABLE
     )
@@ -167,7 +168,7 @@ def _unpack(
 ) -> Inventory:
     inventory = Inventory()
     made = {""}
-    directory.chmod(0o755)  # whatever the umask: models may run as another user
+    directory.chmod(0o755)  # regardless of the umask: models may run as another user
     for member in reader.members():
         if cancelled.is_set():
             raise Cancelled
@@ -176,7 +177,7 @@ def _unpack(
         if (
             member.path in inventory.files or member.path in inventory.links
         ):  # the archive has it twice: the last one counts
-            path.unlink(missing_ok=True)  # not there if it was not wanted
+            path.unlink(missing_ok=True)  # missing if it was not wanted
             inventory.links.pop(member.path, None)
             inventory.files.pop(member.path, None)
         match member.kind:
@@ -220,7 +221,7 @@ def _write(path: Path, member: Member, cancelled: threading.Event) -> tuple[int,
             if cancelled.is_set():
                 raise Cancelled
         file.flush()
-        # Everybody may read, nobody else may write; nothing takes the rights of its owner.
+        # World-readable, writable for the owner only, without setuid or setgid.
         os.fchmod(descriptor, 0o755 if member.executable else 0o644)
         os.utime(descriptor, (member.modified_s, member.modified_s))
     return size, digest.hexdigest()

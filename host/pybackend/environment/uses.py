@@ -1,4 +1,4 @@
-"""Which models name which environment."""
+"""Records which models name which environment."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from pathlib import Path
 
 
 class EnvironmentUses:
-    """What the configurations say that were read last, whether or not their models are loaded."""
+    """The environments in the configurations last read, whether or not their models are loaded."""
 
     def __init__(self) -> None:
         self._paths: dict[Path, Path] = {}
 
     def note(self, directory: Path, path: Path | None) -> None:
-        """The model in this directory names an environment, or none."""
+        """Record the environment of the model in this directory; None if it names none."""
         if path is None:
             self._paths.pop(directory, None)
         else:
             self._paths[directory] = path
 
     def directories(self, path: Path) -> list[Path]:
-        """Of the models that name an environment, by this path."""
+        """Directories of existing models that name the environment at this path. Blocking."""
+        for directory, named in list(self._paths.items()):
+            if named == path and not directory.exists():  # a model whose files came with a load, and are gone
+                self._paths.pop(directory, None)
         return [directory for directory, named in list(self._paths.items()) if named == path]

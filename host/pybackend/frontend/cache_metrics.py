@@ -1,4 +1,4 @@
-"""The response cache on the metrics page: a cache's own figures, and what each model has of it."""
+"""The response cache on the metrics page: the cache's statistics, and those of each model."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _OF_CACHES: tuple[tuple[str, str, Callable[[CacheFigures], float]], ...] = (
 
 
 def cache_families(cache: ResponseCache, models: Sequence[tuple[dict[str, str], Model]]) -> Iterator[Family]:
-    """The families of a server that has a cache.
+    """The metric families of a server with a cache.
 
     Args:
         cache: the server's.
-        models: those that serve, with their labels.
+        models: serving models, with their labels.
     """
     using = [(labels, model.statistics) for labels, model in models if model.config.response_cache_enabled]
     if using:

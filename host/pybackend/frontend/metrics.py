@@ -1,7 +1,8 @@
-"""The metrics endpoint: an ASGI application for its own port, filled from the counters when somebody asks."""
+"""The metrics endpoint: an ASGI application on its own port, filled from counters when the page is requested."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +13,12 @@ from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import Scheduling
 from pybackend.observability.cpu import CpuMeter, memory_bytes
 from pybackend.observability.custom_metrics import CustomMetrics
-from pybackend.observability.metrics import Family, render
+from pybackend.observability.metrics import Family, lines
 from pybackend.repository.repository import ModelRepository
 from pybackend.scheduler.scheduler import BatchReason
+
+PART_CHARACTERS = 128 * 1024
+"""Size of the parts in which the page is written; each takes some milliseconds."""
 
 _NS_PER_US = 1000
 
@@ -79,9 +83,23 @@ class MetricsApp:
         elif scope["method"] != "GET":
             status, body = 405, b"Method Not Allowed\n"
         else:
-            status, body = 200, render(self._families())
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send_page(send)
+            return
+        await send(_start(status, (b"content-length", b"%d" % len(body))))
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_page(self, send: Any) -> None:
+        """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
+        text = lines(self._families())
+        body = _part(text)
+        if len(body) < PART_CHARACTERS:
+            await send(_start(200, (b"content-length", b"%d" % len(body))))
+        else:
+            await send(_start(200))
+            while len(body) >= PART_CHARACTERS:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.sleep(0)
+                body = _part(text)
         await send({"type": "http.response.body", "body": body})
 
     def _families(self) -> Iterator[Family]:
@@ -144,7 +162,7 @@ class MetricsApp:
     def _machine(self) -> Iterator[Family]:
         total_bytes, used_bytes = memory_bytes()
         for name, text, value in (
-            # There is no pinned memory without a GPU; dashboards expect the family all the same.
+            # Without a GPU there is no pinned memory, but dashboards expect the family.
             ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0),
             ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0),
             ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu.utilization()),
@@ -152,6 +170,22 @@ class MetricsApp:
             ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used_bytes),
         ):
             yield Family(name, "gauge", text, [({}, value)])
+
+
+def _start(status: int, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    content_type = (b"content-type", b"text/plain; charset=utf-8")
+    return {"type": "http.response.start", "status": status, "headers": [content_type, *headers]}
+
+
+def _part(text: Iterator[str]) -> bytes:
+    """The next lines; fewer than :data:`PART_CHARACTERS` only at the end."""
+    taken, length = [], 0
+    for line in text:
+        taken.append(line)
+        length += len(line)
+        if length >= PART_CHARACTERS:
+            break
+    return "".join(taken).encode()
 
 
 def _labels(model: Model) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Domain objects of inference; they know no transport."""
+"""Domain objects of inference, independent of any transport."""

@@ -1,4 +1,4 @@
-"""Copying tensor bytes from one memory into another, off the event loop where they are many."""
+"""Copies tensor bytes between memory regions; large copies leave the event loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from pybackend.inference.tensor import Buffer
 
 LARGE_COPY_BYTES = 1024 * 1024
-"""From here on a copy is made in another thread: the event loop would stand still for a tenth of a millisecond and more."""
+"""Copies of this size and more run in another thread: each would block the event loop for at least 0.1 ms."""
 
 
 async def copy_bytes(target: memoryview, source: Buffer) -> None:
-    """Copy as many bytes as ``target`` has; numpy lets other threads run meanwhile."""
+    """Copy ``len(target)`` bytes. Copies of at least ``LARGE_COPY_BYTES`` run in a thread; numpy releases the GIL."""
     to, of = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
     if len(target) < LARGE_COPY_BYTES:
         np.copyto(to, of)

@@ -1,66 +1,109 @@
-"""A request that the engine has taken and not yet answered."""
+"""A request that the engine has accepted and not yet answered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 
 
-class Runner(Protocol):
-    """Where a request runs."""
+class RunningExecution(NamedTuple):
+    """An execution that is running in a stub.
+
+    Attributes:
+        instance: the model instance.
+        number: the execution's number within this life of the instance's stub.
+        caller: identifies the calls that the model makes during the execution.
+    """
+
+    instance: object
+    number: int
+    caller: object
+
+
+class RequestHolder(Protocol):
+    """The current holder of a request: a model's queue, an instance, or an ensemble run."""
 
     def cancel(self, pending: PendingRequest) -> None:
-        """Let the model know that nobody waits for this request's responses."""
+        """The sender no longer wants responses to this request: drop it, or notify the model."""
 
     def flow(self, pending: PendingRequest, *, paused: bool) -> None:
-        """Keep the model from sending more responses to this request, or let it go on."""
+        """Stop the model from sending more responses to this request, or let it continue."""
+
+    def is_running(self, pending: PendingRequest) -> bool:
+        """True if the request has started, so cancelling it would not end it immediately."""
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """The executions of which at least one must end before this request can continue; empty if it can now."""
+
+
+class NoHolder:
+    """Holds requests that nobody cancels: the server's own."""
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Do nothing."""
+
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
+        """Do nothing."""
+
+    def is_running(self, pending: PendingRequest) -> bool:
+        """Always False."""
+        return False
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """Always empty."""
+        return ()
 
 
 class PendingRequest:
-    """A request, where its answers go, and the handle its sender may cancel, pause and resume it by.
+    """A request, the destination of its responses, and the handle by which its sender cancels, pauses and resumes it.
+
+    Several components handle it in turn. Each attribute has its own writers; all other code only reads it.
 
     Attributes:
-        request: what was asked.
-        on_response: takes every response, and must release it.
-        answered: True once the final response is out; the request is nobody's business any more.
-        cancelled: True once its sender has lost interest.
-        runner: where it may be running; None while it waits.
-        execution: number of its execution there.
-        index: its place in that execution.
-        succeeded: False once a response was an error.
-        losses: how many stubs died that it had been sent to and that had not begun it.
-        paused: True while its sender takes no responses.
-        is_filler: it only fills a place in a batch: nobody waits for it, and nobody counts it.
+        request: the inference request. Never replaced.
+        on_response: the sender's callback; it receives every response and must release it. Never replaced: the stages
+            of the model's response path (:mod:`pybackend.inference.response_path`) process responses before they reach
+            it, and only the end of that path calls it.
+        answered: True once the final response has been sent. The model writes it.
+        cancelled: True once the sender has cancelled the request. :meth:`cancel` writes it.
+        holder: the current holder; the model's queue while the request waits. An instance or an ensemble run writes
+            itself here when it takes the request, and returns it with :meth:`wait`.
+        execution: number of the request's execution at the instance that holds it; 0 while the request waits, or if its
+            model has no instances. The instance writes it, and :meth:`wait` resets it.
+        index: position in that execution; meaningless outside one. The instance writes it.
+        succeeded: False once a response was an error. The model writes it.
+        losses: number of stubs that died after receiving the request and before starting it. The instance writes it.
+        paused: True while the sender accepts no responses. :meth:`pause` and :meth:`resume` write it.
+        is_filler: True if the request only pads a batch; it has no sender and is not counted. The scheduler sets it
+            when it creates the request.
     """
 
     __slots__ = (
-        "_on_cancel",
+        "_queue",
         "answered",
         "cancelled",
         "execution",
+        "holder",
         "index",
         "is_filler",
         "losses",
         "on_response",
         "paused",
         "request",
-        "runner",
         "succeeded",
     )
 
-    def __init__(
-        self, request: InferenceRequest, on_response: OnResponse, on_cancel: Callable[[PendingRequest], None]
-    ) -> None:
-        self.request = request
-        self.on_response = on_response
-        self._on_cancel = on_cancel
+    def __init__(self, request: InferenceRequest, on_response: OnResponse, queue: RequestHolder) -> None:
+        self.request: Final = request
+        self.on_response: Final = on_response
+        self._queue = queue
         self.answered = False
         self.cancelled = False
-        self.runner: Runner | None = None
+        self.holder: RequestHolder = queue
         self.execution = 0
         self.index = 0
         self.succeeded = True
@@ -69,36 +112,40 @@ class PendingRequest:
         self.is_filler = False
 
     def cancel(self) -> None:
-        """The sender lost interest: a request that still waits is dropped and answered CANCELLED, a running one is told."""
+        """Cancel: a waiting request is dropped and answered with CANCELLED; a running request's model is notified."""
         if self.answered or self.cancelled:
             return
         self.cancelled = True
-        if self.runner is None:
-            self._on_cancel(self)
-        else:
-            self.runner.cancel(self)
+        self.holder.cancel(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the request is in its model's queue."""
+        return self.holder is self._queue
+
+    def wait(self) -> None:
+        """Return the request to its model's queue; nothing runs it any more."""
+        self.holder, self.execution = self._queue, 0
 
     def pause(self) -> None:
-        """Take no more responses for now: the model waits before it sends one. Some may be on their way.
+        """Stop accepting responses: the model waits before it sends the next one. A few may still arrive.
 
-        It does not wait with the final response, which is the last that has to be kept.
+        The final response is sent regardless, because it is the last one that needs buffering.
         """
         if self.paused or self.answered or self.cancelled:
             return
         self.paused = True
-        if self.runner is not None:
-            self.runner.flow(self, paused=True)
+        self.holder.flow(self, paused=True)
 
     def resume(self) -> None:
-        """Take responses again."""
+        """Accept responses again."""
         if self.paused:
             self.paused = False
-            if self.runner is not None:
-                self.runner.flow(self, paused=False)
+            self.holder.flow(self, paused=False)
 
 
 def failure(request: InferenceRequest, version: str, error: InferenceError) -> InferenceResponse:
-    """The final response that tells a request's error."""
+    """The final response that reports a request's error."""
     return InferenceResponse(request.model_name, version, request.id, error=error)
 
 

@@ -1,50 +1,51 @@
-"""How many bytes of requests the server has taken and not answered yet, for those who set a bound to that."""
+"""Limits the total bytes of requests that the server has accepted and not yet answered."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response_path import to_sender
 
 
 class QueuedBytes:
-    """The bytes of all models' requests together; those that models ask each other do not count, nor are they refused.
+    """The total bytes of all models' client requests. Calls between models are neither counted nor refused.
+
+    It is the last stage of every model's response path.
 
     Args:
-        limit_bytes: the bound.
+        limit_bytes: the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._nbytes: dict[PendingRequest, int] = {}
 
     def weigh(self, request: InferenceRequest) -> int:
-        """The request's bytes.
+        """The request's size in bytes.
 
         Raises:
-            InferenceError: UNAVAILABLE, with them there would be too many.
+            InferenceError: UNAVAILABLE, the request would exceed the limit.
         """
         nbytes = sum(len(tensor.data) for tensor in request.inputs)  # type: ignore[arg-type,misc]  # bytes are there
         if self.used_bytes + nbytes > self.limit_bytes:
             raise InferenceError(
-                f"{request.prefix}the server is overloaded: it holds {self.used_bytes} bytes of requests that wait or are "
-                f"executed, and {nbytes} more would be beyond its limit of {self.limit_bytes} (--max-queued-bytes). Try "
+                f"{request.prefix}the server is overloaded: it holds {self.used_bytes} bytes of waiting and running "
+                f"requests, and {nbytes} more would exceed its limit of {self.limit_bytes} (--max-queued-bytes). Try "
                 "again later",
                 ErrorCode.UNAVAILABLE,
             )
         return nbytes
 
-    def until_answered(self, nbytes: int, on_response: OnResponse) -> OnResponse:
-        """What to submit a request with in place of ``on_response``; :meth:`add` its bytes once it is taken."""
-        return partial(self._pass_on, nbytes, on_response)
-
-    def add(self, nbytes: int) -> None:
-        """A request was taken."""
+    def add(self, pending: PendingRequest, nbytes: int) -> None:
+        """Count a request of this size until it is answered."""
+        self._nbytes[pending] = nbytes
         self.used_bytes += nbytes
 
-    def _pass_on(self, nbytes: int, on_response: OnResponse, response: InferenceResponse) -> None:
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Pass a response on to the sender; a final response ends the request's count."""
         if response.final:
-            self.used_bytes -= nbytes
-        on_response(response)
+            self.used_bytes -= self._nbytes.pop(pending, 0)
+        to_sender(pending, response)

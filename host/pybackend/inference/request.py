@@ -1,4 +1,4 @@
-"""An inference request, whoever sent it."""
+"""An inference request from a client or from another model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ParameterValue = bool | int | float | str
 
 
 class RequestFlags(IntFlag):
-    """Sequence flags, with the numbers models see in ``request.flags()``."""
+    """Sequence flags, with the values that models see in ``request.flags()``."""
 
     SEQUENCE_START = 1
     SEQUENCE_END = 2
@@ -21,19 +21,19 @@ class InferenceRequest:
     """One request to one model. It owns its inputs' memory until :meth:`release`.
 
     Attributes:
-        model_name: the model asked for.
-        model_version: decimal version, or ``""`` for the newest that is ready.
-        id: the client's request id, ``""`` if it gave none.
+        model_name: the requested model.
+        model_version: decimal version, or ``""`` for the newest ready version.
+        id: the client's request id, ``""`` if the client sent none.
         inputs: in the client's order.
         requested_outputs: names in the client's order; empty means every configured output.
         parameters: custom parameters that the model may read; None if there are none.
         correlation_id: sequence id, 0 or ``""`` if the request belongs to no sequence.
         flags: :class:`RequestFlags` bits.
         priority: 1 is the highest; 0 means the model's default.
-        timeout_us: the client's time-out in microseconds; 0 means none.
-        batch_size: the first dimension for models that batch, else 1 (and never 0).
-        is_inner: a model asks, in the course of another request.
-        queued_ns: ``time.monotonic_ns()`` when the engine took the request.
+        timeout_us: the client's timeout in microseconds; 0 means none.
+        batch_size: the first dimension for models that batch, otherwise 1 (never 0).
+        is_inner: True if a model sent the request while it executed another request.
+        queued_ns: ``time.monotonic_ns()`` when the engine accepted the request.
     """
 
     __slots__ = (
@@ -78,20 +78,20 @@ class InferenceRequest:
 
     @property
     def has_options(self) -> bool:
-        """True if anything is set that most requests leave alone."""
+        """True if any option is set that most requests leave at its default."""
         return bool(self.parameters or self.correlation_id or self.flags or self.priority or self.timeout_us)
 
     def leave(self) -> None:
-        """Take the inputs out of the memory of the model that they were meant for, to bring them to another one."""
+        """Copy the inputs out of the memory of the model they were sent to, so that another model can take them."""
         for tensor in self.inputs:
             tensor.leave()
 
     @property
     def prefix(self) -> str:
-        """What messages about this request begin with."""
+        """The prefix of messages about this request."""
         return f"[request id: {self.id or '<id_unknown>'}] "
 
     def release(self) -> None:
-        """Give the inputs' memory back; called once, by whoever owns the request last."""
+        """Release the inputs' memory; the request's last owner calls this once."""
         for tensor in self.inputs:
             tensor.release()

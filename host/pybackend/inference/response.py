@@ -1,4 +1,4 @@
-"""A response: one element of the stream that every request is answered with."""
+"""A response: one element of the stream that answers a request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class InferenceResponse:
         model_name: the model that answered.
         model_version: decimal version that answered.
         id: the request's id.
-        outputs: in the order the model produced them.
+        outputs: in the order in which the model produced them.
         parameters: response parameters, None if there are none.
-        error: what failed, None for a result.
+        error: the failure, None for a result.
         final: True on the last element of the stream.
-        empty: True if this is nothing but the end of the stream: the model sent no response with its final flag.
+        empty: True if this only ends the stream: the model sent its final flag without a response.
     """
 
     __slots__ = ("_on_release", "empty", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
@@ -51,13 +51,13 @@ class InferenceResponse:
         parameters: Mapping[str, ParameterValue] | None,
         on_release: Callable[[], None] | None,
     ) -> None:
-        """Fill in what a model produced."""
+        """Set the result that a model produced."""
         self.outputs = outputs
         self.parameters = parameters
         self._on_release = on_release
 
     def release(self) -> None:
-        """Give the outputs' memory back. Every further call does nothing."""
+        """Release the outputs' memory. Further calls do nothing."""
         if self._on_release is not None:
             on_release, self._on_release = self._on_release, None
             self.outputs = []

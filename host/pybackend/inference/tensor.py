@@ -1,4 +1,4 @@
-"""Tensors as the host sees them: a name, a datatype, a shape and bytes that somebody owns."""
+"""Tensors in the host: a name, a datatype, a shape and bytes with an owner."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ class Lease(Protocol):
 
     @property
     def segment(self) -> int:
-        """Number of the segment the block lies in."""
+        """Number of the segment that holds the block."""
 
     @property
     def offset(self) -> int:
-        """Where the block begins in its segment, in bytes."""
+        """The block's offset in its segment, in bytes."""
 
     @property
     def view(self) -> memoryview:
-        """The block's bytes, as many as were asked for."""
+        """The block's bytes, exactly as many as requested."""
+
+    def arrived(self, nbytes: int) -> None:
+        """Set the total number of bytes that have arrived: these use memory from now on.
+
+        Raises:
+            InferenceError: UNAVAILABLE, there is no memory for them.
+        """
 
     def release(self) -> None:
-        """Give the block back. Every further call does nothing."""
+        """Release the block. Further calls do nothing."""
 
 
 class InputTensor:
@@ -33,8 +40,8 @@ class InputTensor:
     Attributes:
         name: the input's name.
         datatype: wire name, e.g. ``FP32`` or ``BYTES``.
-        shape: dimensions as the client gave them, batch dimension included.
-        data: the tensor's bytes in wire form; a view of ``lease`` where there is one. None until they arrived.
+        shape: dimensions as the client sent them, including the batch dimension.
+        data: the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived.
         lease: the input memory that holds ``data``; None while the bytes are private to the host.
     """
 
@@ -50,7 +57,7 @@ class InputTensor:
         self.lease = lease
 
     def leave(self) -> None:
-        """Copy the bytes to where they belong to no model, and give the memory back."""
+        """Copy the bytes to private memory of the host, and release the model's memory."""
         if self.lease is not None:
             assert self.data is not None
             data = bytes(self.data)
@@ -58,7 +65,7 @@ class InputTensor:
             self.data = data
 
     def release(self) -> None:
-        """Give the input's memory back; ``data`` must not be read any more."""
+        """Release the input's memory; ``data`` must not be read afterwards."""
         if self.lease is not None:
             self.data = None
             self.lease.release()

@@ -8,14 +8,14 @@ import socket
 from collections.abc import Sequence
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.observability.logging import AS_IT_IS
+from pybackend.observability.logging import AS_IT_IS, one_line
 from pybackend.settings import DebugSettings
-from pybackend_wire.messages import DebuggerPoint
+from pybackend_wire.host_messages import DebuggerPoint
 
 log = logging.getLogger(__name__)
 
 ADDRESS = "127.0.0.1"
-"""Whoever can attach can run code in the model: nobody but this machine."""
+"""A client that attaches can run code in the model, so only this machine may."""
 
 _HIGHEST_PORT = 65535
 
@@ -31,7 +31,7 @@ class DebuggerPorts:
         """Whether the processes of a model run under a debugger."""
         return model_name in self._settings.models
 
-    def take(self, instance_names: Sequence[str]) -> list[DebuggerPoint]:
+    def reserve(self, instance_names: Sequence[str]) -> list[DebuggerPoint]:
         """Where the processes of these instances are to listen; how to attach to them is written to the log.
 
         Raises:
@@ -71,8 +71,8 @@ class DebuggerPorts:
 
 
 def _how_to_attach(instance_names: Sequence[str], points: Sequence[DebuggerPoint]) -> str:
-    """What to put where, as lines to copy: entries of VS Code's launch.json, and addresses for other editors."""
-    named = list(zip(instance_names, points, strict=True))
+    """Lines to copy: entries of VS Code's launch.json, and addresses for other editors."""
+    named = list(zip(map(one_line, instance_names), points, strict=True))
     entries = [
         {
             "name": f"pybackend: {name}",

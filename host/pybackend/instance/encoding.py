@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.session import StubSession
+from pybackend.instance.lent_inputs import LentInputs
+from pybackend.ipc.channel import StubChannel
 from pybackend_wire.messages import TAIL
 
 
-def encoded_request(session: StubSession, request: InferenceRequest) -> tuple[Any, ...]:
+def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRequest) -> tuple[Any, ...]:
     """A request as :class:`pybackend_wire.messages.ExecuteRequest`; its input memory is lent from now on.
 
     Raises:
@@ -21,10 +22,10 @@ def encoded_request(session: StubSession, request: InferenceRequest) -> tuple[An
         if lease is None:
             data = tensor.data
             nbytes = len(data)  # type: ignore[arg-type]  # bytes have arrived by now
-            offset = session.place_inline(data, nbytes)
+            offset = channel.append_tail(data, nbytes)
             inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, offset, nbytes))
         else:
-            session.lend(lease)
+            lent.lend(lease)
             inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
     options = None
     if request.id or request.has_options:
@@ -39,14 +40,14 @@ def encoded_request(session: StubSession, request: InferenceRequest) -> tuple[An
     return (inputs, request.requested_outputs or None, options)
 
 
-def taken_back(session: StubSession, request: InferenceRequest) -> bool:
+def taken_back(lent: LentInputs, request: InferenceRequest) -> bool:
     """The input memory of a request is the host's again; False if the stub had already given some of it back."""
     leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
-    taken = [session.take_back(lease) for lease in leases]
+    taken = [lent.take_back(lease) for lease in leases]
     return all(taken)
 
 
-def is_lent(session: StubSession, request: InferenceRequest) -> bool:
+def is_lent(lent: LentInputs, request: InferenceRequest) -> bool:
     """True if the stub has not given back any of the request's input memory."""
     leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
-    return all(session.has_lent(lease) for lease in leases)
+    return all(lent.has(lease) for lease in leases)

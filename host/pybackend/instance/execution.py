@@ -1,14 +1,46 @@
-"""One call of a model's ``execute``, from being sent to its last response."""
+"""One call of a model's ``execute``, from being sent to its last response, and who is told of its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
 from pybackend.instance.encoding import is_lent
-from pybackend.instance.session import StubSession
+from pybackend.instance.gate import ExecutionGate
+from pybackend.instance.lent_inputs import LentInputs
 from pybackend_wire.errors import RemoteProtocolError
+
+
+class LostInstance(Protocol):
+    """An instance whose stub has died."""
+
+    name: str
+    death_cause: str
+
+
+class ExecutionOwner(Protocol):
+    """Has requests executed, and is told of the outcome."""
+
+    def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
+        """``execute`` has returned; ``responses`` match its requests, None for those that are answered by a sender."""
+
+    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+        """A sender has sent a response."""
+
+    def on_rescheduled(self, again: list[PendingRequest]) -> None:
+        """The model wants to see these once more; told before :meth:`on_executed`."""
+
+    def on_handed_back(self, waiting: list[PendingRequest]) -> None:
+        """These have not begun and can go elsewhere."""
+
+    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
+        """The stub died: ``begun`` are its failures, ``waiting`` it had not looked at."""
+
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """An execution could not be sent."""
 
 
 class ExecutionTimes(NamedTuple):
@@ -26,25 +58,31 @@ class Execution:
         number: counts from 1 in each stub's life.
         pending: its requests.
         sent_ns: when it was sent.
+        owner: is told of its outcome.
+        gate: the gate it has passed; it learns when the execution is over.
         responded: a response was sent while it ran, or after.
         rescheduled: places of the requests that the model wants to execute once more; told before ``execute`` returns.
         unanswered: how many of its requests still wait for their final response.
         times: known once ``execute`` has returned.
     """
 
-    __slots__ = ("number", "pending", "rescheduled", "responded", "sent_ns", "times", "unanswered")
+    __slots__ = ("gate", "number", "owner", "pending", "rescheduled", "responded", "sent_ns", "times", "unanswered")
 
-    def __init__(self, number: int, pending: list[PendingRequest], sent_ns: int) -> None:
+    def __init__(
+        self, number: int, pending: list[PendingRequest], sent_ns: int, owner: ExecutionOwner, gate: ExecutionGate
+    ) -> None:
         self.number = number
         self.pending = pending
         self.sent_ns = sent_ns
+        self.owner = owner
+        self.gate = gate
         self.responded = False
         self.rescheduled: Sequence[int] = ()
         self.unanswered = len(pending)
         self.times = ExecutionTimes()
 
     def reschedule(self, places: Sequence[int]) -> None:
-        """Note which requests are to be executed once more.
+        """Note which requests must be executed once more.
 
         Raises:
             RemoteProtocolError: they are not all here, or one is named twice.
@@ -53,12 +91,12 @@ class Execution:
             raise RemoteProtocolError("requests to be executed once more that the execution does not have")
         self.rescheduled = places
 
-    def take_rescheduled(self, responses: Sequence[object], session: StubSession) -> list[PendingRequest]:
-        """The requests that are to be executed once more; they are no part of this execution any longer.
+    def withdraw_rescheduled(self, responses: Sequence[object], lent: LentInputs) -> list[PendingRequest]:
+        """The requests that must be executed once more; they are no part of this execution any longer.
 
         Args:
             responses: those that came with the result, None for a request without one.
-            session: where it ran.
+            lent: the input memory that its stub has.
 
         Raises:
             RemoteProtocolError: one of them is answered, or cannot be executed any more.
@@ -66,7 +104,7 @@ class Execution:
         again = [self.pending[place] for place in self.rescheduled]
         if any(pending.answered for pending in again) or any(responses[place] for place in self.rescheduled):
             raise RemoteProtocolError("a request to be executed once more that is answered")
-        if not all(is_lent(session, pending.request) for pending in again):
+        if not all(is_lent(lent, pending.request) for pending in again):
             raise RemoteProtocolError("a request to be executed once more whose input the stub had given back")
         self.unanswered -= len(again)
         return again

@@ -16,17 +16,19 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, growth_bytes
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
-from pybackend.ipc.turn import turn_of
+from pybackend.loop_turn import loop_turn_of
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.messages import TAIL, HostMessage, SegmentRole
+from pybackend_wire.host_messages import Attach, Detach, FreeOutput, NoOutput
+from pybackend_wire.messages import TAIL, SegmentRole
 
 
 @dataclass
 class _OutputSegment:
     memory: Segment
-    held: set[int] = field(default_factory=set)
-    """Offsets of blocks that the host still reads."""
+    held: dict[int, int] = field(default_factory=dict)
+    """Sizes of the blocks that the host still reads, by their offsets."""
+    held_bytes: int = 0
     used: bool = True
     """The stub has left something in it since :meth:`OutputMemory.trim` looked last."""
     idle_since_ns: int = 0
@@ -42,12 +44,17 @@ class OutputMemory:
 
     def __init__(self, channel: StubChannel, limit_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._turn = turn_of(self._loop)
+        self._turn = loop_turn_of(self._loop)
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._segments: dict[int, _OutputSegment] = {}
         self._freed: list[tuple[int, int]] = []
         self._growing = False
+        self._tail_left = 0
+
+    def begin_frame(self, tail_bytes: int) -> None:
+        """Outputs taken from now on came with a frame whose tail has this size."""
+        self._tail_left = tail_bytes
 
     def tensors_of(
         self, result: heard.RequestResult, tail: bytes
@@ -60,7 +67,7 @@ class OutputMemory:
         tensors: list[OutputTensor] = []
         blocks: list[tuple[int, int]] | None = None
         for place in result.outputs:
-            data = self.take(place, tail)
+            data = self.read_tensor(place, tail)
             if place.segment != TAIL:
                 if blocks is None:
                     blocks = []
@@ -71,7 +78,7 @@ class OutputMemory:
         held = blocks
         return tensors, lambda: self.let_go(held)
 
-    def take(self, place: heard.Place, tail: bytes) -> Buffer:
+    def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of one tensor; its block is the host's until :meth:`let_go`.
 
         Raises:
@@ -86,13 +93,19 @@ class OutputMemory:
         data = tail[place.offset : place.offset + nbytes]
         if len(data) != nbytes:
             raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")
+        self._tail_left -= nbytes
+        if self._tail_left < 0:  # else a few bytes of a frame would stand for any number of copies
+            raise RemoteProtocolError(f"tensor '{place.name}' shares bytes of its frame with others")
         return data
 
-    def _hold(self, place: heard.Place) -> memoryview:
+    def _hold(self, place: heard.TensorPlace) -> memoryview:
         output = self._segments.get(place.segment)
         if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
             raise RemoteProtocolError(f"tensor '{place.name}' lies in memory that the stub may not use")
-        output.held.add(place.offset)
+        output.held[place.offset] = place.nbytes
+        output.held_bytes += place.nbytes
+        if output.held_bytes > output.memory.size_bytes:
+            raise RemoteProtocolError(f"tensor '{place.name}' shares memory with others")
         output.used = True
         return output.memory.read(place.offset, place.nbytes)
 
@@ -101,7 +114,7 @@ class OutputMemory:
         for segment, offset in blocks:
             output = self._segments.get(segment)
             if output is not None:
-                output.held.discard(offset)
+                output.held_bytes -= output.held.pop(offset, 0)
         if self._channel.is_open:
             if not self._freed:
                 self._turn.soon(self._post_freed)
@@ -110,7 +123,7 @@ class OutputMemory:
     def _post_freed(self) -> None:
         freed, self._freed = self._freed, []
         if self._channel.is_open:
-            self._channel.post((HostMessage.FREE_OUTPUT, freed))
+            self._channel.post(FreeOutput(freed))
 
     def grow(self, nbytes: int) -> None:
         """Answer a stub that waits for output memory.
@@ -130,15 +143,13 @@ class OutputMemory:
                 raise InferenceError("limit", ErrorCode.UNAVAILABLE)
             segment = Segment(size)
         except InferenceError:
-            self._channel.post((HostMessage.NO_OUTPUT,))
+            self._channel.post(NoOutput())
             return
         try:
-            self._channel.post_descriptor(
-                (HostMessage.ATTACH, segment.number, size, SegmentRole.OUTPUT), segment.descriptor
-            )
+            self._channel.post_attach(Attach(segment.number, size, SegmentRole.OUTPUT), segment.descriptor)
         except OSError:
             segment.close()
-            self._channel.post((HostMessage.NO_OUTPUT,))
+            self._channel.post(NoOutput())
             return
         self._segments[segment.number] = _OutputSegment(segment)
 
@@ -155,7 +166,7 @@ class OutputMemory:
                 output.used, output.idle_since_ns = False, now_ns
             elif now_ns - output.idle_since_ns >= IDLE_NS:
                 output.idle_since_ns = now_ns
-                self._channel.post((HostMessage.DETACH, number))
+                self._channel.post(Detach(number))
 
     def detached(self, segment: int) -> None:
         """The stub has unmapped a segment.

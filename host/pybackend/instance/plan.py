@@ -1,13 +1,14 @@
-"""What an instance is to be, and where it is in its life."""
+"""The plan of an instance, and the states of its life."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from pybackend.instance.launch import StubSettings
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.modelconfig.warmup import WarmupSample
+from pybackend.process.launch import StubLaunch
+from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 
 class InstanceState(Enum):
@@ -25,33 +26,38 @@ class InstanceState(Enum):
 
 
 @dataclass(frozen=True)
-class InstancePlan:
-    """How to bring a stub of this instance to life.
+class LoadPlan:
+    """What a stub of an instance loads: all that is known before the model has completed its configuration.
 
     Attributes:
-        settings: identity and limits.
-        args: what ``initialize`` receives.
-        output_names: configured outputs, which is what a request means that names none.
-        copy_inputs: True if models get private copies of their inputs.
-        decoupled: the model answers through response senders, any number of times.
-        concurrency: executions of an ``async def execute`` that may overlap.
+        launch: how to start the process.
+        model: what it imports, and under which name.
+        output_memory_limit_bytes: most that the instance's output segments may hold together.
+    """
+
+    launch: StubLaunch
+    model: ModelToLoad
+    output_memory_limit_bytes: int
+
+
+@dataclass(frozen=True)
+class InstancePlan:
+    """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
+
+    Attributes:
+        load: what its next stub loads.
+        initialize: what a stub that has loaded the model is told.
         execution_limit_s: how long ``execute`` may run before the stub is killed; 0 for as long as it likes.
         readiness_limit_s: how long ``is_ready`` may take to answer one who asks; None for as long as it likes.
         restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
-        reschedules: the model may have requests executed once more.
         warmup: samples to run before requests are taken.
     """
 
-    settings: StubSettings
-    args: dict[str, str]
-    output_names: tuple[str, ...]
-    copy_inputs: bool
-    decoupled: bool = False
-    concurrency: int = 1
+    load: LoadPlan
+    initialize: Initialize
     execution_limit_s: float = 0
     readiness_limit_s: float | None = READINESS_LIMIT_S
     restart_limit: int = 0
     cancels_calls: bool = False
-    reschedules: bool = False
     warmup: tuple[WarmupSample, ...] = ()

@@ -10,7 +10,7 @@ READINESS_LIMIT_S = 5.0
 
 
 class ReadinessProbe:
-    """The question that is under way, if there is one.
+    """The current question, if there is one.
 
     Attributes:
         limit_s: how long one who asks waits; None for as long as it takes.
@@ -24,7 +24,7 @@ class ReadinessProbe:
         """Why the model is not ready; empty if it is.
 
         Args:
-            send: puts the question, unless it is under way.
+            send: puts the question, unless one was put already.
         """
         joins = self._answer is not None
         if self._answer is None:
@@ -38,7 +38,7 @@ class ReadinessProbe:
             return f"Timed out waiting for {which}"
 
     def answer(self, reason: str) -> bool:
-        """The model has answered, or its stub is gone; False if nobody has asked."""
+        """The model has answered, or its stub is gone; False without a question."""
         answer, self._answer = self._answer, None
         if answer is None:
             return False

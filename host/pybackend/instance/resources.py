@@ -1,6 +1,6 @@
 """The server's table of resources: an instance that needs some executes only while it holds them.
 
-Whoever finds too few waits here. When some are given back, those who wait get their turn: first the one that had the
+An instance that finds too few waits here. When some are given back, those who wait get their turn: first the one that had the
 fewest executions, multiplied by its priority. If even that one must wait on, nobody else takes what it waits for.
 """
 
@@ -17,13 +17,16 @@ ResourceLimits = Mapping[Resource, int]
 
 
 class ResourceGate:
-    """What one instance has to do with the table.
+    """One instance's dealings with the table; see :class:`~pybackend.instance.gate.ExecutionGate`.
 
     Args:
         table: of the server.
         limit: what an execution needs.
         on_turn: called when an execution may be possible that was not before.
     """
+
+    lets_prefetch = False
+    """Executions that wait in a stub would hold resources that others could use."""
 
     def __init__(self, table: ResourceTable, limit: RateLimit, on_turn: Callable[[], None]) -> None:
         self.limit = limit
@@ -41,14 +44,18 @@ class ResourceGate:
         """The smallest comes first."""
         return (self.executions + 1) * self.limit.priority
 
-    def acquire(self) -> None:
-        """An execution begins."""
+    def begin(self) -> None:
+        """An execution takes what it needs."""
         self.executions += 1
-        self._table.take(self)
+        self._table.acquire(self)
 
-    def release(self) -> None:
-        """It is over."""
-        self._table.give_back(self)
+    def end(self) -> None:
+        """It gives that back."""
+        self._table.release(self)
+
+    def close(self) -> None:
+        """The instance executes nothing any more."""
+        self._table.remove(self)
 
 
 class ResourceTable:
@@ -108,7 +115,7 @@ class ResourceTable:
                 return False
         return True
 
-    def take(self, gate: ResourceGate) -> None:
+    def acquire(self, gate: ResourceGate) -> None:
         """An execution begins."""
         self._waiting.pop(gate, None)
         if self._head is gate:
@@ -116,7 +123,7 @@ class ResourceTable:
         for resource, count in gate.limit.needs.items():
             self._held[resource] = self._held.get(resource, 0) + count
 
-    def give_back(self, gate: ResourceGate) -> None:
+    def release(self, gate: ResourceGate) -> None:
         """An execution is over."""
         for resource, count in gate.limit.needs.items():
             self._held[resource] -= count
@@ -128,7 +135,7 @@ class ResourceTable:
             asyncio.get_running_loop().call_soon(self._pass)
 
     def _pass(self) -> None:
-        """Give those who wait their turn. Who does not ask again has nothing to execute any more."""
+        """Give waiting instances their turn. An instance that does not ask again has nothing left to execute."""
         self._pass_is_due = False
         waiting = sorted(self._waiting, key=lambda gate: gate.rank)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""What a model may ask of its host, seen from the instance it runs in: who asks, and who is asked."""
+"""Services of the host for a model, seen from its instance: the side that asks, and the side that answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pybackend.ipc import stub_messages as heard
 if TYPE_CHECKING:
     from pybackend.inference.tensor import Buffer
     from pybackend.ipc.arena import ArenaLease
+    from pybackend.sandbox.grant import Grant
 
 
 class Caller(Protocol):
@@ -25,6 +26,10 @@ class Caller(Protocol):
     instance_name: str
     model_name: str
     instance: object
+
+    @property
+    def grant(self) -> Grant | None:
+        """Bounds of the models that it loads; None if nothing confines it."""
 
     @property
     def backlog_bytes(self) -> int:
@@ -60,15 +65,15 @@ class Caller(Protocol):
     def refuse(self, call: int, error: InferenceError) -> None:
         """Tell why a question has no answer."""
 
-    def take(self, place: heard.Place, tail: bytes) -> Buffer:
+    def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail.
 
         Raises:
             RemoteProtocolError: they lie where the stub may not write.
         """
 
-    def let_go(self, places: Sequence[heard.Place]) -> None:
-        """Give the memory of tensors back that :meth:`take` gave."""
+    def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
+        """Give the memory of tensors back that :meth:`read_tensor` gave."""
 
     def lease(self, nbytes: int) -> ArenaLease:
         """Memory for a tensor that goes to the model.

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.instance.execution import Execution
-from pybackend.instance.owner import InstanceOwner, LostInstance
-from pybackend.instance.session import unhealthy
+from pybackend.instance.execution import Execution, ExecutionOwner, LostInstance
+from pybackend.instance.stub_life import unhealthy
 from pybackend.ipc.arena import ArenaLease
 from pybackend.modelconfig.warmup import WarmupSample, WarmupTensor
 from pybackend_wire.messages import INLINE_BYTES
 
-Execute = Callable[[list[PendingRequest]], None]
+
+class WarmupInstance(Protocol):
+    """The instance that is warmed up.
+
+    Attributes:
+        name: for messages.
+        death_cause: how its last stub ended.
+    """
+
+    name: str
+    death_cause: str
+
+    @property
+    def has_stub(self) -> bool:
+        """False once the stub is dead."""
+
+    def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
+        """Run ``execute`` on these requests, for this owner."""
 
 
 class WarmupRun:
-    """Stands in for the model while an instance runs samples: no scheduler, queue or statistics hears of them.
+    """Has an instance execute samples: no scheduler, queue or statistics hears of them.
 
     Args:
-        model: whose place this takes; its input memory is used.
+        instance: to be warmed up.
         model_name: for requests.
-        execute: of the instance.
+        lease: gives input memory of the model.
     """
 
-    def __init__(self, model: InstanceOwner, model_name: str, execute: Execute) -> None:
-        self._model = model
+    def __init__(self, instance: WarmupInstance, model_name: str, lease: Callable[[int], ArenaLease]) -> None:
+        self._instance = instance
         self._model_name = model_name
-        self._execute = execute
+        self._lease = lease
         self._unanswered = 0
         self._returned = False
         self._errors: list[str] = []
@@ -51,8 +68,10 @@ class WarmupRun:
                 raise _failed(sample, [error.message]) from error
             self._unanswered, self._returned = len(batch), False
             self._over.clear()
-            self._execute(batch)
+            self._instance.execute(batch, self)
             await self._over.wait()
+            if not self._instance.has_stub:
+                self._errors.append(unhealthy(self._instance.name, self._instance.death_cause))
             if self._errors:
                 raise _failed(sample, self._errors)
 
@@ -60,7 +79,7 @@ class WarmupRun:
         batch: list[PendingRequest] = []
         for _ in range(sample.batch_size):
             request = InferenceRequest(self._model_name)
-            batch.append(PendingRequest(request, InferenceResponse.release, lambda _pending: None))
+            batch.append(PendingRequest(request, InferenceResponse.release, NoHolder()))
             try:
                 request.inputs += (self._input(tensor) for tensor in sample.inputs)
             except InferenceError:
@@ -72,42 +91,37 @@ class WarmupRun:
     def _input(self, tensor: WarmupTensor) -> InputTensor:
         if len(tensor.data) <= INLINE_BYTES:
             return InputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
-        lease = self._model.lease(len(tensor.data))
+        lease = self._lease(len(tensor.data))
         lease.view[:] = tensor.data
         return InputTensor(tensor.name, tensor.datatype, tensor.shape, lease.view, lease)
 
-    # What the instance has to tell
+    # Reports of the instance
 
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """``execute`` has returned."""
         self._returned = True
         for pending, response in zip(execution.pending, responses, strict=True):
             if response is not None:
-                self._take(pending, response)
+                self._count(pending, response)
         self._end()
 
     def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A sender has sent a response."""
-        self._take(pending, response)
+        self._count(pending, response)
         self._end()
 
     def on_rescheduled(self, again: list[PendingRequest]) -> None:
         """The model is not through with a sample."""
-        self._execute(again)
+        self._instance.execute(again, self)
 
     def on_handed_back(self, waiting: list[PendingRequest]) -> None:
         """The stub was busy with something else."""
-        self._execute(waiting)
-
-    def lease(self, nbytes: int) -> ArenaLease:
-        """Input memory of the model, for what its own calls are answered with."""
-        return self._model.lease(nbytes)
+        self._instance.execute(waiting, self)
 
     def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
         """The stub died."""
         for pending in (*begun, *waiting):
             pending.request.release()
-        self._errors.append(unhealthy(instance.name, instance.death_cause))
         self._over.set()
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
@@ -117,11 +131,7 @@ class WarmupRun:
         self._errors.append(error.message)
         self._over.set()
 
-    def on_available(self) -> None:
-        """The model may want to know."""
-        self._model.on_available()
-
-    def _take(self, pending: PendingRequest, response: InferenceResponse) -> None:
+    def _count(self, pending: PendingRequest, response: InferenceResponse) -> None:
         if response.error is not None:
             self._errors.append(response.error.message)
         if response.final:

@@ -1,11 +1,13 @@
-"""The host's end of a stub's control socket, on the event loop: frames out once per turn, frames in as they come."""
+"""The host's end of a stub's control socket, on the event loop: one frame out per turn, frames in as they arrive."""
 
 from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import termios
@@ -16,12 +18,20 @@ from typing import Any
 import msgspec
 
 from pybackend.ipc.stub_messages import Message, decode
-from pybackend.ipc.turn import turn_of
+from pybackend.ipc.unwanted_descriptors import close, receiver_of
+from pybackend.loop_turn import loop_turn_of
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import HEADER, MOST_DESCRIPTORS, Frame, FrameDecoder
+from pybackend_wire.host_messages import Attach, FromHost, encoded, encoded_execute
+
+log = logging.getLogger(__name__)
+
+_LATER = frozenset({errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a socket that accepts nothing now but will later. Descriptors in flight count per user: other processes may
+have sent too many."""
 
 _TAIL_ALIGNMENT_BYTES = 16
-"""What malloc gives the stub's copy of a tail: compiled code may refuse arrays that are not aligned."""
+"""Alignment of malloc for the stub's copy of a tail: compiled code may refuse arrays that are not aligned."""
 _ZEROS = bytes(_TAIL_ALIGNMENT_BYTES)
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
@@ -30,29 +40,28 @@ OnMessages = Callable[[list[Message], bytearray], None]
 OnEnd = Callable[[RemoteProtocolError | None], None]
 
 MESSAGES_AT_ONCE = 256
-"""About how many messages of one stub are handled in a turn of the loop. Seldom are there more than a few; a model that
-calls others without end must leave the loop to them now and then."""
+"""About how many messages of one stub are handled in a turn of the loop. Usually there are only a few; a model that
+calls others without pause must leave time for other work."""
 
 MOST_BACKLOG_BYTES = 256 * 1024 * 1024
-"""What may wait for a stub that does not read. So much is there only for one that asks without end and reads no answer."""
-
-MOST_MESSAGES = 1024
-"""In one frame; a stub puts less than a hundred into one."""
+"""Most bytes that may wait for a stub that does not read. Only one that asks without end and never reads gets there."""
 
 
 class StubChannel:
     """Frames to and from one stub.
 
-    Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits for the stub: what its socket does
-    not take at once is kept and sent when it drains; how much that can be is bounded by what the scheduler sends.
+    Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits
+    for the stub: bytes that its socket does not accept at once are kept and sent when it drains; the scheduler's
+    sending limits bound their number.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, on_messages: OnMessages, on_end: OnEnd
     ) -> None:
         self._loop = loop
-        self._turn = turn_of(loop)
+        self._turn = loop_turn_of(loop)
         self._socket = sock
+        self._receive = receiver_of(sock)
         self._descriptor = sock.fileno()
         self._on_messages = on_messages
         self._on_end = on_end
@@ -70,17 +79,17 @@ class StubChannel:
 
     @property
     def is_open(self) -> bool:
-        """False after the end of file, a broken contract, or :meth:`close`."""
+        """False after the end of file, a protocol error, or :meth:`close`."""
         return self._open
 
     @property
     def backlog_bytes(self) -> int:
-        """What the socket has not taken yet."""
+        """Bytes that the socket has not accepted yet."""
         return len(self._backlog)
 
     @property
     def has_unread(self) -> bool:
-        """True if the stub has not read everything yet that was posted; False once the channel is closed."""
+        """Whether posted bytes are still unread by the stub; False once the channel is closed."""
         if not self._open:
             return False
         if self._messages or self._backlog:
@@ -89,30 +98,42 @@ class StubChannel:
         fcntl.ioctl(self._descriptor, termios.TIOCOUTQ, unread)
         return unread[0] > 0
 
+    @property
+    def codec(self) -> str:
+        """The codec that both sides use now."""
+        return self._codec
+
     def use_codec(self, name: str) -> None:
-        """Encode and decode with this codec from the next frame on."""
+        """Encode and decode with this codec, starting with the next frame."""
         self._codec = name
 
-    def post(self, message: Sequence[Any]) -> None:
-        """Put a message into this turn's frame; nothing once the channel is closed."""
+    def post(self, message: FromHost) -> None:
+        """Add a message to this turn's frame; does nothing once the channel is closed."""
+        self._post(encoded(message))
+
+    def post_execute(self, execution: int, requests: Sequence[Any]) -> None:
+        """Add an :class:`~pybackend_wire.host_messages.Execute` to this turn's frame."""
+        self._post(encoded_execute(execution, requests))
+
+    def _post(self, fields: tuple[Any, ...]) -> None:
         if not self._open:
             return
         if not self._messages:
             self._turn.soon(self.flush)
-        self._messages.append(message)
+        self._messages.append(fields)
 
-    def post_descriptor(self, message: Sequence[Any], descriptor: int) -> None:
-        """Put a message into this turn's frame whose descriptor travels with it (a duplicate: it may be closed).
+    def post_attach(self, message: Attach, descriptor: int) -> None:
+        """Add a message to this turn's frame, with a duplicate of the segment's descriptor: the original may be closed.
 
         Raises:
-            OSError: this process has no descriptor left; the message is not posted.
+            OSError: this process has no descriptors left; the message is not posted.
         """
         if self._open:
             self._descriptors.append(os.dup(descriptor))
             self.post(message)
 
     def append_tail(self, data: Any, nbytes: int) -> int:
-        """Put bytes into the tail of this turn's frame, aligned as any array element wants; returns their offset there."""
+        """Add bytes to the tail of this turn's frame, aligned for any array element; returns their offset there."""
         offset = self._tail_bytes
         if nbytes:
             gap = -offset % _TAIL_ALIGNMENT_BYTES
@@ -152,14 +173,14 @@ class StubChannel:
             self._arrived.clear()
             if self._backlog:
                 self._loop.remove_writer(self._descriptor)
-            self._socket.close()
+            close(self._socket)
             self._close_descriptors()
 
     def drain(self, on_drained: Callable[[], None]) -> None:
-        """Read what a stub that is dead has left in the socket, then end, then call this.
+        """Read what a dead stub left in the socket, then end, then call ``on_drained``.
 
-        That is at once, unless it has left so much that others should have their turns meanwhile. A child of it may still
-        hold the socket, and even go on writing: what comes from now on is not read.
+        That happens at once, unless so much is left that other work should run in between. A child of the stub may
+        still hold the socket, and even continue to write: bytes that arrive from now on are not read.
         """
         unread = array.array("i", [0])
         if self._open:
@@ -180,19 +201,17 @@ class StubChannel:
             on_drained()
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send what the socket takes; returns how much that is, all of it if the other end is gone."""
+        """Send as much as the socket accepts; returns the number of bytes, all of them if the other end is gone."""
         try:
             if not self._descriptors:
                 return self._socket.send(data)
             with memoryview(data) as view:
                 return self._send_with_descriptors(view)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)  # reading tells, after what it said last
+        except OSError as error:
+            return 0 if error.errno in _LATER else len(data)  # reading reports the end, after the stub's last messages
 
     def _send_with_descriptors(self, data: memoryview) -> int:
-        """Send what the socket takes; all groups of descriptors but the last travel with a single byte each."""
+        """Send as much as the socket accepts; each group of descriptors but the last travels with a single byte."""
         sent = 0
         while self._descriptors:
             group = self._descriptors[:MOST_DESCRIPTORS]
@@ -200,8 +219,10 @@ class StubChannel:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", group))
             try:
                 sent += self._socket.sendmsg([data[sent:end]], [rights])
-            except BlockingIOError:
-                break
+            except OSError as error:
+                if error.errno in _LATER:
+                    break
+                raise
             self._close_descriptors(len(group))
         return sent
 
@@ -216,10 +237,13 @@ class StubChannel:
             self._loop.remove_writer(self._descriptor)
 
     def _read(self) -> int:
-        """Take what one system call gives; returns how many bytes, 0 if there is nothing more for now."""
+        """Read once from the socket; returns the number of bytes, 0 if there are none for now."""
         try:
-            count = self._socket.recv_into(self._decoder.room())
+            count = self._receive(self._decoder.room())
         except BlockingIOError:
+            return 0
+        except RemoteProtocolError as error:
+            self._end(error)
             return 0
         except OSError:
             count = 0
@@ -231,25 +255,26 @@ class StubChannel:
         except RemoteProtocolError as error:
             self._end(error)
         self._handle_arrived()
-        if self._arrived and not self._draining:  # the rest in other turns; reading goes on when all are handled
+        if self._arrived and not self._draining:  # the rest in other turns; reading resumes when all are handled
             self._loop.remove_reader(self._descriptor)
             self._loop.call_soon(self._take_turn)
         return count
 
     def _handle_arrived(self) -> None:
-        """Handle frames, but not more of them than the loop can bear in one turn."""
+        """Handle frames, but no more of them than the loop should in one turn."""
         handled = 0
         outermost = self._turn.begin()
         try:
             while self._arrived and handled < MESSAGES_AT_ONCE:
                 frame = self._arrived.popleft()
                 messages = decode(self._codec, frame)
-                if len(messages) > MOST_MESSAGES:
-                    raise RemoteProtocolError(f"a frame of {len(messages)} messages")
                 self._on_messages(messages, frame.tail)
                 handled += len(messages) or 1
         except RemoteProtocolError as error:
             self._end(error)
+        except Exception:
+            log.exception("a message of a model's process could not be handled")
+            self._end(RemoteProtocolError("the server could not handle a message, see its log"))
         finally:
             if outermost:
                 self._turn.end()
@@ -272,5 +297,5 @@ class StubChannel:
 
 
 def _encode_json(messages: list[Any]) -> bytes:
-    # The standard library's encoder: parameters may be NaN or infinite, which it writes and the stub's reader takes.
+    # The standard library's encoder: parameters may be NaN or infinite, which it writes and the stub's decoder reads.
     return json.dumps(messages, separators=(",", ":")).encode("ascii")

@@ -1,7 +1,8 @@
-"""One shared memory segment without a name: made by the host, handed to stubs by descriptor."""
+"""One shared memory segment without a name: made by the host, sent to stubs as a descriptor."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -13,9 +14,16 @@ import posix_ipc
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend_wire.errors import RemoteProtocolError
 
-# From linux/fcntl.h; the fcntl module has them only since 3.8 on some builds.
+# From linux/fcntl.h; the fcntl module has them only since 3.8 in some builds.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+"""From linux/asm-generic/mman-common.h."""
+
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 HAS_MEMFD = hasattr(os, "memfd_create")
 
@@ -25,14 +33,14 @@ _numbers = count(1)
 class Segment:
     """A block of memory that host and stub share.
 
-    A sealed segment (memfd) cannot change its size, so the host may map it without fear of SIGBUS. Where memfd is not to
-    be had, the segment is an unlinked POSIX object: allocated up front, and read and written with system calls only.
+    A sealed segment (memfd) cannot change its size, so the host can map it without risking SIGBUS. If memfd is not
+    available, the segment is an unlinked POSIX object: allocated up front, and read and written only with system calls.
 
     Attributes:
         number: unique in this process, never :data:`~pybackend_wire.messages.TAIL`.
-        size_bytes: fixed for life.
+        size_bytes: never changes.
         descriptor: for sending to a stub.
-        sealed: True if :meth:`view` may be used.
+        sealed: whether :meth:`view` may be used.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -42,15 +50,15 @@ class Segment:
         self.sealed = self._view is not None
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes themselves, writable; sealed segments only."""
+        """Return the bytes themselves, writable; sealed segments only."""
         assert self._view is not None
         return self._view[offset : offset + nbytes]
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes for reading: the memory itself where that is safe, else a copy.
+        """Return bytes for reading: the memory itself if that is safe, otherwise a copy.
 
         Raises:
-            RemoteProtocolError: a stub has made the segment smaller.
+            RemoteProtocolError: a stub has shrunk the segment.
         """
         if self._view is not None:
             return self._view[offset : offset + nbytes]
@@ -66,8 +74,15 @@ class Segment:
         else:
             os.pwrite(self.descriptor, data, offset)
 
+    def empty(self, offset: int, nbytes: int) -> None:
+        """Release the memory of whole pages, which read as zeros from then on; sealed segments only."""
+        assert self._view is not None
+        mapping = self._view.obj
+        assert isinstance(mapping, mmap.mmap)
+        mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+
     def close(self) -> None:
-        """Close the descriptor. The mapping goes when the last view of it does."""
+        """Close the descriptor. The mapping goes with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -75,13 +90,13 @@ class Segment:
 
 
 def _create(size_bytes: int) -> tuple[int, memoryview | None]:
-    """A descriptor, and a view of what it stands for if it is sealed."""
+    """Create a segment; returns its descriptor, and a view of it if it is sealed."""
     try:
         descriptor = _create_sealed(size_bytes) if HAS_MEMFD else None
         if descriptor is None:
             return _create_unsealed(size_bytes), None
         try:
-            return descriptor, memoryview(mmap.mmap(descriptor, size_bytes))
+            return descriptor, _mapped(descriptor, size_bytes)
         except OSError:
             os.close(descriptor)
             raise
@@ -91,8 +106,23 @@ def _create(size_bytes: int) -> tuple[int, memoryview | None]:
         ) from error
 
 
+def _mapped(descriptor: int, size_bytes: int) -> memoryview:
+    """Map a file; the mapping goes with its last view.
+
+    ``mmap.mmap(descriptor)`` would keep a duplicate of the descriptor as long. So an anonymous mapping reserves the
+    addresses, and the file is mapped over it.
+    """
+    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _mmap(address, size_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return memoryview(mapping)
+
+
 def _create_sealed(size_bytes: int) -> int | None:
-    """A descriptor, None if the kernel or a sandbox around this process does not offer memfd."""
+    """Create a memfd; returns None if the kernel or a sandbox around this process does not offer it."""
     try:
         descriptor = os.memfd_create("pybackend-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -112,7 +142,7 @@ def _create_unsealed(size_bytes: int) -> int:
     shared = posix_ipc.SharedMemory(None, posix_ipc.O_CREX, size=size_bytes)
     try:
         shared.unlink()
-        # A full /dev/shm must show here as an error, not later as SIGBUS.
+        # A full /dev/shm must cause an error here, not SIGBUS later.
         os.posix_fallocate(shared.fd, 0, size_bytes)
     except OSError:
         shared.close_fd()

@@ -1,88 +1,104 @@
-"""A model's answers that need no execution: requests pass through here if their model has ``response_cache`` enabled.
+"""Answers requests from the response cache, for models that enable ``response_cache``.
 
-Where: between a model's door and its scheduler. A request that was answered before is answered on the loop's next turn
-and never queued; the response to any other is copied into the cache on its way out.
+Placed between a model's entry point and its scheduler. A request whose answer is cached is answered on the next loop
+turn and never queued; responses to all other requests are copied into the cache as they are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from hashlib import blake2b
 from typing import Protocol
 
+from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
 from pybackend.cache.entry import CachedResponse, copy_of, weight_bytes
 from pybackend.cache.key import cache_key
 from pybackend.cache.response_cache import ResponseCache
-from pybackend.errors import InferenceError
+from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response_path import ResponsePath
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig
 
 log = logging.getLogger(__name__)
 
+_MOST_CODE_BYTES = 64 * 1024 * 1024
+"""Limit on the size of a model file."""
+
 LARGE_KEY_BYTES = 1024 * 1024
-"""From here on a request is digested in another thread: the event loop would stand still for a millisecond and more."""
+"""Requests of this size and more are hashed in another thread: each would block the event loop for 1 ms or more."""
 
 
 class CachedModel(Protocol):
-    """The model, as far as its cache cares."""
+    """The model's interface for its cache."""
 
     version: str
-    config: ModelConfig
-    digest: bytes
     statistics: ModelStatistics
 
     def enqueue(self, pending: PendingRequest) -> None:
         """Have a request executed.
 
         Raises:
-            InferenceError: it is not taken.
+            InferenceError: the request is refused.
         """
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        """Requests that were taken are not executed after all: answer them."""
+        """Answer accepted requests that will not be executed after all."""
 
     def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A request is answered from the cache."""
+        """A request was answered from the cache."""
 
     def on_dropped(self, pending: PendingRequest) -> None:
-        """A request was cancelled before it was looked up."""
+        """A request was cancelled before its lookup."""
 
 
 class CachedAnswers:
-    """The cache, as one version of a model uses it.
+    """One version's use of the cache, and a stage of the response path.
 
     Args:
         cache: shared with other models.
-        identity: tells its answers from those of all other versions, and from its own before it was changed.
-        model: executes what is not in the cache.
+        digest: the version's digest; see :meth:`renew`.
+        model: executes requests that are not in the cache.
+        pass_on: receives the responses after they were copied.
     """
 
-    def __init__(self, cache: ResponseCache, identity: bytes, model: CachedModel) -> None:
+    def __init__(self, cache: ResponseCache, digest: bytes, model: CachedModel, pass_on: ResponsePath) -> None:
         self._cache = cache
-        self._identity = identity
         self._model = model
+        self._pass_on = pass_on
+        self._keys: dict[PendingRequest, bytes] = {}
+        """The cache keys of executing requests."""
         self._loop = asyncio.get_running_loop()
         self._looked_up: set[PendingRequest] = set()
         self._lookups: set[asyncio.Task[None]] = set()
+        self.renew(digest)
+
+    def renew(self, digest: bytes) -> None:
+        """From now on, use only answers that were stored under the same digest.
+
+        Args:
+            digest: of the current version, see :func:`version_digest`; empty if servers do not share the cache, so that
+                no earlier answer is used.
+        """
+        self._identity = digest or os.urandom(16)
 
     def submit(self, pending: PendingRequest) -> None:
-        """Answer a request from the cache, later, or have it executed.
+        """Answer a request from the cache in a later loop turn, or have it executed.
 
         Raises:
-            InferenceError: it is not taken.
+            InferenceError: the request is refused.
         """
         nbytes = sum(len(each.data) for each in pending.request.inputs)  # type: ignore[arg-type,misc]  # bytes are there
         if nbytes > LARGE_KEY_BYTES or not self._cache.is_here:
             self._looked_up.add(pending)
-            task = self._loop.create_task(self._look_up(pending))
+            task = self._loop.create_task(self._look_up(pending, self._identity))
             self._lookups.add(task)
             task.add_done_callback(self._lookups.discard)
             return
@@ -97,17 +113,17 @@ class CachedAnswers:
             self._loop.call_soon(self._answer, pending, found)
 
     def concerns(self, pending: PendingRequest) -> bool:
-        """True if a request is being looked up, or was and is about to be answered: no scheduler has it."""
+        """True from the start of a request's lookup until it is answered or enqueued; no scheduler holds it."""
         return pending in self._looked_up
 
     async def finish(self) -> None:
-        """Wait for what is being looked up."""
+        """Wait for the running lookups."""
         await asyncio.gather(*self._lookups)
 
-    async def _look_up(self, pending: PendingRequest) -> None:
-        """The same for what takes time. What is cancelled meanwhile is answered afterwards: its bytes are being read."""
+    async def _look_up(self, pending: PendingRequest, identity: bytes) -> None:
+        """The slow lookup. A request cancelled meanwhile is answered afterwards, because its bytes are being read."""
         began_ns = time.monotonic_ns()
-        key = await self._loop.run_in_executor(None, cache_key, self._identity, pending.request)
+        key = await self._loop.run_in_executor(None, cache_key, identity, pending.request)
         found = await self._cache.look_up(key)
         self._count(began_ns, found)
         if found is not None or pending.cancelled:
@@ -130,19 +146,29 @@ class CachedAnswers:
         self._model.on_hit(pending, response)
 
     def _execute(self, pending: PendingRequest, key: bytes) -> None:
-        pending.on_response = partial(self._keep, key, pending.on_response)
-        self._model.enqueue(pending)
+        self._keys[pending] = key
+        try:
+            self._model.enqueue(pending)
+        except BaseException:
+            self._keys.pop(pending, None)
+            raise
 
-    def _keep(self, key: bytes, on_response: OnResponse, response: InferenceResponse) -> None:
-        if response.error is None and response.final and not response.empty:
-            began_ns = time.monotonic_ns()
-            try:
-                if self._cache.takes(weight_bytes(response)):
-                    self._cache.put(key, copy_of(response))
-            except Exception:  # the client gets its answer whatever becomes of the copy
-                log.exception("a response of model '%s' cannot be cached", response.model_name)
-            self._model.statistics.cache_miss_ns += time.monotonic_ns() - began_ns
-        on_response(response)
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Copy a response into the cache if it is the complete answer to an executed request, and pass it on."""
+        if response.final:
+            key = self._keys.pop(pending, None)
+            if key is not None and response.error is None and not response.empty:
+                self._keep(key, response)
+        self._pass_on(pending, response)
+
+    def _keep(self, key: bytes, response: InferenceResponse) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            if self._cache.takes(weight_bytes(response)):
+                self._cache.put(key, copy_of(response))
+        except Exception:  # the client gets its answer even if the copy fails
+            log.exception("a response of model '%s' cannot be cached", response.model_name)
+        self._model.statistics.cache_miss_ns += time.monotonic_ns() - began_ns
 
     def _count(self, began_ns: int, found: CachedResponse | None) -> None:
         statistics, took_ns = self._model.statistics, time.monotonic_ns() - began_ns
@@ -154,36 +180,66 @@ class CachedAnswers:
             statistics.cache_hit_ns += took_ns
 
 
-def cached_answers(cache: ResponseCache | None, model: CachedModel) -> CachedAnswers | None:
-    """The cached answers of a version, from now on; None if its requests are all to be executed.
-
-    Those that it gave before are forgotten, unless servers share the cache and its digest is what it was.
+def cached_answers(
+    cache: ResponseCache | None, config: ModelConfig, digest: bytes, model: CachedModel, pass_on: ResponsePath
+) -> tuple[CachedAnswers | None, ResponsePath]:
+    """The cached answers of a new version; None if all its requests must be executed.
 
     Args:
-        cache: the server's, if it has one.
-        model: its configuration is finished.
+        cache: the server's cache, if it has one.
+        config: the version's configuration; enables or disables caching.
+        digest: see :class:`CachedAnswers`.
+        model: see :class:`CachedAnswers`.
+        pass_on: see :class:`CachedAnswers`.
+
+    Returns:
+        The answers, and the path that fills the cache; ``pass_on`` itself if there is no cache to fill.
     """
-    if cache is None or not model.config.response_cache_enabled:
-        return None
-    return CachedAnswers(cache, model.digest if cache.stable_keys else os.urandom(16), model)
+    if cache is None or not config.response_cache_enabled:
+        return None, pass_on
+    answers = CachedAnswers(cache, digest, model, pass_on)
+    return answers, answers.on_response
 
 
 def warn_without_cache(cache: ResponseCache | None, config: ModelConfig) -> None:
-    """Say that a model wants a cache and the server has none."""
+    """Warn that a model wants a cache and the server has none."""
     if cache is None and config.response_cache_enabled:
-        text = "the server has no cache, every request is executed: --cache-config=local,size=BYTES gives it one"
+        text = "the server has no cache, every request is executed: enable one with --cache-config=local,size=BYTES"
         log.warning("model '%s' enables response_cache, but %s (%s)", config.name, text, config.source)
 
 
+def _code_of(source: ModelSource) -> bytes:
+    """The identity of a version's code: its bytes, or random bytes if the file leaves the model's directory.
+
+    Raises:
+        ModelLoadError: the file cannot be read.
+    """
+    try:
+        if source.backend_file is not None:
+            return read_regular(source.backend_file, _MOST_CODE_BYTES)
+        return read_beneath(
+            source.directory, f"{source.version}/{source.config.default_model_filename}", _MOST_CODE_BYTES
+        )
+    except FileRefused as error:
+        if error.errno != errno.EXDEV:
+            raise ModelLoadError(f"cannot read {source.model_file}: {error.strerror}") from None
+        log.warning(
+            "servers do not share responses of model '%s': %s: %s", source.name, source.model_file, error.strerror
+        )
+        return os.urandom(16)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {source.model_file}: {error.strerror}") from None
+
+
 def version_digest(source: ModelSource, config: ModelConfig, parts: Iterable[bytes] = ()) -> bytes:
-    """What tells a version from all others, and from itself before it was changed, on every server. Blocking.
+    """A digest of code and configuration, which changes with either and is equal on all servers. Blocking.
 
     Args:
-        source: where it lies.
-        config: finished.
-        parts: the digests of the models that it consists of, if it has no code.
+        source: the version's files.
+        config: the completed configuration.
+        parts: the digests of an ensemble's models.
     """
-    code = parts if config.is_ensemble else [source.model_file.read_bytes()]
+    code = parts if config.is_ensemble else [_code_of(source)]
     digest = blake2b(digest_size=16)
     for part in (source.name.encode(), b"%d" % source.version, config.to_json().encode(), *code):
         digest.update(len(part).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""The door that models use to have other models run: the same one as for every client."""
+"""The interface through which models run other models, with the same rules as for clients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pybackend.model.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why no version of a model serves.
+    """The reason why no version of a model serves.
 
     Attributes:
         known: False if there is no such model, or several.
         on_purpose: True if it was unloaded.
-        reason: for people; may be empty.
+        reason: human-readable; may be empty.
     """
 
     known: bool
@@ -27,24 +27,24 @@ class Absence:
 
 
 class ModelDoor(Protocol):
-    """Finds models, and takes requests to them."""
+    """Finds models, and accepts requests to them."""
 
     def find(self, name: str, version: str = "") -> Model:
-        """The version that would answer a request now; ``""`` for the newest.
+        """The version that would answer a request now; ``""`` selects the newest.
 
         Raises:
-            InferenceError: there is none.
+            InferenceError: there is no such version.
         """
 
     def absence(self, name: str) -> Absence:
-        """Why :meth:`find` finds no version of a model."""
+        """The reason why :meth:`find` finds no version of a model."""
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Hold a request against the model's signature and queue it.
+        """Validate a request against the model's signature and queue it.
 
         Raises:
-            InferenceError: it is not taken, and its memory stays the caller's.
+            InferenceError: the request is refused, and its memory remains the caller's.
         """
 
     def on_queued(self) -> None:
-        """A model that waits for an ensemble now waits for something else: whether it waits for itself is to be seen."""
+        """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""

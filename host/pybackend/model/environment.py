@@ -1,4 +1,4 @@
-"""Making a model's environment ready while the event loop goes on."""
+"""Prepares a model's environment without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ import asyncio
 import threading
 from pathlib import Path
 
+from pybackend.author_files.apart import begin_apart
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
 from pybackend.errors import ModelEnvironmentError, ModelLoadError, PybackendError
 
+_CLEARING_S = 5.0
+"""Time limit for removing a partly unpacked environment."""
+
 
 async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEnvironment:
-    """An environment that is kept until it is released.
+    """Open an environment; it is kept until it is released.
 
     Raises:
-        ModelLoadError: it cannot be had, or this host cannot start a Python from it.
+        ModelLoadError: the environment is unavailable, or this host cannot run its Python.
     """
     cancelled = threading.Event()
-    opening = asyncio.get_running_loop().run_in_executor(None, provider.open, path, cancelled)
+    opening = await begin_apart(provider.open, path, cancelled)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         cancelled.set()
         opening.add_done_callback(_let_go)
+        await asyncio.wait({opening}, timeout=_CLEARING_S)  # its thread does not keep the process from ending
         raise
     except ModelLoadError:
         raise
-    except PybackendError as error:  # whoever installs packages has errors of its own
+    except PybackendError as error:  # package installers raise other errors
         raise ModelEnvironmentError(str(error)) from error
 
 
 def _let_go(opening: asyncio.Future[ModelEnvironment]) -> None:
-    """Nobody waits any more: what came of it is released, why it failed is nobody's concern."""
+    """Nobody waits any more: release the environment, or ignore the failure."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().release()

@@ -1,4 +1,4 @@
-"""What confines a version, from its configuration and what it is loaded from."""
+"""Makes a version's sandbox from its configuration and its source."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import ModelEnvironment
 from pybackend.errors import ModelLoadError
+from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
@@ -18,22 +19,27 @@ from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
 
 
 async def open_sandbox(
-    source: ModelSource, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
+    source: ModelSource, host: ModelHost, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
 ) -> ModelSandbox | None:
-    """The sandbox of a version, ready for its first instance; None if nothing confines it.
+    """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
 
     Args:
-        source: of the version.
-        environment: that it runs in, None for the host's own Python.
-        planned: its instances, as far as its configuration says.
+        source: the version's source.
+        host: the server.
+        environment: the environment that it runs in, None for the host's own Python.
+        planned: its instances, according to its configuration.
 
     Raises:
-        ModelLoadError: its configuration asks for what it must not have, or what does not exist.
+        ModelLoadError: the configuration requests something that is forbidden or does not exist.
     """
-    # From the configuration as it is written: what the model's own code makes of it comes too late to be trusted.
+    # Uses the configuration as written on disk: changes by the model's own code are not trusted.
     options = sandbox_options_of(source.config, source.directory)
-    if source.sandbox is None:
+    if host.sandbox is None:
         return None
+    usual, own = host.sandbox.settings.level, source.directory if source.is_brought else None
+    for bound in source.bounds:
+        options = await asyncio.to_thread(bound.bounded, source.name, options, usual, own, source.config.source)
+    required = {layer for bound in source.bounds for layer in bound.in_force}
     files = ModelFiles(
         directory=source.directory,
         version_directory=source.version_directory,
@@ -41,9 +47,9 @@ async def open_sandbox(
         environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
         gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
-        sharing=_sharing(source),
+        sharing=_sharing(source, host),
     )
-    sandbox = sandbox_of(source.sandbox, source.name, options, files, source.config.source)
+    sandbox = sandbox_of(host.sandbox, source.name, options, files, source.config.source, required)
     if sandbox is not None:
         try:
             await asyncio.to_thread(sandbox.prepare, 1)
@@ -53,7 +59,7 @@ async def open_sandbox(
     return sandbox
 
 
-def _sharing(source: ModelSource) -> Callable[[], Collection[Path]] | None:
-    if source.environments is None or source.environment_path is None or not start_options_of(source.config).zygote:
+def _sharing(source: ModelSource, host: ModelHost) -> Callable[[], Collection[Path]] | None:
+    if source.environment_path is None or not start_options_of(source.config).zygote:
         return None
-    return partial(source.environments.uses.directories, source.environment_path)
+    return partial(host.environments.uses.directories, source.environment_path)

@@ -1,61 +1,43 @@
-"""What a version of a model is loaded from."""
+"""The files and configuration that a model version is loaded from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.cache.response_cache import ResponseCache
-from pybackend.environment.provider import EnvironmentProvider
+from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ModelLoadError
-from pybackend.instance.debugging import DebuggerPorts
-from pybackend.instance.resources import ResourceTable
 from pybackend.modelconfig.schema import ModelConfig
-from pybackend.sandbox.sandbox import Sandbox
+from pybackend.sandbox.grant import Grant
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a version is loaded from.
+    """The properties of one version; :class:`pybackend.model.host.ModelHost` has those that all models share.
 
     Attributes:
         name: the model's name.
         version: its decimal version.
         directory: the model directory.
-        config: read, not yet completed by the model.
-        auto_complete: True if the model may complete it.
-        memory_limit_bytes: most input memory of the model, and most output memory of each instance.
-        gpu_count: GPUs of this machine.
-        backend_file: the code of a Python-based backend, None for a model that brings its own.
-        debugger: the ports where its processes listen to debuggers, None where nobody debugs.
-        cache: for responses, None if the server has none.
-        host_policies: cores of the processes of instances, by the policy's name.
-        resources: that instances must hold to execute, None if they need none.
-        environments: makes the environment ready that the model names.
-        environment_path: of that environment, None if the model runs on the host's own Python.
-        sandbox: of the server, None if models are not confined.
+        config: read from disk, not yet completed by the model.
+        backend_file: code of a Python-based backend, None for a model with its own code.
+        environment_path: path of its environment, None if the model runs on the host's own Python.
+        bounds: upper limits on its rights, all of which apply; empty if the operator installed the model.
+        is_brought: True if all files of its directory came with the load request.
     """
 
     name: str
     version: int
     directory: Path
     config: ModelConfig
-    auto_complete: bool
-    memory_limit_bytes: int
-    gpu_count: int
     backend_file: Path | None = None
-    debugger: DebuggerPorts | None = None
-    cache: ResponseCache | None = None
-    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    resources: ResourceTable | None = None
-    environments: EnvironmentProvider | None = None
     environment_path: Path | None = None
-    sandbox: Sandbox | None = None
+    bounds: tuple[Grant, ...] = ()
+    is_brought: bool = False
 
     @property
     def version_directory(self) -> Path:
-        """Where the files of this version lie."""
+        """The directory of this version's files."""
         return self.directory / str(self.version)
 
     @property
@@ -64,17 +46,20 @@ class ModelSource:
         return self.backend_file or self.version_directory / self.config.default_model_filename
 
     def check_model_file(self) -> None:
-        """See that the file to import is there.
+        """Check that the file to import exists. Blocking: not for the event loop.
 
         Raises:
-            ModelLoadError: it is not, or nobody can tell.
+            ModelLoadError: the file does not exist, or the server cannot check.
         """
         try:
-            found = self.model_file.is_file()
+            if self.backend_file is not None:
+                found = self.backend_file.is_file()
+            else:
+                found = is_file_beneath(self.directory, f"{self.version}/{self.config.default_model_filename}")
         except OSError as error:
             raise ModelLoadError(
-                f"{self.model_file} cannot be looked for: {error.strerror}. The user that the server runs as must be able to "
-                "enter the directories on the way there"
+                f"cannot access {self.model_file}: {error.strerror}. The server's user must be able to enter the "
+                "directories on the way to it"
             ) from error
         if not found:
             raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""What a model version has done so far. The hot path only adds integers; whoever reads them makes documents of it."""
+"""Counters of a model version. The hot path only adds integers; readers format them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pybackend.scheduler.scheduler import BatchReason
 
 
 class FailureReason(StrEnum):
-    """Why a request failed, as the label ``reason`` of the failure counter."""
+    """The reason for a request's failure, used as the ``reason`` label of the failure counter."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -34,12 +34,12 @@ class ModelStatistics:
         inference_count: sum of the batch sizes of executed requests.
         execution_count: calls of ``execute``.
         cache_hit_count: requests answered from the response cache.
-        cache_hit_ns: spent looking those up.
-        cache_miss_count: requests that had to be executed although their model uses the cache.
-        cache_miss_ns: spent looking those up and inserting their responses.
+        cache_hit_ns: time spent on lookups that found an answer.
+        cache_miss_count: executed requests of models that use the cache.
+        cache_miss_ns: time spent on lookups that found nothing, and on inserting the responses.
         failures: failed requests by reason.
-        batches: batches that the dynamic batcher has sent, by the reason why they did not grow.
-        load_duration_ns: how long the load took.
+        batches: batches that the dynamic batcher sent, by the reason for their size.
+        load_duration_ns: duration of the load.
     """
 
     success_count: int = 0
@@ -59,14 +59,14 @@ class ModelStatistics:
     load_duration_ns: int = 0
 
     def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
-        """Count requests of one execution that were answered with a result just now.
+        """Count requests of one execution that were just answered with a result.
 
         Args:
-            count: how many.
-            executed: the sum of their batch sizes.
-            queued_ns: the sum of the times at which they were queued.
+            count: number of requests.
+            executed: sum of their batch sizes.
+            queued_ns: sum of the times at which they were queued.
             times: of the execution.
-            now_ns: when they were answered.
+            now_ns: the time at which they were answered.
         """
         self.success_count += count
         self.inference_count += executed
@@ -77,12 +77,12 @@ class ModelStatistics:
         self.compute_output_ns += max(0, now_ns - times.infer_end_ns) * count
 
     def add_success(self, request: InferenceRequest, times: ExecutionTimes, now_ns: int) -> None:
-        """Count a request that was answered by a response sender; what it sent after ``execute`` is no output time."""
+        """Count a request answered by a response sender; time after ``execute`` does not count as output time."""
         self.add_successes(1, request.batch_size, request.queued_ns, times, now_ns)
         self.compute_output_ns -= max(0, now_ns - times.infer_end_ns)
 
     def add_pass(self, batch_size: int, took_ns: int) -> None:
-        """Count a request that other models have answered: waiting and computing are counted there."""
+        """Count a request that other models answered; their statistics contain its queue and compute times."""
         self.success_count += 1
         self.inference_count += batch_size
         self.execution_count += 1

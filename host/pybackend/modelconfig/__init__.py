@@ -1,1 +1,1 @@
-"""Model configurations: read from disk, completed, checked; and what requests are held against."""
+"""Model configurations: reading, completion, validation, and the signatures that requests are checked against."""

@@ -1,4 +1,4 @@
-"""What a model's ``auto_complete_config`` returned, merged into its configuration. Used once per load."""
+"""Merges the result of a model's ``auto_complete_config`` into its configuration. Used once per load."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.modelconfig.bounds import check_extent
 from pybackend.modelconfig.parser import FIELD_NAMES, Document, parse_config_json
 from pybackend.modelconfig.schema import Scheduling, scheduling_of
 
@@ -17,16 +18,15 @@ _POLICY_FIELD = "model_transaction_policy"
 def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -> Document:
     """The document after auto-completion.
 
-    Only the batch size, the tensors, the decoupled policy and, where none is configured, the scheduler are taken over;
-    every other edit has no effect.
+    Only the batch size, the tensors, the decoupled policy and, if none is configured, the scheduler are adopted; every
+    other change has no effect.
 
     Args:
         document: the complete document that the model was given.
         completed: the document that the model returned: JSON data, checked here.
 
     Raises:
-        ModelConfigError: a part that is taken over is malformed, or the model chose a scheduler other than the
-            configured one.
+        ModelConfigError: an adopted part is malformed, or the model chose a scheduler other than the configured one.
     """
     source = f"auto_complete_config of model '{document['name']}'"
     allowed = (*_TENSOR_FIELDS, *_SCHEDULING_FIELDS, _POLICY_FIELD)
@@ -36,6 +36,7 @@ def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -
     _check_scheduling(configured, chosen, source)
     if configured is not Scheduling.DEFAULT:
         returned.pop(configured, None)
+    check_extent(returned, source)
     complete = parse_config_json(returned, source)
     merged = {**document, **{name: complete[name] for name in returned}}
     return {name: merged[name] for name in FIELD_NAMES if name in merged}

@@ -1,12 +1,12 @@
-"""Which backend a configuration means, said or inferred. First step of a load."""
+"""The backend of a configuration, given or inferred. First step of a load."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pybackend.author_files.reading import exists_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
@@ -32,18 +32,18 @@ _BACKEND_OF_FILE = {
     "model.pt2": "pytorch",
     DEFAULT_MODEL_FILENAME: PYTHON,
 }
-"""Backends by the file they leave in a version directory; the first that is there decides."""
+"""Backends by the file they leave in a version directory; the first file found decides."""
 
 
 def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
-    """The backend of a configuration that names none, from its platform, its files or the model's name.
+    """Infer the backend of a configuration that names none, from its platform, its files or the model's name.
 
     Args:
         document: complete; its name is the model's.
-        model_directory: whose lowest version is looked into.
+        model_directory: its lowest version is inspected.
 
     Raises:
-        ModelConfigError: nothing tells.
+        ModelConfigError: nothing indicates a backend.
         ModelLoadError: the directory cannot be read.
     """
     platform = document["platform"]
@@ -55,7 +55,7 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
         first_version = next(iter(scan_versions(model_directory).versions.values()), None)
         if first_version is not None:
             for filename, backend in _BACKEND_OF_FILE.items():
-                if os.path.exists(first_version / filename):
+                if exists_beneath(first_version, filename):
                     return backend
     name = document["name"]
     backend = str(name).partition(".")[2]
@@ -69,10 +69,10 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
 
 
 def check_backend(config: ModelConfig) -> str:
-    """The backend of a configuration whose platform and backend do not contradict each other.
+    """The backend of a configuration, after checking that platform and backend agree.
 
     Raises:
-        ModelConfigError: they do, or there is neither.
+        ModelConfigError: they contradict each other, or both are missing.
     """
     name, platform, backend, source = config.name, config.platform, config.backend, config.source
     if not platform and not backend:

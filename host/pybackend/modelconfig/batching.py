@@ -1,4 +1,4 @@
-"""A configuration's ``dynamic_batching``, read from a document that is validated and complete."""
+"""The ``dynamic_batching`` of a configuration, read from a validated and complete document."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long requests may wait, and how many of them.
+    """How long, and in what number, requests may wait.
 
     Attributes:
-        delays: True if a request whose time is over lets others pass; False if it is refused.
-        timeout_us: how long a request may wait; 0 for as long as it takes.
-        allows_override: a request may ask for a shorter time.
-        max_queue_size: requests that may wait; 0 for any number.
+        delays: True if an expired request lets others overtake it; False if it is refused.
+        timeout_us: how long a request may wait; 0 for no limit.
+        allows_override: a request may set a shorter timeout.
+        max_queue_size: number of requests that may wait; 0 for no limit.
     """
 
     delays: bool = False
@@ -26,16 +26,16 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
-    """How requests are put together.
+    """How requests form batches.
 
     Attributes:
-        max_batch_size: of the model, at least 1.
+        max_batch_size: the model's, at least 1.
         preferred_batch_sizes: sizes at which a batch is sent at once.
-        max_queue_delay_us: how long a batch that could still grow waits, from its oldest request on.
+        max_queue_delay_us: how long an incomplete batch waits for more, counted from its oldest request.
         preserve_ordering: responses leave in the order of the requests.
         priority_levels: 1 is the highest; 0 for no priorities.
         default_priority: level of requests that name none.
-        default_policy: for levels that have none of their own.
+        default_policy: for levels without a policy.
         policies: by level.
     """
 
@@ -54,7 +54,7 @@ class BatchingConfig:
 
 
 def batching_of(document: Mapping[str, Any]) -> BatchingConfig:
-    """The batching that a model's complete document asks for."""
+    """The batching that a complete document configures."""
     batching = document["dynamic_batching"]
     return BatchingConfig(
         max_batch_size=max(1, document["max_batch_size"]),

@@ -1,4 +1,4 @@
-"""A configuration's ``ensemble_scheduling``: models that are run one after another, and side by side, as one."""
+"""A configuration's ``ensemble_scheduling``: models that run in sequence and in parallel, as one model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
-from pybackend.modelconfig.parser import read_config_file
+from pybackend.modelconfig.parser import parse_config_text, read_config_text
 from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document
 
 Chain = tuple[int, ...]
-"""Numbers of steps that answer with streams, outermost first: a tensor that has come through them comes once per response
-of the last one. ``()`` is what comes once per request."""
+"""Numbers of decoupled steps, outermost first. A tensor that has passed through them arrives once per response of the
+last one. ``()`` stands for a tensor that arrives once per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class EnsembleStep:
 
 
 def steps_of(config: ModelConfig) -> tuple[EnsembleStep, ...]:
-    """The steps of an ensemble, in configured order; none if it has no ``ensemble_scheduling``."""
+    """The steps of an ensemble, in configured order; empty without ``ensemble_scheduling``."""
     return _steps(config.document)
 
 
@@ -52,36 +52,37 @@ def _steps(document: Mapping[str, Any]) -> tuple[EnsembleStep, ...]:
 
 
 def part_names(config: ModelConfig) -> tuple[str, ...]:
-    """The models that an ensemble consists of, in configured order, each once; none for any other model."""
+    """The models in an ensemble, in configured order, each once; empty for any other model."""
     return tuple(dict.fromkeys(step.model_name for step in steps_of(config)))
 
 
 def part_names_on_disk(model_directory: Path) -> tuple[str, ...]:
-    """The same of a model that is not loaded; none, too, if its configuration cannot be read. Blocking."""
+    """The parts of a model that is not loaded; empty if its configuration cannot be read. Blocking."""
     path = model_directory / CONFIG_FILENAME
     try:
-        # Most models are no ensembles, and parsing takes a hundred times longer than this look.
-        if str(Scheduling.ENSEMBLE).encode() not in path.read_bytes():
+        # Most models are not ensembles, and parsing takes a hundred times longer than this search.
+        text = read_config_text(path)
+        if Scheduling.ENSEMBLE not in text:
             return ()
-        document = read_config_file(path)
-    except (OSError, ModelConfigError):
+        document = parse_config_text(text, str(path))
+    except ModelConfigError:
         return ()
     return tuple(dict.fromkeys(step.model_name for step in _steps(document)))
 
 
 def most_inflight(config: ModelConfig) -> int:
-    """How many requests of one ensemble request may be with one step at the same time; 0 if nothing is said."""
+    """How many requests of one ensemble request a step may have at the same time; 0 for no limit."""
     return int(config.document[Scheduling.ENSEMBLE]["max_inflight_requests"])
 
 
 def with_decoupled(config: ModelConfig) -> ModelConfig:
-    """The configuration of an ensemble that answers with streams because one of its parts does."""
+    """The configuration of an ensemble that is decoupled because one of its parts is."""
     document = {**config.document, "model_transaction_policy": {"decoupled": True}}
     return from_document(document, config.source).with_warnings(config.warnings)
 
 
 def needed_tensors(steps: Sequence[EnsembleStep], outputs: Iterable[str]) -> set[str]:
-    """The tensors that some of these outputs depend on, the outputs included."""
+    """The tensors that the given outputs depend on, the outputs included."""
     needed = set(outputs)
     size = -1
     while size != len(needed):
@@ -93,10 +94,10 @@ def needed_tensors(steps: Sequence[EnsembleStep], outputs: Iterable[str]) -> set
 
 
 class UnrelatedStreams(Exception):
-    """A step would need tensors of different streams, and nobody can tell which of them belong together.
+    """A step needs tensors of different streams, and their responses cannot be matched.
 
     Attributes:
-        step: its number.
+        step: the step's number.
     """
 
     def __init__(self, step: int) -> None:
@@ -105,28 +106,26 @@ class UnrelatedStreams(Exception):
 
 
 def stream_chains(steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> dict[str, Chain]:
-    """The streams through which each tensor that a step makes has come; what is not in there comes with the request.
+    """The streams behind each tensor that a step produces; tensors of the request are not listed.
 
     Args:
-        steps: of an ensemble whose graph is validated.
-        decoupled: for each step, whether its model answers with streams.
+        steps: of an ensemble with a validated graph.
+        decoupled: for each step, whether its model is decoupled.
 
     Raises:
-        UnrelatedStreams: a step takes tensors from streams that do not follow from each other.
+        UnrelatedStreams: a step takes tensors from streams that do not depend on each other.
     """
     made = {tensor for step in steps for tensor in step.outputs.values()}
     chains: dict[str, Chain] = {}
-    waiting = list(range(len(steps)))
+    waiting = {number: made.intersection(step.inputs.values()) for number, step in enumerate(steps)}
     while waiting:
-        for number in waiting:
+        able = [number for number, needed in waiting.items() if needed <= chains.keys()]
+        assert able, "the steps of a validated ensemble do not wait for each other"
+        for number in able:
             step = steps[number]
-            if made.isdisjoint(set(step.inputs.values()) - chains.keys()):
-                chain = _joined(number, (chains.get(tensor, ()) for tensor in step.inputs.values()))
-                chains |= dict.fromkeys(step.outputs.values(), (*chain, number) if decoupled[number] else chain)
-                waiting.remove(number)
-                break
-        else:
-            raise AssertionError("the steps of a validated ensemble do not wait for each other")
+            del waiting[number]
+            chain = _joined(number, (chains.get(tensor, ()) for tensor in step.inputs.values()))
+            chains |= dict.fromkeys(step.outputs.values(), (*chain, number) if decoupled[number] else chain)
     return chains
 
 

@@ -1,4 +1,4 @@
-"""Whether the tensors of an ensemble fit the models that make and take them. Asked when the parts are known."""
+"""Checks that an ensemble's tensors fit the models that produce and consume them. Runs once the parts are known."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pybackend.modelconfig.schema import ModelConfig, Scheduling
 
 
 def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> None:
-    """Hold an ensemble against its parts.
+    """Check an ensemble against its parts.
 
     Args:
-        config: of the ensemble, whose graph is validated.
-        parts: for each step, the finished configuration of its model.
+        config: of the ensemble, with a validated graph.
+        parts: the finished configuration of each step's model.
 
     Raises:
-        ModelConfigError: INVALID_ARG, the first thing that does not fit.
+        ModelConfigError: INVALID_ARG; the first mismatch.
     """
     for text in _faults(config, steps_of(config), parts):
         raise ModelConfigError(f"{text} ({config.source})")
 
 
 def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
-    """See that an ensemble whose responses are to be kept has no part whose responses cannot be.
+    """Refuse a response cache for an ensemble with a part that cannot have one.
 
     Args:
         config: of the ensemble.
-        runs_in: the configurations of the models that its steps run in, in the end.
+        runs_in: configurations of all models that the ensemble runs, including those of nested ensembles.
 
     Raises:
-        ModelConfigError: INVALID_ARG, it has one.
+        ModelConfigError: INVALID_ARG; it has such a part.
     """
     for part in runs_in:
         for reason, holds in (
@@ -57,7 +57,7 @@ def _faults(config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[
 
 
 def _part_faults(config: ModelConfig, step: EnsembleStep, part: ModelConfig) -> Iterator[str]:
-    """Names that the part does not know, inputs of it that get nothing, and its batch size."""
+    """Unknown tensor names, unmapped inputs and the batch size."""
     inputs = {tensor.name: tensor for tensor in part.inputs}
     outputs = {tensor.name for tensor in part.outputs}
     about = f"in ensemble {config.name}, "
@@ -72,7 +72,7 @@ def _part_faults(config: ModelConfig, step: EnsembleStep, part: ModelConfig) -> 
     for inner, expected in inputs.items():
         if inner not in step.inputs and not expected.optional:
             yield f"{about}input {inner} in model {part.name} is not mapped to any ensemble tensors"
-    # A part without batches is no obstacle: whether shapes fit is seen below.
+    # A part without batching is allowed here: shapes are compared below.
     if 0 < part.max_batch_size < config.max_batch_size:
         yield (
             f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
@@ -86,7 +86,7 @@ def _listed(names: Mapping[str, object] | set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Inferred:
-    """What a model says about a tensor."""
+    """A model's view of a tensor."""
 
     model_name: str
     data_type: str
@@ -95,19 +95,19 @@ class _Inferred:
 
 
 class _Tensors:
-    """What is known about the ensemble's tensors: for each, the word of the first model that has one."""
+    """Known properties of the ensemble's tensors: the first model that declares a tensor defines it."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._name = config.name
         self._known: dict[str, _Inferred] = {}
         for field, tensors in (("input", config.inputs), ("output", config.outputs)):
             for tensor, document in zip(tensors, config.document[field], strict=True):
-                # A reshape is between clients and the model: within the ensemble, its own tensors have the inner shape.
+                # A reshape applies between clients and the model: inside the ensemble, tensors have the inner shape.
                 inner = tensor.dims if tensor.reshape is None else tensor.reshape
                 self._known[tensor.name] = _inferred(config, inner, document)
 
     def faults(self, step: EnsembleStep, part: ModelConfig) -> Iterator[str]:
-        """Where a part contradicts what is known; what nothing is known about is taken from it."""
+        """Contradictions between a part and the known tensors; tensors seen first here are recorded."""
         for field, tensors, names in (("input", part.inputs, step.inputs), ("output", part.outputs, step.outputs)):
             for tensor, document in zip(tensors, part.document[field], strict=True):
                 if tensor.name in names:
@@ -122,7 +122,7 @@ class _Tensors:
                 f"{about} data type: {known.data_type} is inferred from model {known.model_name} while "
                 f"{new.data_type} is inferred from model {new.model_name}"
             )
-        # Models with and without batches may share a tensor if the one's first dimension can be the other's batch.
+        # Models with and without batching may share a tensor if one's first dimension can be the other's batch.
         if not _fit(known.dims, new.dims) and not _fit(known.full_dims, new.full_dims):
             yield (
                 f"{about} shape: {_shape_text(known.full_dims)} is inferred from model {known.model_name} while "
@@ -136,7 +136,7 @@ def _inferred(config: ModelConfig, dims: tuple[int, ...], document: Mapping[str,
 
 
 def _fit(dims: Sequence[int], others: Sequence[int]) -> bool:
-    """True if there is a shape that both describe; what variable dimensions will be is seen when a request comes."""
+    """True if some shape satisfies both; variable dimensions are checked per request."""
     return len(dims) == len(others) and all(
         dim == other or -1 in {dim, other} for dim, other in zip(dims, others, strict=True)
     )

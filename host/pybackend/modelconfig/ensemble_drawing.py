@@ -1,4 +1,4 @@
-"""An ensemble's steps as text, and as a Mermaid flowchart."""
+"""Draws an ensemble as text and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def as_text(config: ModelConfig, remarks: Mapping[str, str]) -> str:
     """One line for each step; steps with the same number may run side by side.
 
     Args:
-        config: of an ensemble whose graph is validated.
-        remarks: what is to be said of some parts, by their names.
+        config: of an ensemble with a validated graph.
+        remarks: notes on parts, by model name.
     """
     steps = steps_of(config)
     turns = _turns(steps)
@@ -30,11 +30,11 @@ def as_text(config: ModelConfig, remarks: Mapping[str, str]) -> str:
 
 
 def as_mermaid(config: ModelConfig, remarks: Mapping[str, str]) -> str:
-    """A flowchart: inputs, steps and outputs are its nodes, tensors its edges.
+    """A flowchart with inputs, steps and outputs as nodes and tensors as edges.
 
     Args:
-        config: of an ensemble whose graph is validated.
-        remarks: what is to be said of some parts, by their names.
+        config: of an ensemble with a validated graph.
+        remarks: notes on parts, by model name.
     """
     lines = (f"    {line}" for line in _mermaid_lines(config, remarks))
     return "\n".join(["---", f"title: {_quoted(config.name)}", "---", "flowchart LR", *lines])
@@ -60,7 +60,7 @@ def _mermaid_lines(config: ModelConfig, remarks: Mapping[str, str]) -> Iterator[
 
 
 def _turns(steps: Sequence[EnsembleStep]) -> list[int]:
-    """For each step, how many have to run one after the other until it is through."""
+    """For each step, the length of the longest chain of steps that ends with it."""
     made = {tensor: number for number, step in enumerate(steps) for tensor in step.outputs.values()}
     turns = [0] * len(steps)
     while not all(turns):
@@ -82,6 +82,6 @@ def _model(step: EnsembleStep, remarks: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A label that Mermaid reads nothing into."""
+    """A label without Mermaid syntax."""
     escaped = "".join(each if each.isalnum() or each in " _-.,()" else f"#{ord(each)};" for each in text)
     return f'"{escaped}"'

@@ -1,6 +1,6 @@
-"""What can be said about an ensemble's configuration without its parts: whether its steps hang together.
+"""Checks of an ensemble's configuration that need no other model: whether its steps form a valid graph.
 
-Asked once per load. What the parts say about it is in ``ensemble_connections``.
+Runs once per load. ``ensemble_connections`` holds the checks against the parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def validate_ensemble(config: ModelConfig) -> None:
 
 
 def _placement_faults(config: ModelConfig) -> Iterator[str]:
-    """Fields that an ensemble must, or must not, have."""
+    """Fields that an ensemble requires or forbids."""
     name, document = config.name, config.document
     if config.platform != ENSEMBLE_PLATFORM or config.backend:
         yield (
@@ -38,7 +38,7 @@ def _placement_faults(config: ModelConfig) -> Iterator[str]:
         )
     if document["instance_group"]:
         yield (
-            f"instance group should not be specified for ensemble '{name}'. An ensemble has no processes of its own: "
+            f"instance group should not be specified for ensemble '{name}'. An ensemble runs no processes itself: "
             "give its parts instance groups"
         )
     if "optimization" in document:
@@ -48,7 +48,7 @@ def _placement_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _step_faults(name: str, steps: Sequence[EnsembleStep]) -> Iterator[str]:
-    """What each step lacks."""
+    """Missing fields of the steps."""
     if not steps:
         yield f"must specify 'step' for ensemble '{name}'. See ensemble_scheduling"
     for number, step in enumerate(steps):
@@ -95,7 +95,7 @@ def _graph_faults(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterato
 
 
 def _available(inputs: Sequence[str], steps: Sequence[EnsembleStep]) -> set[str]:
-    """The tensors that there are once all steps that can run have run."""
+    """The tensors that exist after every runnable step has run."""
     there = set(inputs)
     waiting = list(steps)
     while True:
@@ -107,7 +107,7 @@ def _available(inputs: Sequence[str], steps: Sequence[EnsembleStep]) -> set[str]
 
 
 def _why_missing(tensor: str, there: set[str], steps: Sequence[EnsembleStep]) -> str:
-    """Follow what a tensor waits for, to one that nobody makes or round in a circle."""
+    """Follow a tensor's dependencies to one that no step produces, or around a circle."""
     path = [tensor]
     while True:
         maker = next((step for step in steps if path[-1] in step.outputs.values()), None)

@@ -1,4 +1,4 @@
-"""The instances that a configuration asks for, one by one: what the model starts processes from."""
+"""The instances that a configuration defines, one by one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfi
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance to be.
+    """Specification of one instance.
 
     Attributes:
         name: ``<group>_<n>``; instances of one group on several GPUs share a name.
         group: its group's name.
-        kind: ``CPU``, ``GPU`` or ``MODEL``, as models get it.
+        kind: ``CPU``, ``GPU`` or ``MODEL``, as passed to models.
         device_id: the GPU's number; 0 for the other kinds.
         passive: created, but never given a request.
-        host_policy: name of the host policy, ``""`` for the kind's own.
+        host_policy: name of the host policy, ``""`` for the default of the kind.
     """
 
     name: str
@@ -30,7 +30,7 @@ class InstanceSpec:
 
     @property
     def policy_name(self) -> str:
-        """The host policy that applies: the configured one, or the kind's own."""
+        """The host policy that applies: the configured one, or the kind's default."""
         return self.host_policy or (f"gpu_{self.device_id}" if self.kind == "GPU" else self.kind.lower())
 
 

@@ -1,15 +1,22 @@
-"""The files that give the elements of an output names, for clients that ask for classes rather than for the tensor."""
+"""Label files: names for the elements of an output, for clients that use the classification extension."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 
 Labels = dict[str, tuple[bytes, ...]]
-"""By output: the name of each element, as bytes of the file; empty for one without."""
+"""By output: the name of each element, as bytes of the file; empty for an output without labels."""
+
+MOST_LABEL_BYTES = 16 * 1024 * 1024
+"""Labels in one file. The largest vocabularies in use have a few hundred thousand words."""
+
+MOST_LABELS = 1_000_000
+"""Bytes of all label files of a model; a file shared by several outputs counts once."""
 
 
 def read_labels(config: ModelConfig, model_directory: Path) -> Labels:
@@ -17,12 +24,19 @@ def read_labels(config: ModelConfig, model_directory: Path) -> Labels:
 
     Args:
         config: finished.
-        model_directory: the paths in the configuration count from here.
+        model_directory: base of the relative paths in the configuration.
 
     Raises:
         ModelConfigError: UNSUPPORTED, a path leaves the model's directory; INVALID_ARG, a file cannot be read.
     """
-    return {output.name: _read(config, output, model_directory) for output in config.outputs if output.label_filename}
+    read: dict[str, tuple[bytes, ...]] = {}
+    for output in config.outputs:
+        name = output.label_filename
+        if name and name not in read:
+            read[name] = _read(config, output, model_directory)
+            if sum(map(len, read.values())) > MOST_LABELS:
+                raise _unreadable(config, output, model_directory / name, f"more than {MOST_LABELS} labels")
+    return {output.name: read[output.label_filename] for output in config.outputs if output.label_filename}
 
 
 def _read(config: ModelConfig, output: TensorConfig, model_directory: Path) -> tuple[bytes, ...]:
@@ -34,12 +48,19 @@ def _read(config: ModelConfig, output: TensorConfig, model_directory: Path) -> t
             ErrorCode.UNSUPPORTED,
         )
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = read_beneath(model_directory, output.label_filename, MOST_LABEL_BYTES)
     except OSError as error:
-        raise ModelConfigError(
-            f"failed to read label file '{path}' for output '{output.name}' in model '{config.name}': {error.strerror}. "
-            f"It holds one label per line; without one, leave label_filename out ({config.source})"
-        ) from None
+        raise _unreadable(config, output, path, str(error.strerror)) from None
+    if content.count(b"\n") > MOST_LABELS:  # after splitting, lines take ten times the memory
+        raise _unreadable(config, output, path, f"more than {MOST_LABELS} labels")
+    lines = content.split(b"\n")
     if not lines[-1]:
-        del lines[-1]  # what follows the last line's end
+        del lines[-1]  # the empty string after the last newline
     return tuple(line.removesuffix(b"\r") for line in lines)
+
+
+def _unreadable(config: ModelConfig, output: TensorConfig, path: Path, reason: str) -> ModelConfigError:
+    return ModelConfigError(
+        f"failed to read label file '{path}' for output '{output.name}' in model '{config.name}': {reason}. "
+        f"It holds one label per line; without one, leave label_filename out ({config.source})"
+    )

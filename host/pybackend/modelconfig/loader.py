@@ -1,7 +1,7 @@
-"""A model's configuration, from its directory to the effective one: the two steps around ``auto_complete_config``.
+"""Builds a model's effective configuration from its directory, in two steps around ``auto_complete_config``.
 
-``load_config`` reads what the author wrote, which is enough to start the model's code; ``finish_config`` takes what
-that code added, fills the defaults and checks the whole.
+``load_config`` reads the author's configuration, which is enough to start the model's code. ``finish_config`` merges
+the code's additions, fills in defaults and validates the result.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from typing import Any
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.auto_complete import merge_completed
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_backend, inferred_backend
+from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
 from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
-from pybackend.modelconfig.parser import Document, parse_config_json, read_config_file, repeated_step_inputs
+from pybackend.modelconfig.parser import (
+    Document,
+    parse_config_json,
+    parse_config_text,
+    read_config_text,
+    repeated_step_inputs,
+)
 from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
@@ -33,33 +40,34 @@ def load_config(
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
     config_json: str | None = None,
 ) -> ModelConfig:
-    """What a model's directory says, before its code has been asked.
+    """The configuration in a model's directory, before auto-completion.
 
     Args:
         model_directory: its name is the model's name.
-        auto_complete: infer what config.pbtxt leaves out, and do without the file if there is none.
-        backend_directory: holds the backends that are written in Python.
-        config_json: what to take in place of config.pbtxt, as JSON text.
+        auto_complete: infer missing fields of config.pbtxt, and allow the file itself to be missing.
+        backend_directory: directory of backends written in Python.
+        config_json: replaces config.pbtxt, as JSON text.
 
     Returns:
-        A configuration whose name, backend, runtime, model file and version policy can be relied on; the rest is
-        unchecked. Of an ensemble, only name and version policy.
+        A configuration whose name, backend, runtime, model file and version policy are validated; the rest is
+        unchecked. For an ensemble, only name and version policy are validated.
 
     Raises:
-        ModelConfigError: the file is missing where it is needed, does not parse, names another model, or asks for what
-            this server cannot do.
+        ModelConfigError: the file is required but missing, does not parse, names another model, or requests an
+            unsupported feature.
         ModelLoadError: the directory cannot be read.
     """
     if config_json is None:
-        document, source = _written_document(model_directory, auto_complete)
+        text, source = _written_text(model_directory, auto_complete)
+        document = parse_config_text(text, source)
     else:
-        source = f"the configuration given to load '{model_directory.name}'"
+        text, source = "", f"the configuration given to load '{model_directory.name}'"
         document = parse_config_json(_read_json(config_json, source), source)
     _take_name(document, model_directory.name, source)
+    check_bounds(document, source)
     refuse_unserved(from_document(document, source))
     if from_document(document, source).is_ensemble:
-        if config_json is None:
-            _refuse_repeated_inputs(model_directory)
+        _refuse_repeated_inputs(text, model_directory)
         return from_document(with_policies(document), source)
     if not document["backend"] and auto_complete:
         document["backend"] = inferred_backend(document, model_directory)
@@ -74,7 +82,7 @@ def load_config(
 
 
 def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int) -> ModelConfig:
-    """The effective configuration, and in its ``warnings`` what will not work as configured.
+    """The effective configuration; its ``warnings`` name settings that will have no effect.
 
     Args:
         config: from :func:`load_config`.
@@ -82,9 +90,10 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
         gpu_count: GPUs of this machine.
 
     Raises:
-        ModelConfigError: the whole contradicts itself or asks for what this server cannot do.
+        ModelConfigError: the configuration contradicts itself or requests an unsupported feature.
     """
     document = config.document if completed is None else merge_completed(config.document, completed)
+    check_bounds(document, config.source)
     finished = from_document(with_scheduling(document, gpu_count), config.source)
     refuse_unserved(finished)
     validate(finished, gpu_count)
@@ -92,7 +101,7 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
 
 
 def finish_ensemble(config: ModelConfig) -> ModelConfig:
-    """The effective configuration of an ensemble, as far as it does not depend on its parts.
+    """The effective configuration of an ensemble, except for fields that depend on its parts.
 
     Args:
         config: from :func:`load_config`.
@@ -105,12 +114,12 @@ def finish_ensemble(config: ModelConfig) -> ModelConfig:
 
 
 def planned_instances(config: ModelConfig, gpu_count: int) -> list[InstanceSpec]:
-    """The instances that an unfinished configuration will have: completing it never changes instance groups."""
+    """The instances of an unfinished configuration; completion never changes instance groups."""
     return instances(from_document(with_scheduling(config.document, gpu_count), config.source))
 
 
-def _written_document(model_directory: Path, auto_complete: bool) -> tuple[Document, str]:
-    """What config.pbtxt says, or all defaults without one, and how to name that in messages."""
+def _written_text(model_directory: Path, auto_complete: bool) -> tuple[str, str]:
+    """The text of config.pbtxt, empty if there is no such file, and its name in messages."""
     path = model_directory / CONFIG_FILENAME
     try:
         path.lstat()  # a dangling link is a mistake, not a missing file
@@ -120,16 +129,15 @@ def _written_document(model_directory: Path, auto_complete: bool) -> tuple[Docum
                 f"failed to read text proto from {path}: there is no such file, and auto-complete, which could do "
                 "without it, is disabled"
             ) from None
-        source = f"no {CONFIG_FILENAME} in {model_directory}"
-        return parse_config_json({}, source), source
+        return "", f"no {CONFIG_FILENAME} in {model_directory}"
     except OSError:
-        pass  # reading the file tells why
-    return read_config_file(path), str(path)
+        pass  # reading the file will raise the precise error
+    return read_config_text(path), str(path)
 
 
-def _refuse_repeated_inputs(model_directory: Path) -> None:
+def _refuse_repeated_inputs(text: str, model_directory: Path) -> None:
     path = model_directory / CONFIG_FILENAME
-    for number, model, name in repeated_step_inputs(path):
+    for number, model, name in repeated_step_inputs(text):
         raise ModelConfigError(
             f"input '{name}' in model '{model}' is mapped to multiple ensemble tensors for ensemble "
             f"'{model_directory.name}' step {number} ({path})"
@@ -137,6 +145,11 @@ def _refuse_repeated_inputs(model_directory: Path) -> None:
 
 
 def _read_json(text: str, source: str) -> Mapping[str, Any]:
+    if len(text) > MOST_CONFIG_BYTES:
+        raise ModelConfigError(
+            f"failed to read model configuration from {source}: it has {len(text)} characters, more than the "
+            f"limit of {MOST_CONFIG_BYTES}"
+        )
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

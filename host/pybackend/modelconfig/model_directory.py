@@ -1,4 +1,4 @@
-"""What lies in a model's own directory: its configuration file and its version directories. Read at load time only."""
+"""The contents of a model's directory: its configuration file and its version directories. Read at load time only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError
+from pybackend.modelconfig.bounds import MOST_VERSIONS
 
 CONFIG_FILENAME = "config.pbtxt"
 
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__"})
 _HIGHEST_VERSION = 2**63 - 1
-_MOST_DIGITS = 100  # a file name may have more digits than int() takes
+_MOST_DIGITS = 100  # a file name can have more digits than int() accepts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class VersionScan:
 
     Attributes:
         versions: path by version number, ascending.
-        warnings: directories that were passed over although they might have been meant as versions.
+        warnings: ignored directories that may have been meant as versions.
     """
 
     versions: Mapping[int, Path]
@@ -30,7 +31,7 @@ class VersionScan:
 
 
 def scan_versions(model_directory: Path) -> VersionScan:
-    """Find the version directories of a model; links to directories count as directories.
+    """Find the version directories of a model. Links to directories count as directories.
 
     Raises:
         ModelLoadError: the model's directory cannot be read.
@@ -41,6 +42,10 @@ def scan_versions(model_directory: Path) -> VersionScan:
         names = subdirectories(model_directory)
     except OSError as error:
         raise ModelLoadError(f"failed to read model directory {model_directory}: {error.strerror}") from None
+    if len(names) > MOST_VERSIONS:
+        raise ModelLoadError(
+            f"model directory {model_directory} holds {len(names)} directories, and the most is {MOST_VERSIONS}"
+        )
     for name in names:
         if name in _NOT_VERSIONS:
             continue
@@ -60,7 +65,7 @@ def scan_versions(model_directory: Path) -> VersionScan:
 
 
 def subdirectories(directory: Path) -> list[str]:
-    """Names of the directories in ``directory``, links to directories included, hidden ones left out.
+    """Names of the directories in ``directory``, including links to directories, without hidden ones.
 
     Raises:
         OSError: ``directory`` cannot be listed.
@@ -75,7 +80,7 @@ def printable(name: str) -> str:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # a loop of links is no directory
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # a loop of links is not a directory
 
 
 def _is_version_number(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Defaults that depend on more than one field, filled in so that every later reader sees explicit values."""
+"""Defaults that depend on several fields, filled in so that later readers see explicit values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pybackend.modelconfig.sequences import DEFAULT_IDLE_US
 
 
 def with_policies(document: Mapping[str, Any]) -> Document:
-    """A document with its version policy and its pinned memory flags filled: what auto-complete gets to see.
+    """A document with its version policy and its pinned memory flags filled in, as auto-completion receives it.
 
-    An ensemble has no memory that could be pinned, and must not have the block that says so.
+    An ensemble has no memory to pin, and must not have the ``optimization`` block with these flags.
     """
     policy = document.get("version_policy") or {"latest": {}}
     if policy.get("latest") is not None:
@@ -26,7 +26,7 @@ def with_policies(document: Mapping[str, Any]) -> Document:
 
 
 def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
-    """A document with preferred batch sizes and instance groups filled; for a document that is complete otherwise.
+    """A document with preferred batch sizes and instance groups filled in. All other defaults must be set already.
 
     Args:
         document: auto-completed.

@@ -1,4 +1,4 @@
-"""What a model's ``parameters`` ask of this server: keys with a meaning, beside those that are the model's own business."""
+"""The keys of a model's ``parameters`` that this server interprets. All other keys belong to the model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ModelOptions:
 
     Attributes:
         copy_inputs: INPUT_COPY, models get private copies of their inputs.
-        validate_outputs: VALIDATE_OUTPUTS, outputs are held against the configuration.
+        validate_outputs: VALIDATE_OUTPUTS, outputs are checked against the configuration.
         concurrency: ASYNC_EXECUTE_CONCURRENCY, calls of an ``async def execute`` that may overlap in each instance.
-        execution_limit_s: EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for as long as it likes.
-        restart_limit: RESTART_LIMIT, restarts in a row before an instance is given up; 0 for none.
-        cancels_calls: CANCEL_CALLS_WITH_REQUEST, a cancelled request cancels what the model runs on its behalf.
+        execution_limit_s: EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for no limit.
+        restart_limit: RESTART_LIMIT, consecutive restarts before an instance is given up; 0 for no limit.
+        cancels_calls: CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf.
     """
 
     copy_inputs: bool = False
@@ -41,8 +41,8 @@ class StartOptions:
     """How the processes of one model may be started.
 
     Attributes:
-        zygote: ZYGOTE, they may be forked from a process that has imported what they need.
-        preload: PRELOAD, modules that such a process has imported too.
+        zygote: ZYGOTE, processes may be forked from one with preloaded modules.
+        preload: PRELOAD, additional modules that such a process imports.
     """
 
     zygote: bool = True
@@ -50,14 +50,14 @@ class StartOptions:
 
 
 def start_options_of(config: ModelConfig) -> StartOptions:
-    """Read how its processes may be started.
+    """Read the options for starting processes.
 
     Raises:
-        ModelConfigError: a value that is none.
+        ModelConfigError: a value is invalid.
     """
     return StartOptions(
         zygote=_read(config, "ZYGOTE", True, _yes, '"yes" or "no"'),
-        preload=_read(config, "PRELOAD", (), _modules, "names of modules with commas between them"),
+        preload=_read(config, "PRELOAD", (), _modules, "comma-separated names of modules"),
     )
 
 
@@ -65,12 +65,12 @@ def options_of(config: ModelConfig) -> ModelOptions:
     """Read the options.
 
     Raises:
-        ModelConfigError: a value that is none.
+        ModelConfigError: a value is invalid.
     """
     return ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
         validate_outputs=config.parameters.get("VALIDATE_OUTPUTS") == "yes",
-        concurrency=_read(config, "ASYNC_EXECUTE_CONCURRENCY", 1, _positive, "a whole number from 1 on"),
+        concurrency=_read(config, "ASYNC_EXECUTE_CONCURRENCY", 1, _positive, "a whole number of at least 1"),
         execution_limit_s=_read(config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"),
         restart_limit=_read(config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"),
         cancels_calls=_read(config, "CANCEL_CALLS_WITH_REQUEST", False, _yes, '"yes" or "no"'),

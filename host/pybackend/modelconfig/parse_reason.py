@@ -1,4 +1,4 @@
-"""Why a config.pbtxt does not parse, in words that help its author: where, what, and what was probably meant."""
+"""Explains to an author why a config.pbtxt does not parse: the position, the mistake and the likely intention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _REASON_LENGTH = 300
 
 
 def parse_reason(reason: str, line: int | None, column: int | None, text: str, pool: Any) -> str:
-    """The reason that protobuf's text format gives, with the place in front and advice behind.
+    """The reason that protobuf's text format gives, preceded by the position and followed by advice.
 
     Args:
-        reason: as the parser's error says it, place and quoted line included.
+        reason: the parser's message, including position and quoted line.
         line: counted from 1; None if unknown.
         column: counted from 1; None if unknown.
-        text: what was parsed.
+        text: the text that was parsed.
         pool: the descriptors of the messages that ``reason`` may name.
     """
     if line is None or column is None:
@@ -25,7 +25,7 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
     lines = text.split("\n")
     shown = lines[line - 1] if line <= len(lines) else ""
     reason = re.sub(r"^\d+:\d+ : ", "", reason)
-    # text_format quotes the line before its reason, unless the text is at its end.
+    # text_format quotes the line before its reason, except at the end of the text.
     at_end = reason.startswith(("'': ", 'Expected "'))
     reason = reason.removeprefix("'': ").removeprefix(f"'{shown}': ")
     if at_end and reason.startswith("Expected"):
@@ -36,11 +36,11 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """A sentence, with a space before it, that offers the known word most like ``word``, or else all of them."""
+    """A sentence, preceded by a space, that offers the closest known word, or else lists all of them."""
     near = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.75)
     if near:
         return f" Did you mean {next(name for name in known if name.lower() == near[0])}?"
-    suffixed = [name for name in known if name.endswith(f"_{word}")]  # FP32 for TYPE_FP32
+    suffixed = [name for name in known if name.endswith(f"_{word}")]  # TYPE_FP32 for FP32
     if suffixed:
         return f" Did you mean {suffixed[0]}?"
     return f" Known: {', '.join(known)}."
@@ -62,6 +62,6 @@ def _snippet(line: str, column: int) -> str:
 
 
 def _readable(reason: str) -> str:
-    """A reason that quotes the author's text, fit for one line of a terminal."""
+    """A reason that quotes the author's text, cleaned for one line of a terminal."""
     shown = reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}..."
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in shown)

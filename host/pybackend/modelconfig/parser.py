@@ -1,11 +1,11 @@
-"""config.pbtxt and configuration JSON, in and out of one complete document. Used at load time, never per request.
+"""Converts config.pbtxt and configuration JSON to and from a complete document. Used at load time, never per request.
 
-The document is the configuration as models and clients see it: protobuf field names, every scalar, list and map printed
-even at its default, enums as names, 64-bit integers as numbers, map keys as text, sub-messages only where they are set.
+The document is the configuration as models and clients see it: protobuf field names, every scalar, list and map present
+even at its default, enums as names, 64-bit integers as numbers, map keys as text, sub-messages only if set.
 
-This is the only module that sees protobuf. The message classes are those of tritonclient, because protobuf refuses a
-second definition of ``inference.ModelConfig`` in one process. Only the generated file is executed: the package around
-it imports grpc, which takes hundreds of milliseconds that a server start cannot spare.
+This is the only module that touches protobuf. The message classes are tritonclient's, because protobuf refuses a second
+definition of ``inference.ModelConfig`` in one process. Only the generated file is executed: its package imports grpc,
+which would add hundreds of milliseconds to a server start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
+from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.parse_reason import nearest, parse_reason
 
 Document = dict[str, Any]
@@ -39,7 +41,7 @@ _SHOWN_LENGTH = 60
 
 
 def _message_class() -> Any:
-    """``inference.ModelConfig``; the module table stays as it was, for whoever imports tritonclient.grpc later."""
+    """``inference.ModelConfig``. The module table is restored, for later imports of tritonclient.grpc."""
     module = sys.modules.get(_GENERATED_NAME)
     if module is None:
         package = find_spec("tritonclient")
@@ -60,29 +62,37 @@ FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRI
 """The configuration's fields in the order of its schema, which is the order of a document's keys."""
 
 
-def read_config_file(path: Path) -> Document:
-    """The document of a config.pbtxt.
+def read_config_text(path: Path) -> str:
+    """The text of a config.pbtxt. Blocking.
 
     Raises:
-        ModelConfigError: the file cannot be read or is not a model configuration; names file, line and field.
+        ModelConfigError: the file cannot be read, or is not text.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return read_beneath(path.parent, path.name, MOST_CONFIG_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ModelConfigError(f"failed to read text proto from {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ModelConfigError(
             f"failed to read text proto from {path}: byte {error.start} is not UTF-8; save the file as UTF-8"
         ) from None
-    return parse_config_text(text, str(path))
+
+
+def read_config_file(path: Path) -> Document:
+    """The document of a config.pbtxt. Blocking.
+
+    Raises:
+        ModelConfigError: the file cannot be read or is not a model configuration; names file, line and field.
+    """
+    return parse_config_text(read_config_text(path), str(path))
 
 
 def parse_config_text(text: str, source: str) -> Document:
     """The document of a configuration in protobuf text format.
 
     Args:
-        text: what config.pbtxt holds.
-        source: where it came from, for messages.
+        text: the contents of config.pbtxt.
+        source: the text's origin, for messages.
 
     Raises:
         ModelConfigError: not a model configuration; names the source, line, column and field.
@@ -92,7 +102,7 @@ def parse_config_text(text: str, source: str) -> Document:
     message = _ModelConfig()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # protobuf's own, about escapes that it does not know
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised by protobuf for unknown escapes
             text_format.Parse(text, message)
     except text_format.ParseError as error:
         reason = parse_reason(str(error), error.GetLine(), error.GetColumn(), text, message.DESCRIPTOR.file.pool)
@@ -100,11 +110,11 @@ def parse_config_text(text: str, source: str) -> Document:
     return _document(message, f"failed to read text proto from {source}: ")
 
 
-def repeated_step_inputs(path: Path) -> list[tuple[int, str, str]]:
-    """Inputs that an ensemble's config.pbtxt maps more than once: of a repeated key, a map keeps the last and says nothing.
+def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
+    """Inputs that an ensemble's config.pbtxt maps more than once: a protobuf map silently keeps the last repeated key.
 
     Args:
-        path: of a file that :func:`read_config_file` could read.
+        text: readable by :func:`parse_config_text`.
 
     Returns:
         Step number, model and input.
@@ -113,11 +123,11 @@ def repeated_step_inputs(path: Path) -> list[tuple[int, str, str]]:
     _ModelConfig.DESCRIPTOR.file.CopyToProto(file)
     ensembling = next(each for each in file.message_type if each.name == "ModelEnsembling")
     for entry in (entry for step in ensembling.nested_type for entry in step.nested_type):
-        entry.options.map_entry = False  # the same text now reads into a list of entries
+        entry.options.map_entry = False  # the same text now parses into a list of entries
     pool = DescriptorPool()
     pool.Add(file)
     message: Any = GetMessageClass(pool.FindMessageTypeByName(_ModelConfig.DESCRIPTOR.full_name))()
-    text_format.Parse(path.read_bytes().decode("utf-8-sig"), message)
+    text_format.Parse(text, message)
     repeated = []
     for number, step in enumerate(message.ensemble_scheduling.step):
         uses = Counter(entry.key for entry in step.input_map)
@@ -129,8 +139,8 @@ def parse_config_json(document: Mapping[str, Any], source: str) -> Document:
     """The complete document of a configuration given as JSON, partial or not; ``{}`` gives all defaults.
 
     Args:
-        document: protobuf JSON, with field names either as in config.pbtxt or in camel case. It is not changed.
-        source: where it came from, for messages.
+        document: protobuf JSON, with field names either as in config.pbtxt or in camel case. It is not modified.
+        source: the document's origin, for messages.
 
     Raises:
         ModelConfigError: unknown field, wrong type or value out of range; names the source and the field.
@@ -152,7 +162,7 @@ def format_config_text(document: Mapping[str, Any]) -> str:
 
 
 class _Field(NamedTuple):
-    """What the conversions need to know about one field; read from the descriptor once per message type."""
+    """Properties of one field that the conversions need; read from the descriptor once per message type."""
 
     name: str
     descriptor: Any
@@ -207,7 +217,7 @@ def _json_value(field: Any, value: Any, prefix: str) -> Any:
         if known is None:
             names = ", ".join(field.enum_type.values_by_name)
             raise ModelConfigError(
-                f"{prefix}field '{field.name}' of {field.containing_type.name}: no value is numbered {value}. "
+                f"{prefix}field '{field.name}' of {field.containing_type.name}: no value has the number {value}. "
                 f"Known: {names}."
             )
         return known.name
@@ -288,7 +298,7 @@ _INTEGER_RANGE = {
 
 
 def _scalar(field: Any, value: Any, path: str, prefix: str) -> Any:
-    """A JSON scalar as the protobuf setter takes it; the rules are those of protobuf's JSON form."""
+    """A JSON scalar as the protobuf setter expects it, by the rules of protobuf's JSON form."""
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_STRING:
         if not isinstance(value, str) or not _is_unicode(value):
@@ -330,5 +340,5 @@ def _integer(value: Any) -> int | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for text with lone surrogates, which UTF-8, and so protobuf, cannot hold."""
+    """False for text with lone surrogates: UTF-8, and therefore protobuf, cannot represent them."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

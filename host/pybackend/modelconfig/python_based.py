@@ -1,7 +1,7 @@
 """Python-based backends: a ``model.py`` in the backend directory that serves every model of that backend.
 
-Such a model brings data only; its configuration says ``backend: "foo"``. Looked up once per load, after the backend's
-name is known.
+Such a model consists of data only; its configuration contains ``backend: "foo"``. Resolved once per load, after the
+backend's name is known.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.model_directory import scan_versions
@@ -16,31 +17,31 @@ from pybackend.modelconfig.schema import ModelConfig
 
 
 def backend_file(config: ModelConfig, backend_directory: Path) -> Path | None:
-    """The file whose code serves a model that is loaded, None if the model brings its own."""
+    """The backend file that serves a loaded model, None if the model has its own code."""
     return None if config.backend == PYTHON else backend_directory / config.backend / config.runtime
 
 
 def default_environment(config: ModelConfig, backend_directory: Path) -> Path | None:
-    """The packed environment that a backend keeps beside its code for models that name none, if there is one."""
+    """The packed environment beside a backend's code, for models that name none; None if there is no such file."""
     archive = backend_directory / config.backend / f"pb_exec_env_{config.runtime}.tar.gz"
     return archive if config.backend != PYTHON and os.path.exists(archive) else None
 
 
 def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: Path) -> str:
-    """The name of the file in the backend's directory that serves a model: the configured one, else ``model.py``.
+    """The file name in the backend's directory that serves a model: the configured one, else ``model.py``.
 
     Args:
         config: of a backend other than Python.
-        model_directory: searched for a native library, as its versions are.
-        backend_directory: holds a directory per backend.
+        model_directory: searched for a native library, including its versions.
+        backend_directory: has one directory per backend.
 
     Raises:
-        ModelConfigError: there is none, or it is native code.
+        ModelConfigError: there is no such file, or it is native code.
         ModelLoadError: the model's directory cannot be read.
     """
     home = backend_directory / config.backend
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
-        # A path could lead to code that nobody has put there as a backend.
+        # A path could lead to code that was never installed as a backend.
         raise _missing(
             config, f"'backend' and 'runtime' of model '{config.name}' must be names, not paths.", backend_directory
         )
@@ -54,7 +55,7 @@ def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: 
     searched = [*scan_versions(model_directory).versions.values(), model_directory, home]
     library = config.runtime or f"libtriton_{config.backend}.so"
     for directory in searched:
-        if os.path.isfile(directory / library):
+        if _holds(directory, library):
             raise _native(config, directory / library, home)
     if config.runtime:
         places = " ".join(f"'{directory}'" for directory in searched)
@@ -66,6 +67,13 @@ def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: 
         needed = f"Model '{config.name}' needs {home / DEFAULT_MODEL_FILENAME}, which does not exist."
         raise _missing(config, needed, backend_directory)
     return DEFAULT_MODEL_FILENAME
+
+
+def _holds(directory: Path, library: str) -> bool:
+    try:
+        return is_file_beneath(directory, library)
+    except OSError:
+        return False
 
 
 def _is_filename(text: str) -> bool:
@@ -92,6 +100,6 @@ def _native(config: ModelConfig, library: Path, home: Path) -> ModelConfigError:
 
 def _advice(backend_directory: Path) -> str:
     return (
-        f"Backends written in Python are looked for in {backend_directory} (--backend-directory); a model with a "
-        f'{DEFAULT_MODEL_FILENAME} of its own has backend: "{PYTHON}".'
+        f"Backends written in Python are searched in {backend_directory} (--backend-directory); a model with its own "
+        f'{DEFAULT_MODEL_FILENAME} needs backend: "{PYTHON}".'
     )

@@ -1,4 +1,4 @@
-"""An instance group's ``rate_limiter``: what its instances need to hold while they execute."""
+"""An instance group's ``rate_limiter``: resources that its instances hold while they execute."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Resource = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The needs of one instance.
+    """The requirements of one instance.
 
     Attributes:
         needs: how many of each resource an execution takes.
-        priority: 1 is the highest; 2 gets half as many executions as 1 where both wait.
+        priority: 1 is the highest; 2 gets half as many executions as 1 while both wait.
     """
 
     needs: dict[Resource, int]
@@ -24,12 +24,12 @@ class RateLimit:
 
 
 def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:
-    """What an instance needs, None if its group has no resources.
+    """The requirements of an instance, None if its group has no resources.
 
     Args:
         config: finished.
         group_name: the instance's group.
-        device_id: the instance's.
+        device_id: the instance's device.
     """
     for group in config.document["instance_group"]:
         limiter = group.get("rate_limiter")

@@ -1,4 +1,4 @@
-"""What a model's ``parameters`` say about its sandbox: the keys that begin with SANDBOX."""
+"""The sandbox options in a model's ``parameters``: all keys that begin with SANDBOX."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _HIGHEST_UID = 2**32 - 2
 
 
 LEAST_MEMORY_MB = 96
-"""What a process with Python, numpy and its threads needs that does nothing yet; measured on two cores."""
+"""Memory of an idle process with Python, numpy and its threads; measured on two cores."""
 
 
 def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOptions:
     """Read the options.
 
     Raises:
-        ModelConfigError: a value that is none, or a key that does not exist.
+        ModelConfigError: a value is invalid, or a key is unknown.
     """
     known = set()
 
@@ -46,7 +46,7 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
     def paths(text: str) -> tuple[str, ...]:
         return _paths(text.replace(_MODEL_DIRECTORY, str(model_directory)))
 
-    listed = "absolute paths with colons between them"
+    listed = "absolute paths separated by colons"
     options = SandboxOptions(
         level=read("SANDBOX", _level, '"standard", "strict" or "off"'),
         network=read("SANDBOX_NETWORK", _yes, '"yes" or "no"'),
@@ -55,16 +55,17 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
         read=read("SANDBOX_READ", paths, listed) or (),
         write=read("SANDBOX_WRITE", paths, listed) or (),
         memory_mb=read(
-            "SANDBOX_MEMORY_MB", _memory, f"a whole number from {LEAST_MEMORY_MB} on, which Python and numpy take"
+            "SANDBOX_MEMORY_MB", _memory, f"a whole number of at least {LEAST_MEMORY_MB}, which Python and numpy need"
         ),
-        processes=read("SANDBOX_PROCESSES", _positive, "a whole number from 1 on"),
-        uid=read("SANDBOX_UID", _uid, 'the number of a user, or "host" for that of the server'),
+        processes=read("SANDBOX_PROCESSES", _positive, "a whole number of at least 1"),
+        uid=read("SANDBOX_UID", _uid, 'a numeric user id, or "host" for the server\'s'),
+        model_control=read("SANDBOX_MODEL_CONTROL", _names, "names of models separated by commas"),
     )
-    # A misspelt key would leave a model with less protection, or with less than it needs, and nobody would know why.
+    # Accepting a misspelt key would silently leave a model with less protection, or fewer rights, than intended.
     unknown = sorted(key for key in config.parameters if key.startswith(_PREFIX + "_") and key not in known)
     if unknown:
         raise ModelConfigError(
-            f"model '{config.name}': parameters {unknown[0]} is no option of the sandbox: they are "
+            f"model '{config.name}': parameters {unknown[0]} is not an option of the sandbox. Options: "
             f"{', '.join(sorted(known))} ({config.source})"
         )
     return options
@@ -102,6 +103,13 @@ def _uid(text: str) -> int:
     if uid > _HIGHEST_UID:
         raise ValueError(text)
     return uid
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(sorted({name.strip() for name in text.split(",")}))
+    if "" in names:
+        raise ValueError(text)
+    return names
 
 
 def _paths(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The effective configuration of a model, typed. Built from its document, which stays the one source of truth."""
+"""A model's effective configuration in typed form. Built from its document, which stays the single source of truth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from pybackend_wire.dtypes import BY_CONFIG_NAME
 
 ENSEMBLE_PLATFORM = "ensemble"
-"""The ``platform`` of models that consist of others."""
+"""The ``platform`` of ensembles."""
 
 
 class Scheduling(StrEnum):
-    """How requests reach executions; the names of the one-of in config.pbtxt."""
+    """How requests reach executions; named after the one-of in config.pbtxt."""
 
     DEFAULT = "default"
     DYNAMIC_BATCHING = "dynamic_batching"
@@ -24,7 +24,7 @@ class Scheduling(StrEnum):
 
 
 class InstanceKind(StrEnum):
-    """What an instance group runs on, by its name in config.pbtxt."""
+    """The device kind of an instance group, by its name in config.pbtxt."""
 
     AUTO = "KIND_AUTO"
     GPU = "KIND_GPU"
@@ -47,7 +47,7 @@ class VersionPolicy:
     Attributes:
         choice: the rule.
         num_versions: how many of the highest versions, for ``LATEST``.
-        versions: the versions asked for, for ``SPECIFIC``.
+        versions: the configured versions, for ``SPECIFIC``.
     """
 
     choice: VersionChoice = VersionChoice.LATEST
@@ -63,10 +63,10 @@ class TensorConfig:
         name: as configured, ``""`` if missing.
         datatype: wire name, e.g. ``FP32``; ``""`` if missing.
         dims: shape without the batch dimension; -1 is any size.
-        reshape: the shape the model sees in place of ``dims``; None if it sees ``dims``.
-        optional: an input that a request may leave out.
+        reshape: the shape that the model sees instead of ``dims``; None if they are the same.
+        optional: an input that a request may omit.
         allow_ragged_batch: an input whose shape may differ between the requests of a batch.
-        label_filename: file with one label per element of an output, ``""`` if there is none.
+        label_filename: file with one label per element of an output, ``""`` for none.
     """
 
     name: str
@@ -83,12 +83,12 @@ class InstanceGroup:
     """Instances that share a kind and a device choice.
 
     Attributes:
-        name: of the group; its instances append ``_<n>``.
+        name: the group's name; its instances append ``_<n>``.
         kind: never ``AUTO`` in a finished configuration.
-        count: instances, or for ``GPU`` instances per device.
+        count: number of instances; for ``GPU``, number per device.
         gpus: device numbers, for ``GPU``.
         passive: created, but never given a request.
-        host_policy: name of the host policy, ``""`` for the kind's own.
+        host_policy: name of the host policy, ``""`` for the default of the kind.
     """
 
     name: str
@@ -101,7 +101,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's configuration. Immutable by agreement: nobody changes ``document`` in place.
+    """A model's configuration. Immutable by convention: ``document`` is never modified in place.
 
     Attributes:
         name: the model's name.
@@ -116,12 +116,12 @@ class ModelConfig:
         default_model_filename: path of the model file inside a version directory.
         parameters: text by key, for models and for the backend.
         metric_tags: extra metric labels.
-        decoupled: the model may answer any number of times.
+        decoupled: the model may send any number of responses.
         scheduling: which scheduler was chosen.
         response_cache_enabled: responses may come from a cache.
-        document: the complete configuration as JSON data, the truth that all of the above is read from.
-        source: where the configuration came from, for messages.
-        warnings: what will not work as configured; one sentence each, for the log.
+        document: the complete configuration as JSON data, the source of all fields above.
+        source: the configuration's origin, for messages.
+        warnings: one sentence for each setting without effect, for the log.
     """
 
     name: str
@@ -145,11 +145,11 @@ class ModelConfig:
 
     @property
     def is_ensemble(self) -> bool:
-        """True if the model consists of others, or claims to."""
+        """True if the model is, or claims to be, an ensemble."""
         return self.scheduling is Scheduling.ENSEMBLE or self.platform == ENSEMBLE_PLATFORM
 
     def to_json(self) -> str:
-        """The document as JSON text: what models get as ``args["model_config"]``."""
+        """The document as JSON text, passed to models as ``args["model_config"]``."""
         return json.dumps(self.document, separators=(",", ":"))
 
     def with_warnings(self, warnings: tuple[str, ...]) -> ModelConfig:
@@ -158,11 +158,11 @@ class ModelConfig:
 
 
 def from_document(document: Mapping[str, Any], source: str) -> ModelConfig:
-    """The typed configuration of a complete document, as the parser gives it.
+    """The typed configuration of a complete document, as returned by the parser.
 
     Args:
         document: kept, not copied.
-        source: where it came from, for messages.
+        source: the document's origin, for messages.
     """
     return ModelConfig(
         name=document["name"],

@@ -1,4 +1,4 @@
-"""A configuration's ``sequence_batching``: its rules, and the typed form of one that keeps them."""
+"""A configuration's ``sequence_batching``: its rules, and its typed form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pybackend_wire.dtypes import BY_CONFIG_NAME
 
 DEFAULT_IDLE_US = 1_000_000
 INITIAL_STATE_DIRECTORY = "initial_state"
-"""Beside a model's versions: where files of initial states lie."""
+"""Directory beside a model's versions with the files of initial states."""
 
 _PAIRS = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 _CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 class ControlKind(StrEnum):
-    """What a control tensor tells a model about a request, by its name in config.pbtxt."""
+    """The information in a control tensor, by its name in config.pbtxt."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -33,10 +33,10 @@ class SequenceControl:
     """An input that the server adds to every request.
 
     Attributes:
-        name: of the tensor.
-        kind: what it tells.
+        name: the tensor's name.
+        kind: the information it carries.
         datatype: wire name.
-        false_true: its values, for all kinds but ``CORRELATION_ID``.
+        false_true: its two values, for all kinds but ``CORRELATION_ID``.
     """
 
     name: str
@@ -47,15 +47,15 @@ class SequenceControl:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """A tensor that the server keeps from one request of a sequence to the next.
+    """A tensor that the server carries from one request of a sequence to the next.
 
     Attributes:
-        input_name: the input in which the model gets it.
-        output_name: the output in which the model leaves it.
+        input_name: the input through which the model receives it.
+        output_name: the output through which the model returns it.
         datatype: wire name.
         dims: without the batch dimension; -1 is any size.
-        initial_dims: of what a sequence begins with.
-        initial_file: its bytes' file in :data:`INITIAL_STATE_DIRECTORY`; ``""`` for zeros.
+        initial_dims: dimensions of the initial value.
+        initial_file: file with the initial bytes in :data:`INITIAL_STATE_DIRECTORY`; ``""`` for zeros.
     """
 
     input_name: str
@@ -68,19 +68,19 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
-    """How requests that belong together reach the same instance.
+    """How the requests of a sequence reach the same instance.
 
     Attributes:
         model_name: for messages.
-        max_batch_size: of the model; 0 if tensors carry no batch dimension.
-        slot_count: sequences that one instance serves at a time.
-        idle_us: how long a sequence may be silent before it is over.
-        controls: inputs that tell the model where in its sequence a request is.
-        states: tensors that are kept for the model.
-        iterative: each request is a sequence of its own, executed until the model releases it.
-        oldest: how batches are put together under the strategy ``oldest``; None under ``direct``.
+        max_batch_size: the model's; 0 if tensors carry no batch dimension.
+        slot_count: number of sequences that one instance serves at a time.
+        idle_us: how long a sequence may be idle before it ends.
+        controls: inputs that tell the model the position of a request in its sequence.
+        states: tensors that the server keeps for the model.
+        iterative: each request is a separate sequence, executed until the model releases it.
+        oldest: how batches form under the strategy ``oldest``; None under ``direct``.
         delay_us: under ``direct``, how long a batch waits for more slots to be ready.
-        minimum_utilization: under ``direct``, the share of slots that must be ready for a batch not to wait.
+        minimum_utilization: under ``direct``, the fraction of ready slots at which a batch does not wait.
     """
 
     model_name: str
@@ -96,18 +96,18 @@ class SequenceConfig:
 
 
 def is_iterative(config: ModelConfig) -> bool:
-    """True if the model may have a request executed again."""
+    """True if the model may reschedule a request for another execution."""
     return bool(config.document.get("sequence_batching", {}).get("iterative_sequence", False))
 
 
 def hidden_outputs(config: ModelConfig) -> frozenset[str]:
-    """Outputs that a model makes for the server, not for clients: states that are not among its outputs."""
+    """Outputs for the server only: states that are not among the model's outputs."""
     states = config.document.get("sequence_batching", {}).get("state", ())
     return frozenset(state["output_name"] for state in states) - {tensor.name for tensor in config.outputs}
 
 
 def sequences_of(document: Mapping[str, Any]) -> SequenceConfig:
-    """The sequence batching that a model's complete and validated document asks for."""
+    """The sequence batching in a complete and validated document."""
     batching, max_batch_size = document["sequence_batching"], document["max_batch_size"]
     items = max(1, max_batch_size)
     oldest, direct = batching.get("oldest"), batching.get("direct", {})
@@ -161,7 +161,7 @@ def _state(state: Mapping[str, Any]) -> SequenceState:
 
 
 def sequence_faults(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """What is wrong with ``sequence_batching``: the text that users know, and what helps."""
+    """Violated rules of ``sequence_batching``: the reference's text, and advice."""
     batching = config.document["sequence_batching"]
     for text in _control_faults(batching["control_input"], {tensor.name for tensor in config.inputs}):
         yield text.replace("<model>", config.name), "See sequence_batching.control_input."

@@ -1,4 +1,4 @@
-"""What a model takes and gives: the part of a configuration that every request is held against."""
+"""A model's inputs and outputs: the part of a configuration that every request is checked against."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TensorSignature:
         name: as configured.
         datatype: wire name, e.g. ``FP32``.
         dims: configured dimensions without the batch dimension; -1 is any size.
-        optional: an input that a request may leave out.
-        reshape: dimensions as the model has them, where they differ from ``dims``; else None.
-        labels: names of an output's elements, by place.
+        optional: an input that a request may omit.
+        reshape: dimensions that the model sees, if they differ from ``dims``; else None.
+        labels: names of an output's elements, by index.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TensorSignature:
         return None if -1 in self.dims else prod(self.dims)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelSignature:
     """The tensors of one model version.
 
@@ -50,7 +50,7 @@ class ModelSignature:
         max_batch_size: 0 if requests carry no batch dimension.
         inputs: by name, in configured order.
         outputs: by name, in configured order.
-        required_input_count: inputs that every request must give.
+        required_input_count: number of inputs that every request must have.
         has_reshape: some tensor's shape differs between clients and the model.
     """
 
@@ -68,22 +68,22 @@ class ModelSignature:
         object.__setattr__(self, "has_reshape", any(tensor.reshape is not None for tensor in tensors))
 
     def shape_for_model(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which the model gets an input.
+        """The shape in which the model receives an input.
 
         Args:
             tensor: the input.
-            shape: as the client sent it, batch dimension included; checked against ``dims`` before.
+            shape: as sent by the client, including the batch dimension; already checked against ``dims``.
         """
         if tensor.reshape is None:
             return shape
         return _reshaped(shape, tensor.dims, tensor.reshape, int(self.max_batch_size > 0))
 
     def shape_for_client(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which clients get an output; one that is not as configured stays as the model made it.
+        """The shape in which clients receive an output. A shape that contradicts the configuration is kept.
 
         Args:
             tensor: the output.
-            shape: as the model returned it, batch dimension included.
+            shape: as returned by the model, including the batch dimension.
         """
         if tensor.reshape is None:
             return shape
@@ -91,7 +91,7 @@ class ModelSignature:
 
 
 def signature_of(config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None) -> ModelSignature:
-    """The signature of a finished configuration, and of what its label files say."""
+    """The signature of a finished configuration, with labels from its label files."""
     known = labels or {}
     return ModelSignature(
         config.name,
@@ -106,9 +106,9 @@ def _tensor_signature(tensor: TensorConfig, labels: tuple[bytes, ...] = ()) -> T
 
 
 def _reshaped(shape: Sequence[int], pattern: Sequence[int], target: Sequence[int], batch_dims: int) -> Sequence[int]:
-    """``shape``, which follows ``pattern`` after its batch dimension, in the form of ``target``.
+    """``shape``, which matches ``pattern`` after its batch dimension, rearranged to match ``target``.
 
-    Variable dimensions are as many in both and keep their order.
+    Both patterns have the same number of variable dimensions, in the same order.
     """
     sizes = shape[batch_dims:]
     if len(sizes) != len(pattern) or any(dim not in (-1, size) for dim, size in zip(pattern, sizes, strict=True)):

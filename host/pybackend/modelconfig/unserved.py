@@ -1,4 +1,4 @@
-"""What a configuration may ask for and this release does not do: refused by name, or served without it and said so."""
+"""Configuration features that this release does not support: refused by name, or ignored with a warning."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pybackend.modelconfig.schema import ModelConfig
 
 
 def refuse_unserved(config: ModelConfig) -> None:
-    """Refuse a model that would answer wrongly, or not at all, without what this release does not have.
+    """Refuse a model that would fail or give wrong answers without an unsupported feature.
 
     Args:
-        config: as far as it is known.
+        config: finished or not.
 
     Raises:
-        ModelConfigError: UNSUPPORTED; names the field and what to do.
+        ModelConfigError: UNSUPPORTED; names the field and the way out.
     """
     for field, advice in _refused(config):
         raise ModelConfigError(
@@ -30,7 +30,7 @@ def unserved_warnings(config: ModelConfig) -> tuple[str, ...]:
 def _refused(config: ModelConfig) -> list[tuple[str, str]]:
     refused = []
     if "model_repository_agents" in config.document:
-        refused.append(("model_repository_agents", "what the agents should check would go unchecked"))
+        refused.append(("model_repository_agents", "the checks of the agents would not be made"))
     return refused
 
 

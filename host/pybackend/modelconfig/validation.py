@@ -1,4 +1,4 @@
-"""Rules between the fields of a configuration. Every refusal says what is wrong, in which field and where it stands."""
+"""Rules that span the fields of a configuration. Every error names the mistake, the field and the file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _YES_OR_NO = ("yes", "no")
 
 
 def validate_model_file(config: ModelConfig) -> None:
-    """Check what must hold before the model's code is run at all: its file name and the backend's own parameters.
+    """Check everything that must hold before the model's code runs: its file name and the backend's own parameters.
 
     Raises:
         ModelConfigError: UNSUPPORTED for a parameter's value, else INVALID_ARG.
     """
-    if config.backend == PYTHON:  # the file of another backend is the backend's own
+    if config.backend == PYTHON:  # the file of any other backend is part of the backend
         _validate_filename(config)
     force_cpu = config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
     if force_cpu not in _YES_OR_NO:
@@ -43,7 +43,7 @@ def _validate_filename(config: ModelConfig) -> None:
         raise _wrong(
             config, f"Model name must end with '.py'. Model name is \"{filename}\".", "See default_model_filename."
         )
-    # One level up is the model's directory, where a file that versions share may lie.
+    # One level up is the model's directory, which may hold a file shared by versions.
     if os.path.isabs(filename) or os.path.normpath(os.path.join("version", filename)).startswith(".."):
         raise _wrong(config, f"'default_model_filename' \"{filename}\" of {config.name} leaves the model's directory")
 
@@ -52,7 +52,7 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
     """Check a completed and normalised configuration.
 
     Args:
-        config: whose backend and model file were checked before.
+        config: with a checked backend and model file.
         gpu_count: GPUs of this machine.
 
     Raises:
@@ -79,7 +79,7 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
 
 
 def validate_interface(config: ModelConfig) -> None:
-    """Check the part of a configuration that requests are held against: batch size, inputs, outputs.
+    """Check the part of a configuration that requests are checked against: batch size, inputs, outputs.
 
     Raises:
         ModelConfigError: the first rule broken.
@@ -94,7 +94,7 @@ def validate_interface(config: ModelConfig) -> None:
 def _wrong(
     config: ModelConfig, text: str, advice: str = "", code: ErrorCode = ErrorCode.INVALID_ARG
 ) -> ModelConfigError:
-    """``text`` first, word for word as users know it, then what helps."""
+    """``text`` first, word for word as in the reference, then the advice."""
     separator = "" if not advice else " " if text.endswith(".") else ". "
     return ModelConfigError(f"{text}{separator}{advice} ({config.source})", code)
 
@@ -117,7 +117,7 @@ def _validate_tensors(config: ModelConfig, field: str, tensors: Sequence[TensorC
         raise _wrong(
             config,
             f"model {field} '{name}' is specified {uses} times for {config.name}",
-            "Requests and responses tell tensors apart by name: give each its own.",
+            "Requests and responses tell tensors apart by name: use unique names.",
         )
 
 
@@ -157,7 +157,7 @@ def _reshape_faults(subject: str, dims: Sequence[int], reshape: Sequence[int]) -
 
 
 def _sizes_between_variables(dims: Sequence[int]) -> list[int]:
-    """Element counts of the runs of fixed dimensions; a variable one keeps its place, so each run must match."""
+    """Element counts of the runs of fixed dimensions. Variable ones keep their place, so runs must match in pairs."""
     runs: list[list[int]] = [[]]
     for dim in dims:
         if dim == _VARIABLE:
@@ -225,7 +225,7 @@ def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_coun
     if group.kind is InstanceKind.GPU:
         if gpu_count == 0:
             text = f"{subject} has kind {group.kind} but server does not support GPUs"
-            raise _wrong(config, text, "This machine has none that can be used: set kind: KIND_CPU.")
+            raise _wrong(config, text, "This machine has no usable GPU: set kind: KIND_CPU.")
         for gpu in group.gpus:
             if not 0 <= gpu < gpu_count:
                 raise _wrong(

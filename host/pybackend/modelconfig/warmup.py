@@ -1,4 +1,4 @@
-"""A configuration's ``model_warmup``: the samples that every instance runs before it takes requests, with their bytes."""
+"""A configuration's ``model_warmup``: samples, with their bytes, that instances run before they accept requests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pybackend.author_files.reading import read_beneath, read_start_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.signature import ModelSignature
@@ -18,10 +19,19 @@ from pybackend_wire.bytes_tensor import LENGTH_BYTES, BytesTensorError, decode_e
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES, DataType
 
 WARMUP_DIRECTORY = "warmup"
-"""Where in a model's directory the files of samples lie."""
+"""Directory in a model's directory with the files of samples."""
+
+MOST_WARMUP_BYTES = 1024**3
+"""Limit on the tensors of all samples: the server keeps them for restarted instances."""
+
+MOST_TENSORS = 100_000
+"""Limit on the tensors in the requests of one execution."""
+
+MOST_STRING_BYTES = 32 * 1024**2
+"""Limit on the elements of a string tensor, which are checked one by one."""
 
 _RANDOM_BELOW = 128
-"""Random whole numbers fit every datatype, and the vocabularies and tables that models look them up in."""
+"""Upper bound of random whole numbers. It fits every datatype and most vocabularies and lookup tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class WarmupTensor:
     Attributes:
         name: the input's name.
         datatype: wire name, e.g. ``FP32``.
-        shape: as the model gets it, with a batch dimension of 1 if it batches.
+        shape: as the model receives it, with a batch dimension of 1 if it batches.
         data: the bytes in wire form.
     """
 
@@ -47,9 +57,9 @@ class WarmupSample:
 
     Attributes:
         name: as configured.
-        batch_size: how many requests of one item each execution gets.
-        count: how many executions.
-        inputs: of each request.
+        batch_size: number of single-item requests in each execution.
+        count: number of executions.
+        inputs: inputs of each request.
     """
 
     name: str
@@ -64,17 +74,30 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
     Args:
         config: finished.
         signature: of the same model.
-        model_directory: holds the directory of the samples' files. They are read here, so this may take a while.
+        model_directory: has the directory of sample files. They are read here, so this may take a while.
 
     Raises:
         ModelConfigError: a sample does not fit the model, or its file cannot be read.
     """
     samples = []
+    room = _Room(MOST_WARMUP_BYTES)
     for sample in config.document["model_warmup"]:
-        inputs = _SampleReader(config, signature, model_directory, sample["name"]).inputs(sample["inputs"])
+        reader = _SampleReader(config, signature, model_directory, sample["name"], room)
+        inputs = reader.inputs(sample["inputs"], sample["batch_size"])
         if sample["batch_size"] > 0:
             samples.append(WarmupSample(sample["name"], sample["batch_size"], sample["count"] or 1, inputs))
     return tuple(samples)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The remaining budget for samples that are still unread.
+
+    Attributes:
+        left_bytes: bytes left for their tensors.
+    """
+
+    left_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +106,16 @@ class _SampleReader:
     signature: ModelSignature
     model_directory: Path
     sample_name: str
+    room: _Room
 
-    def inputs(self, inputs: Mapping[str, Mapping[str, Any]]) -> tuple[WarmupTensor, ...]:
+    def inputs(self, inputs: Mapping[str, Mapping[str, Any]], batch_size: int) -> tuple[WarmupTensor, ...]:
         """All inputs, in the model's order, checked."""
         known = self.signature.inputs
-        # Sequence batchers add inputs of their own, which a sample has to bring along.
+        if len(inputs) * batch_size > MOST_TENSORS:
+            raise self._wrong(
+                f"batch_size {batch_size} makes {len(inputs) * batch_size} tensors, and the most is {MOST_TENSORS}"
+            )
+        # Sequence batchers add inputs, which a sample must supply.
         adds_inputs = self.config.scheduling is Scheduling.SEQUENCE_BATCHING
         for name in inputs:
             if name not in known and not adds_inputs:
@@ -113,10 +141,20 @@ class _SampleReader:
         if expected is not None and not _fits(dims, expected.dims):
             raise self._wrong(f"input '{name}' has dims {list(dims)}, the model expects {list(expected.dims)}")
         shape = (1, *dims) if self.signature.max_batch_size else dims
-        data = self._data(name, datatype, prod(dims), given)
+        count = prod(dims)
+        self._take_room(name, dims, count * (datatype.itemsize or LENGTH_BYTES))
+        data = self._data(name, datatype, count, given)
         if expected is not None:
             shape = tuple(self.signature.shape_for_model(expected, shape))
         return WarmupTensor(name, datatype.name, shape, data)
+
+    def _take_room(self, name: str, dims: tuple[int, ...], nbytes: int) -> None:
+        if nbytes > self.room.left_bytes:
+            raise self._wrong(
+                f"input '{name}' has dims {list(dims)}, {nbytes} bytes: all samples together exceed the limit of "
+                f"{MOST_WARMUP_BYTES} bytes"
+            )
+        self.room.left_bytes -= nbytes
 
     def _data(self, name: str, datatype: DataType, count: int, given: Mapping[str, Any]) -> bytes:
         if given.get("input_data_file"):
@@ -135,20 +173,23 @@ class _SampleReader:
         path = Path(os.path.normpath(directory / filename))
         if directory not in path.parents:
             raise self._wrong(f"input_data_file '{filename}' of input '{name}' is outside {directory}")
+        wanted_bytes = count * datatype.itemsize
+        inside = os.path.join(WARMUP_DIRECTORY, os.path.normpath(filename))
         try:
-            data = path.read_bytes()
+            if not datatype.itemsize:
+                data = read_beneath(self.model_directory, inside, MOST_STRING_BYTES)
+                self._take_room(name, (count,), len(data))
+                self._check_strings(name, data, count, path)
+                return data
+            data = read_start_beneath(self.model_directory, inside, wanted_bytes)
         except OSError as error:
             raise self._wrong(f"cannot read {path}, the data of input '{name}': {error.strerror}") from None
-        if not datatype.itemsize:
-            self._check_strings(name, data, count, path)
-            return data
-        wanted_bytes = count * datatype.itemsize
         if len(data) < wanted_bytes:
             raise self._wrong(
                 f"warmup setting expects {wanted_bytes} bytes, but the data provided from {filename}only has "
                 f"{len(data)} bytes. The file is {path}"
             )
-        return data[:wanted_bytes]
+        return data
 
     def _check_strings(self, name: str, data: bytes, count: int, path: Path) -> None:
         try:
@@ -156,7 +197,7 @@ class _SampleReader:
         except BytesTensorError as error:
             raise self._wrong(f"{path}, the data of input '{name}', is no serialised BYTES tensor: {error}") from None
         if found != count:
-            raise self._wrong(f"{path}, the data of input '{name}', has {found} strings, its dims say {count}")
+            raise self._wrong(f"{path}, the data of input '{name}', has {found} strings, but its dims require {count}")
 
     def _wrong(self, text: str) -> ModelConfigError:
         where = f"model_warmup sample '{self.sample_name}' of model '{self.config.name}', {self.config.source}"
@@ -172,7 +213,7 @@ def _fits(dims: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 
 def _random(datatype: DataType, count: int) -> bytes:
-    """Numbers from 0 to 1, or whole ones from 0 to 127; empty strings, for there is nothing to choose from."""
+    """Numbers from 0 to 1; whole ones from 0 to 127; empty strings."""
     generator = np.random.default_rng()
     if datatype.name == "BYTES":
         return bytes(count * LENGTH_BYTES)

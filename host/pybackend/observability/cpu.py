@@ -1,4 +1,4 @@
-"""What the machine does besides: CPU utilisation and memory, from /proc."""
+"""CPU utilisation and memory of the whole machine, from /proc."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class CpuMeter:
-    """Utilisation of all cores between two looks."""
+    """Utilisation of all cores between two calls."""
 
     def __init__(self) -> None:
         self._busy, self._total = _cpu_ticks()
 
     def utilization(self) -> float:
-        """Share of time that was not idle since the last call, from 0 to 1."""
+        """Fraction of time since the last call that was not idle, from 0 to 1."""
         busy, total = _cpu_ticks()
         elapsed = total - self._total
         share = (busy - self._busy) / elapsed if elapsed > 0 else 0.0
@@ -21,14 +21,14 @@ class CpuMeter:
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """Ticks that were not idle, and all ticks."""
+    """Non-idle ticks, and all ticks."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     total = sum(fields)
     return total - fields[3] - fields[4], total
 
 
 def memory_bytes() -> tuple[int, int]:
-    """All memory of the machine, and what of it is in use."""
+    """The machine's total memory, and the part in use."""
     fields = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")

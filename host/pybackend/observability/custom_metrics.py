@@ -1,7 +1,7 @@
 """Custom metrics: the families and series that models register, shared by all instances of all models.
 
-A series is named by its family and labels, and is there as long as somebody holds it: a stub that made a Metric of it and
-has not let go, or, where a stub died, its instance: so counters and histograms go on when it is restarted.
+A series is identified by its family and labels, and exists while it has a holder: a stub with a Metric object for it
+or, after a stub died, its instance. Counters and histograms therefore survive a restart of their stub.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from dataclasses import dataclass, field
 from math import isfinite, isnan
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.observability.metrics import Family
+from pybackend.observability.metrics import Family, head_bytes, series_bytes
 from pybackend.observability.series import CounterSeries, GaugeSeries, HistogramSeries, Series, new_series
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
 from pybackend_wire.metric_rules import family_problem, series_problem
 
 MOST_FAMILIES = 1000
-"""Names that the instances of one model may register in the server's life; names are never forgotten."""
+"""Names that the instances of one model may register during the server's lifetime; names are never removed."""
 
 MOST_HANDLES = 10_000
-"""Metrics and families that one stub may hold at a time, and series that its instance keeps for the stubs to come."""
+"""Metrics and families that one stub may hold at a time, and series that its instance keeps for later stubs."""
+
+MOST_PAGE_BYTES = 4 * 1024 * 1024
+"""Limit on the metrics page's bytes for families and series of one model. Each bucket of a histogram takes a line, with
+all labels, and some 300 bytes of memory."""
 
 RESERVED_PREFIXES = (
     "pybackend_", "nv_inference_", "nv_model_", "nv_cache_", "nv_cpu_", "nv_gpu_", "nv_energy_", "nv_pinned_memory_",
 )  # fmt: skip
-"""How the names of the server's own families begin."""
+"""Prefixes of the server's own families."""
 
 _HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
@@ -42,62 +46,67 @@ class _Family:
 
 @dataclass(eq=False)
 class _Series:
-    """A series and how many hold it; ``settings`` counts how often a gauge was set."""
+    """A series and its number of holders; ``settings`` counts sets of a gauge, ``page_bytes`` belong to its maker."""
 
     family: _Family
     labels: dict[str, str]
     state: Series
+    model_name: str
+    page_bytes: int
     holders: int = 0
     settings: int = 0
 
 
 @dataclass(eq=False)
 class _Stub:
-    """What one stub holds.
+    """The metrics held by one stub.
 
     Attributes:
-        instance: what keeps its counters when it dies, None if nobody does.
-        held: families and series by the handle that the stub knows them by.
-        issued: the last handle; they count from 1 and are never used twice.
-        added: what it has added to gauges since they were last set, with :attr:`_Series.settings` of that time.
+        instance: keeps the stub's counters if it dies, None if nothing does.
+        model_name: the stub's model.
+        held: families and series by the stub's handles.
+        issued: the last handle; handles count from 1 and are never reused.
+        added: amounts added to gauges since they were last set, with :attr:`_Series.settings` at that time.
     """
 
     instance: object | None
+    model_name: str
     held: dict[int, _Family | _Series] = field(default_factory=dict)
     issued: int = 0
     added: dict[_Series, tuple[int, float]] = field(default_factory=dict)
 
 
 class CustomMetrics:
-    """The registry of one server. Stubs and instances are told apart by keys that mean nothing here."""
+    """The registry of one server. Stubs and instances are identified by opaque keys."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
         self._sample_names: dict[str, _Family] = {}
         self._registered_by: Counter[str] = Counter()
+        self._page_bytes: Counter[str] = Counter()
         self._stubs: dict[object, _Stub] = {}
         self._kept: dict[object, dict[_Series, None]] = {}
 
-    # What a stub asks for
+    # Requests of stubs
 
     def new_family(
         self, stub: object, instance: object, model_name: str, name: str, description: str, kind: MetricKind
     ) -> int:
-        """Register a family, or find the one of that name.
+        """Register a family, or find the existing one of that name.
 
         Args:
-            stub: who wants it.
-            instance: what the stub is a life of.
-            model_name: the model that runs there.
+            stub: the requesting stub.
+            instance: the stub's instance.
+            model_name: the stub's model.
             name: the family's name.
             description: its help text, unless it has one already.
-            kind: what it measures.
+            kind: the kind of metric.
 
         Returns:
             The stub's handle for it.
 
         Raises:
-            InferenceError: why it cannot be.
+            InferenceError: the family cannot be registered; the message says why.
         """
         family = self._families.get(name)
         if family is None:
@@ -108,42 +117,45 @@ class CustomMetrics:
                 "Choose another name, or restart the server if the family has changed its kind.",
                 ErrorCode.ALREADY_EXISTS,
             )
-        return self._issue(self._stubs.setdefault(stub, _Stub(instance)), family)
+        return self._issue(self._stubs.setdefault(stub, _Stub(instance, model_name)), family)
 
     def new_series(
         self, stub: object, family_handle: int, labels: dict[str, str], buckets: Sequence[float] | None
     ) -> int:
-        """Register a series, or share the one with these labels; returns the stub's handle for it.
+        """Register a series, or share the existing one with these labels; returns the stub's handle for it.
 
         Raises:
-            InferenceError: why it cannot be.
-            RemoteProtocolError: the stub was never given such a family, or asks for what its SDK refuses.
+            InferenceError: the series cannot be registered; the message says why.
+            RemoteProtocolError: the stub does not hold this family, or sent a request that the SDK refuses.
         """
         family = self._held(stub, family_handle)
         if family is None:
             raise InferenceError("the metric family is deleted.", ErrorCode.INVALID_ARG)
         if not isinstance(family, _Family) or (buckets is None) is (family.kind == MetricKind.HISTOGRAM):
-            raise RemoteProtocolError("a metric was asked for that its family cannot have")
+            raise RemoteProtocolError("a metric was requested that its family cannot have")
         problem = series_problem(family.kind, labels, buckets)
         if problem is not None:
             raise InferenceError(problem, ErrorCode.INVALID_ARG)
         key = frozenset(labels.items())
-        series = family.series.get(key) or _Series(family, labels, new_series(family.kind, buckets or ()))
         known = self._stubs[stub]
+        found = family.series.get(key)
+        series = found or self._new_series(known.model_name, family, labels, buckets or ())
         handle = self._issue(known, series)
-        family.series[key] = series
+        if found is None:
+            family.series[key] = series
+            self._page_bytes[series.model_name] += series.page_bytes
         kept = self._kept.get(known.instance, {})
         if series in kept:
-            del kept[series]  # a restarted stub holds it again, in the place of its instance
+            del kept[series]  # the restarted stub holds it again, instead of its instance
         else:
             series.holders += 1
         return handle
 
     def change(self, stub: object, handle: int, change: MetricChange, value: float) -> None:
-        """Change a series; nothing happens if the stub let go of it just now.
+        """Change a series; no effect if the stub has just released it.
 
         Raises:
-            RemoteProtocolError: the stub does what its SDK refuses.
+            RemoteProtocolError: the stub sent a change that the SDK refuses.
         """
         series = self._held(stub, handle)
         if series is None:
@@ -162,27 +174,27 @@ class CustomMetrics:
             case _Series(state=HistogramSeries() as histogram), MetricChange.OBSERVE if not isnan(value):
                 histogram.observe(value)
             case _:
-                raise RemoteProtocolError("a metric was changed in a way that it cannot be")
+                raise RemoteProtocolError("a metric was changed in a way that its kind does not allow")
 
     def value(self, stub: object, handle: int) -> float:
         """The value of a counter or gauge.
 
         Raises:
-            InferenceError: the stub let go of it just now.
-            RemoteProtocolError: the stub was never given such a one.
+            InferenceError: the stub has just released it.
+            RemoteProtocolError: the stub does not hold this handle, or its metric is a histogram or a family.
         """
         series = self._held(stub, handle)
         if series is None:
             raise InferenceError("the metric is deleted.", ErrorCode.INVALID_ARG)
         if not isinstance(series, _Series) or isinstance(series.state, HistogramSeries):
-            raise RemoteProtocolError("the value was asked of what has none")
+            raise RemoteProtocolError("the value was requested of a metric that has none")
         return series.state.value
 
     def drop(self, stub: object, handle: int) -> None:
-        """The stub lets go of a series or a family.
+        """Release the stub's hold on a series or a family.
 
         Raises:
-            RemoteProtocolError: it was never given that handle.
+            RemoteProtocolError: the stub does not hold this handle.
         """
         dropped = self._held(stub, handle)
         if dropped is None:
@@ -192,10 +204,10 @@ class CustomMetrics:
             self._stubs[stub].added.pop(dropped, None)
             self._release(dropped)
 
-    # What becomes of stubs
+    # End of stubs
 
     def on_gone(self, stub: object) -> None:
-        """A stub's life is over: its counters and histograms stay for its instance, what it added to gauges goes."""
+        """Handle the end of a stub: its instance keeps counters and histograms; its additions to gauges are undone."""
         gone = self._stubs.pop(stub, None)
         if gone is None:
             return
@@ -209,27 +221,30 @@ class CustomMetrics:
             self._release(series)
 
     def on_retired(self, instance: object) -> None:
-        """No stub of this instance will come any more: its model is unloaded."""
+        """Release an instance's series: its model is unloaded, and no further stub will start."""
         for stub in self._stubs.values():
             if stub.instance == instance:
                 stub.instance = None
         for series in self._kept.pop(instance, ()):
             self._release(series)
 
-    # The page
+    # Metrics page
 
     def families(self) -> Iterator[Family]:
-        """Families that have series, in the order in which they were registered."""
-        for family in self._families.values():
+        """Families that have series, in order of registration.
+
+        Values are read when a sample is taken, and the registry may change before the next one.
+        """
+        for family in list(self._families.values()):
             if family.series:
-                samples = [
+                samples = (
                     (suffix, {**series.labels, **labels}, value)
-                    for series in family.series.values()
+                    for series in list(family.series.values())
                     for suffix, labels, value in series.state.samples()
-                ]
+                )
                 yield Family(family.name, family.kind.name.lower(), family.help, suffixed=samples)
 
-    # Inside
+    # Internals
 
     def _register(self, model_name: str, name: str, description: str, kind: MetricKind) -> _Family:
         problem = family_problem(name, description)
@@ -255,21 +270,41 @@ class CustomMetrics:
                 )
         if self._registered_by[model_name] >= MOST_FAMILIES:
             raise InferenceError(
-                f"model '{model_name}' has registered {MOST_FAMILIES} metric families, which is the most it may. Tell "
+                f"model '{model_name}' has registered {MOST_FAMILIES} metric families, the maximum. Tell "
                 "cases apart by labels, not by names.",
                 ErrorCode.UNAVAILABLE,
             )
+        nbytes = head_bytes(name, kind.name, description)
+        self._check_page(model_name, nbytes)
+        self._page_bytes[model_name] += nbytes  # never returned, because names are never removed
         self._registered_by[model_name] += 1
         family = _Family(name, kind, description)
         self._families[name] = family
         self._sample_names |= dict.fromkeys(names, family)
         return family
 
+    def _new_series(
+        self, model_name: str, family: _Family, labels: dict[str, str], buckets: Sequence[float]
+    ) -> _Series:
+        line_count = len(buckets) + 3 if family.kind == MetricKind.HISTOGRAM else 1
+        nbytes = series_bytes(family.name, labels, line_count)
+        self._check_page(model_name, nbytes)
+        return _Series(family, labels, new_series(family.kind, buckets), model_name, nbytes)
+
+    def _check_page(self, model_name: str, nbytes: int) -> None:
+        if self._page_bytes[model_name] + nbytes > MOST_PAGE_BYTES:
+            raise InferenceError(
+                f"the metrics of model '{model_name}' would take more than {MOST_PAGE_BYTES} bytes of the metrics page, "
+                "the maximum. Make fewer of them, with fewer buckets and shorter labels, and delete those "
+                "that are no longer needed.",
+                ErrorCode.UNAVAILABLE,
+            )
+
     def _issue(self, stub: _Stub, item: _Family | _Series) -> int:
         if len(stub.held) >= MOST_HANDLES:
             raise InferenceError(
-                f"this instance holds {MOST_HANDLES} metrics and metric families, which is the most it may. Make each "
-                "once and keep it, and delete those that are not needed any more.",
+                f"this instance holds {MOST_HANDLES} metrics and metric families, the maximum. Make each "
+                "once and keep it, and delete those that are no longer needed.",
                 ErrorCode.UNAVAILABLE,
             )
         stub.issued += 1
@@ -277,14 +312,14 @@ class CustomMetrics:
         return stub.issued
 
     def _held(self, stub: object, handle: int) -> _Family | _Series | None:
-        """What the stub knows by a handle; None if it let go of it."""
+        """The item behind a handle; None if the stub has released it."""
         known = self._stubs.get(stub)
         if known is None or not 1 <= handle <= known.issued:
             raise RemoteProtocolError(f"metric {handle} was never given to this stub")
         return known.held.get(handle)
 
     def _keep(self, instance: object, held: list[_Series]) -> list[_Series]:
-        """Let the instance hold what is no gauge; returns what nobody needs to hold any more."""
+        """Let the instance hold counters and histograms; returns the series without a holder."""
         kept = self._kept.setdefault(instance, {})
         rest = []
         for series in held:
@@ -302,6 +337,7 @@ class CustomMetrics:
         series.holders -= 1
         if not series.holders:
             del series.family.series[frozenset(series.labels.items())]
+            self._page_bytes[series.model_name] -= series.page_bytes
 
 
 def _article(kind: MetricKind) -> str:

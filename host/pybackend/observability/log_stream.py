@@ -1,4 +1,4 @@
-"""Standard output and standard error of the server, written without ever waiting for whoever reads them."""
+"""The server's standard output and standard error. Writing never waits for the reader."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections import deque
 from collections.abc import Callable
 
 MOST_WAITING_BYTES = 4 * 1024 * 1024
-"""How much may wait for a terminal that is held, or a pipe whose reader is slow; what comes then is dropped."""
+"""Limit on bytes queued for a stopped terminal or a slow pipe reader. Beyond it, lines are dropped."""
 
 
 class LogStream:
     """Writes lines to a descriptor.
 
-    While its reader keeps up, a line is written at once, by the caller. Else lines queue up, a thread writes them when
-    there is room again, and then says how many found none.
+    While the reader keeps up, the caller writes each line at once. Otherwise lines are queued; a thread writes them
+    when there is room again, and then reports the number of dropped lines.
 
     Args:
-        descriptor: where lines go.
-        notice: makes the line that says how many were dropped.
+        descriptor: the descriptor to write to.
+        notice: makes the line that reports the number of dropped lines.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int], bytes]) -> None:
@@ -36,7 +36,7 @@ class LogStream:
         self._writer: threading.Thread | None = None
 
     def write(self, line: bytes) -> None:
-        """Write a line, now or when there is room."""
+        """Write a line, immediately or when there is room."""
         with self._changed:
             rest = memoryview(line) if self._waiting else self._write_some(memoryview(line))
             if not rest:
@@ -50,7 +50,7 @@ class LogStream:
                 self._writer.start()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing waits any more, but not for longer than this."""
+        """Wait until the queue is empty, at most ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -59,14 +59,14 @@ class LogStream:
         self._waiting_bytes += len(data)
 
     def _write_some(self, data: memoryview) -> memoryview:
-        """Write as much as there is room for; returns the rest."""
+        """Write as much as fits; returns the rest."""
         try:
-            # Where there is room for anything, there is room for a page.
+            # A pipe with any room has room for a page.
             while data and self._room.poll(0):
                 data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
         except BlockingIOError:
             pass
-        except OSError:  # nobody will ever read it, or the disk is full: the server goes on all the same
+        except OSError:  # the reader is gone for good or the disk is full: the server must continue
             return data[:0]
         return data
 
@@ -89,10 +89,10 @@ class LogStream:
 
 
 def _without_waiting(descriptor: int) -> int:
-    """A way to the same file on which a write never waits, if the descriptor is a terminal.
+    """A descriptor for the same file with non-blocking writes, if it is a terminal.
 
-    A terminal takes part of a line and makes the writer wait with the rest. The descriptor itself is shared with the
-    shell, which must not find it changed.
+    A terminal accepts part of a line and blocks the writer for the rest. The original descriptor is shared with the
+    shell, so its flags must not change.
     """
     if stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor):
         try:

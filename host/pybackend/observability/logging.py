@@ -1,10 +1,11 @@
-"""The server's log: lines in the format that operators' scripts know, informational ones to stdout, others to stderr."""
+"""The server's log, in the reference's line format; informational lines go to stdout, all others to stderr."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -18,14 +19,18 @@ _MODEL = logging.getLogger("pybackend.models")
 VERBOSE = logging.DEBUG
 
 AS_IT_IS = {"as_it_is": True}
-"""What goes as ``extra`` with text that is to be copied from the terminal: it is written without stamp and quotes."""
+"""Passed as ``extra`` with text to copy from the terminal: it is written without stamp and quotes."""
 
 _LETTERS = {logging.ERROR: "E", logging.CRITICAL: "E", logging.WARNING: "W"}
+
+_NOT_ON_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_PARTS_OF_A_LINE = re.compile(r'["\]\\]')
+_PLAIN_FILE = re.compile(r"[\w./ +-]*", re.ASCII)
 
 _STDERR = 2
 
 _FLUSH_S = 1.0
-"""How long the end of the server waits for whoever reads its log."""
+"""How long shutdown waits for the log's readers."""
 
 # The numbers of pb_utils.Logger.LogLevel: INFO, WARNING, ERROR, VERBOSE.
 _MODEL_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, VERBOSE)
@@ -33,13 +38,13 @@ _MODEL_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, VERBOSE)
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Which lines are wanted.
+    """Which lines are written.
 
     Attributes:
         info: informational lines.
         warning: warnings.
         error: errors.
-        verbose_level: 0 for none; from 1 on verbose lines are written, those of models included.
+        verbose_level: 0 for none; from 1 on verbose lines are written, including those of models.
     """
 
     info: bool = True
@@ -52,9 +57,9 @@ class LineFormatter(logging.Formatter):
     """``LMMDD hh:mm:ss.uuuuuu <pid> <file>:<line>] "<message>"``, in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line per record: line breaks and quotes in the message are escaped as in JSON."""
+        """One line per record. Characters that could end the line or forge a part of it are escaped as in JSON."""
         if getattr(record, "as_it_is", False):
-            return record.getMessage()
+            return "\n".join(map(one_line, record.getMessage().split("\n")))
         now = time.gmtime(record.created)
         stamp = time.strftime("%m%d %H:%M:%S", now)
         micros = int(record.created % 1 * 1e6)
@@ -62,8 +67,23 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
         letter = _LETTERS.get(record.levelno, "I")
-        quoted = json.dumps(message, ensure_ascii=False)
-        return f"{letter}{stamp}.{micros:06d} {record.process} {record.filename}:{record.lineno}] {quoted}"
+        quoted = one_line(json.dumps(message, ensure_ascii=False))
+        file = record.filename  # for a model's line, the name sent by its process
+        if not _PLAIN_FILE.fullmatch(file):
+            file = one_line(_PARTS_OF_A_LINE.sub(_escaped, file))
+        return f"{letter}{stamp}.{micros:06d} {record.process} {file}:{record.lineno}] {quoted}"
+
+
+def one_line(text: str) -> str:
+    """Untrusted text, made safe for one line of a terminal.
+
+    Control characters, line and paragraph separators and bidirectional marks are escaped as in JSON.
+    """
+    return _NOT_ON_A_LINE.sub(_escaped, text)
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return f"\\u{ord(character[0]):04x}"
 
 
 class _Wanted(logging.Filter):
@@ -96,14 +116,14 @@ class _StreamHandler(logging.Handler):
 
 
 def take_closed_descriptors() -> None:
-    """Let nothing else get the descriptor of a standard stream that is closed, and be written to for it."""
+    """Occupy closed standard streams, so that no other file gets their descriptors and receives log lines."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(descriptor)
 
 
 def set_up_logging(settings: LogSettings) -> None:
-    """Send this package's log to the terminal; called once, by the command line."""
+    """Send this package's log to the terminal. Called once, by the command line."""
     logger = logging.getLogger(_ROOT)
     logger.propagate = False
     logger.setLevel(VERBOSE if settings.verbose_level > 0 else logging.INFO)
@@ -121,11 +141,11 @@ def set_up_logging(settings: LogSettings) -> None:
 
 
 def _handler_for(output: TextIO | None, streams: dict[tuple[int, int], LogStream]) -> logging.Handler:
-    """A handler that writes there; both outputs in one file or pipe share one queue, so that lines keep their order."""
+    """A handler for this output; two outputs in one file or pipe share a queue, so that lines keep their order."""
     try:
         descriptor = -1 if output is None else output.fileno()
         status = os.fstat(descriptor)
-    except OSError:  # closed, or no file at all
+    except OSError:  # closed, or not a file
         return logging.NullHandler() if output is None else logging.StreamHandler(output)
     key = (status.st_dev, status.st_ino)
     if key not in streams:
@@ -134,7 +154,7 @@ def _handler_for(output: TextIO | None, streams: dict[tuple[int, int], LogStream
 
 
 def _dropped_notice(lines: int) -> bytes:
-    message = f"dropped {lines} lines of this log: whoever reads it was too slow for too long"
+    message = f"dropped {lines} lines of this log: its reader was too slow for too long"
     record = logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, message, (), None)
     return LineFormatter().format(record).encode() + b"\n"
 
@@ -144,19 +164,19 @@ def _is_informational(record: logging.LogRecord) -> bool:
 
 
 def wants_model_level(level: int) -> bool:
-    """Whether lines of this number of a ``pb_utils.Logger.LogLevel`` may be written at all."""
+    """Whether lines of this ``pb_utils.Logger.LogLevel`` number may be written at all."""
     return _MODEL.isEnabledFor(_model_level(level))
 
 
 def write_model_line(instance_name: str, pid: int, level: int, file: str, line: int, message: str) -> None:
-    """Write a line of a model.
+    """Write a log line of a model.
 
     Args:
-        instance_name: stands before the name of the file.
-        pid: process that said it.
+        instance_name: written before the file name.
+        pid: the process that logged it.
         level: number of a ``pb_utils.Logger.LogLevel``.
-        file: where it comes from; of printed text, ``output``.
-        line: in that file.
+        file: source file; ``output`` for printed text.
+        line: line number in that file.
         message: text.
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)

@@ -1,9 +1,9 @@
-"""The metrics page: families of the reference, filled from counters at the moment somebody asks."""
+"""The metrics page: the reference's families, filled from counters when the page is requested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -13,35 +13,56 @@ class Family:
     Attributes:
         name: its name.
         kind: ``counter``, ``gauge`` or ``histogram``.
-        help: what it is, in one line.
+        help: a one-line description.
         samples: labels and value of each.
-        suffixed: samples with what follows the name in theirs, e.g. ``_sum``.
+        suffixed: samples with a suffix of the name, e.g. ``_sum``.
     """
 
     name: str
     kind: str
     help: str
-    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
-    suffixed: list[tuple[str, dict[str, str], float]] = field(default_factory=list)
+    samples: Iterable[tuple[dict[str, str], float]] = ()
+    suffixed: Iterable[tuple[str, dict[str, str], float]] = ()
 
 
-def render(families: Iterable[Family]) -> bytes:
-    """The text format of Prometheus, version 0.0.4.
+_LINE_BYTES = 64
+"""Upper bound of a sample line without family name and labels: a suffix, the bound of a bucket, a value."""
+
+
+def lines(families: Iterable[Family]) -> Iterator[str]:
+    """The text format of Prometheus, version 0.0.4, line by line.
 
     prometheus-client would append ``_total`` to the names of counters, which the reference's dashboards do not expect.
     """
-    lines = []
     for family in families:
-        text = family.help.replace("\\", r"\\").replace("\n", r"\n")
-        lines.append(f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n")
-        lines.extend(_line(family.name, labels, value) for labels, value in family.samples)
-        lines.extend(_line(family.name + suffix, labels, value) for suffix, labels, value in family.suffixed)
-    return "".join(lines).encode()
+        yield _head(family.name, family.kind, family.help)
+        for labels, value in family.samples:
+            yield _line(family.name, labels, value)
+        for suffix, labels, value in family.suffixed:
+            yield _line(family.name + suffix, labels, value)
+
+
+def head_bytes(name: str, kind: str, help_text: str) -> int:
+    """Bytes of a family's header lines on the page."""
+    return len(_head(name, kind, help_text).encode())
+
+
+def series_bytes(name: str, labels: Mapping[str, str], line_count: int) -> int:
+    """Upper bound of a series' bytes on the page."""
+    return line_count * (_LINE_BYTES + len(f"{name}{_labels(labels)}".encode()))
+
+
+def _head(name: str, kind: str, help_text: str) -> str:
+    text = help_text.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:
-    text = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
-    return f"{name}{{{text}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n"
+    return f"{name}{{{_labels(labels)}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""From the bytes that a model's process prints to lines: printed text, and the records of its log between it."""
+"""Splits the output of a model's process into lines: printed text, and log records between it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from pybackend_wire.log_record import MARK, MOST_LINE, MOST_PIECE_BYTES, MOST_PIECE_CHARACTERS, MOST_PIECES
 
 _MOST_UNFINISHED = 64
-"""Long messages that may be on their way at the same time: one for each thread that logs one."""
+"""Long messages that may be in transit at the same time: one for each logging thread."""
 
 _RECORD_TYPES = (int, int, int, str, int, int, int, str)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """One line that a model said.
+    """One line of a model's output.
 
     Attributes:
-        text: without its line feed; a record's may hold several lines.
+        text: without its line feed; a record may have several lines.
         pid: process that logged it, None for printed text.
         level: number of a ``pb_utils.Logger.LogLevel``.
         file: name of the source file, empty for printed text.
-        line: in that file.
+        line: line number in that file.
     """
 
     text: str
@@ -34,27 +34,27 @@ class ModelLine:
 
 
 class LineAssembler:
-    """Takes bytes as they come and gives lines.
+    """Assembles lines from bytes.
 
-    A carriage return takes a line back to its beginning, as on a terminal: of a progress bar its last state is left.
+    A carriage return restarts the line, as on a terminal: only the final state of a progress bar remains.
     """
 
     def __init__(self) -> None:
         self._waiting = bytearray()
         self._searched = 0
         self._text = bytearray()
-        """Text whose line feed has not come yet."""
+        """Text whose line feed has not arrived yet."""
         self._cut_bytes = 0
         self._messages: dict[tuple[int, int], list[str]] = {}
-        """By process and thread, the pieces that came so far of a message that is not whole yet."""
+        """The pieces received so far of incomplete messages, by process and thread."""
 
     def feed(self, data: bytes) -> None:
-        """Add what was read."""
+        """Append received bytes."""
         self._waiting += data
 
     @property
     def has_partial(self) -> bool:
-        """True if there is text that no line feed has ended, once :meth:`take` has given all lines."""
+        """True if text without a line feed remains after :meth:`take` has returned all lines."""
         return bool(self._waiting or self._text)
 
     def take(self) -> ModelLine | None:
@@ -72,17 +72,17 @@ class LineAssembler:
                 return line
 
     def take_partial(self) -> ModelLine | None:
-        """What there is of a line that nobody has ended, if it is anything to see."""
+        """The incomplete line, None if it is empty or blank."""
         line = self._printed(self.take_bytes())
         return line if line.text else None
 
     def take_bytes(self) -> bytearray:
-        """What nobody has looked at yet."""
+        """The bytes that have not been examined yet."""
         waiting, self._waiting, self._searched = self._waiting, bytearray(), 0
         return waiting
 
     def end_here(self) -> None:
-        """What follows is lost: text ends where it does, and what was to become a message is none."""
+        """Mark a loss of data: the current line ends here, and incomplete messages are discarded."""
         begun = self._waiting.rfind(b"\n") + 1
         mark = self._waiting.rfind(MARK, begun)
         if mark >= 0:
@@ -96,7 +96,7 @@ class LineAssembler:
         record = _decoded(raw[mark + 1 :]) if mark >= 0 else None
         if record is None:
             return self._printed(raw)
-        self._keep_text(raw[:mark])  # its line feed may still come
+        self._keep_text(raw[:mark])  # its line feed may follow
         return self._logged(*record)
 
     def _printed(self, raw: bytearray) -> ModelLine:
@@ -114,10 +114,10 @@ class LineAssembler:
         self._cut_bytes += max(0, len(raw) - room)
 
     def _shorten(self) -> None:
-        """No line is complete: remember how far that was looked for, and keep no more of it than is shown."""
+        """No line is complete: remember the searched range, and keep no more text than a line may show."""
         self._searched = len(self._waiting)
         if self._searched > MOST_LINE:
-            mark = self._waiting.rfind(MARK, -MOST_PIECE_BYTES)  # of a record that is not all there
+            mark = self._waiting.rfind(MARK, -MOST_PIECE_BYTES)  # of an incomplete record
             end = self._searched if mark < 0 else mark
             self._keep_text(self._waiting[:end])
             del self._waiting[:end]
@@ -134,7 +134,7 @@ class LineAssembler:
         return ModelLine(text, pid, level, file, line)
 
     def _whole(self, sender: tuple[int, int], number: int, count: int, text: str) -> str | None:
-        """A message that travels in pieces, once the last one is there and none is missing."""
+        """A message sent in pieces, once its last piece has arrived and none is missing."""
         pieces = self._messages.pop(sender, []) if number else []
         if len(pieces) != number or count > MOST_PIECES or len(text) > MOST_PIECE_CHARACTERS:
             return None
@@ -148,7 +148,7 @@ class LineAssembler:
 
 
 def _decoded(raw: bytearray) -> tuple[Any, ...] | None:
-    """The fields of a record, None if it is none."""
+    """The fields of a record, None if it is malformed."""
     if len(raw) > MOST_PIECE_BYTES:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What an instance of a model says, on its way into the server's log: its name, what it may say, and its last words."""
+"""Output of a model instance on its way to the server's log: labels, the output budget, and the last lines."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pybackend.observability.model_lines import ModelLine
 log = logging.getLogger(__name__)
 
 LAST_LINES = 20
-"""How many lines are kept for whoever asks what an instance said last."""
+"""Number of lines kept for error reports about an instance."""
 
 _LAST_LINE_CHARACTERS = 500
 
 BURST_UNITS = 20_000
-"""What an instance may say at once. A line is one unit, and another one for every 100 bytes: 10,000 common lines."""
+"""Burst of output. A line costs one unit, plus one per 100 bytes: 10,000 ordinary lines."""
 
 UNITS_PER_S = 4_000
-"""What it may say in the long run: 2,000 common lines per second, a few per cent of a core."""
+"""Sustained output: 2,000 ordinary lines per second, which cost a few per cent of a core."""
 
 _UNIT_BYTES = 100
 
 
 class ModelOutput:
-    """The output of one instance, through all lives of its process.
+    """The output of one instance, across restarts of its process.
 
     Attributes:
-        instance_name: what its lines are labelled with.
-        dropped_lines: how many lines were beyond what it may say, since it was created.
+        instance_name: label of its lines.
+        dropped_lines: number of lines beyond the budget since the instance was created.
     """
 
     def __init__(self, instance_name: str) -> None:
@@ -42,20 +42,20 @@ class ModelOutput:
 
     @property
     def tail(self) -> list[str]:
-        """The last lines of the process that runs, or ran last, without labels; long ones are cut."""
+        """The last lines of the current or last process, without labels; long ones are cut."""
         return list(self._last)
 
     @property
     def last_words(self) -> str:
-        """The tail as the end of a message; empty if nothing was said."""
+        """The tail, formatted as the end of a message; empty if there was no output."""
         return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in self._last) if self._last else ""
 
     def begin(self) -> None:
-        """A new process speaks."""
+        """Handle the start of a new process."""
         self._last.clear()
 
     def affords(self, data: bytes) -> bool:
-        """Whether the instance may say this now; if so, it counts as said."""
+        """Whether the budget allows this output now; if so, it is charged."""
         now_s = time.monotonic()
         self._units = min(BURST_UNITS, self._units + (now_s - self._counted_s) * UNITS_PER_S)
         self._counted_s = now_s
@@ -66,12 +66,12 @@ class ModelOutput:
         return True
 
     def write(self, line: ModelLine, pid: int, number: int) -> None:
-        """Write a line into the log, if lines of its level are wanted.
+        """Write a line to the log, if its level is enabled.
 
         Args:
-            line: what was said.
+            line: the line.
             pid: the instance's process.
-            number: of a printed line, which has no place in a file.
+            number: number of a printed line, which has no position in a file.
         """
         self._last.append(line.text[:_LAST_LINE_CHARACTERS])
         if line.pid is None:
@@ -79,10 +79,10 @@ class ModelOutput:
         elif wants_model_level(line.level):
             write_model_line(self.instance_name, line.pid, line.level, line.file, line.line, line.text)
         else:
-            self._units += 1 + len(line.text) / _UNIT_BYTES  # what nobody wants to see leaves its room to others
+            self._units += 1 + len(line.text) / _UNIT_BYTES  # disabled lines cost nothing
 
     def say_dropped(self, lines: int, nbytes: int) -> None:
-        """Write into the log that there was more."""
+        """Write a log line about dropped output."""
         log.warning(
             "instance '%s' says more than the log takes: dropped %d lines (%d bytes)", self.instance_name, lines, nbytes
         )

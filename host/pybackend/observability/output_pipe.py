@@ -1,8 +1,8 @@
-"""The pipe into which a model's process prints and logs, read on the event loop.
+"""The pipe for a model process's output and log records, read on the event loop.
 
-The process never waits for the log: the pipe is always drained. What the budget of the instance affords is kept until it
-is written, a little at a time, so that requests do not wait for the log either; what it does not is thrown away, at the
-speed of memory, and counted.
+The process never waits for the log, because the pipe is always drained. Output within the instance's budget is kept and
+written in small portions, so that requests do not wait for the log either. Output beyond the budget is discarded at
+memory speed, and counted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pybackend.observability.model_output import LAST_LINES, ModelOutput
 _READ_BYTES = 256 * 1024
 
 _WRITING_S, _REST_S = 0.0005, 0.002
-"""How long lines are written in one go, and how long requests have the loop for themselves then."""
+"""How long lines are written at a time, and how long requests then have the loop for themselves."""
 
 _DROPPING_S = 1.0
-"""How long everything is dropped once the budget is used up: one notice for all of it, then lines that belong together."""
+"""How long all output is dropped once the budget is exhausted: one notice for all of it, then contiguous lines."""
 
 _DRAINING_S = 0.001
-"""The pause between two looks at a pipe of which everything is dropped: 256 MB per second, for a few per cent of a core."""
+"""Polling interval of a pipe whose output is dropped: 256 MB per second, for a few per cent of a core."""
 
 _PARTIAL_S = 1.0
-"""How long a line may stay without its end before it is written as it is."""
+"""How long an unterminated line may wait before it is written as it is."""
 
 _LAST_WRITING_S = 0.02
 _MOST_LEFT_BYTES = 1024 * 1024
@@ -35,14 +35,14 @@ _LAST_BYTES = 8192
 
 
 class OutputPipe:
-    """What one process says.
+    """The output of one process.
 
     Args:
-        descriptor: the end to read from; owned by this object from now on.
+        descriptor: the read end, owned by this object from now on.
         pid: the process.
 
     Attributes:
-        output: where lines go; to be set before :meth:`start`.
+        output: receives the lines; must be set before :meth:`start`.
     """
 
     def __init__(self, descriptor: int, pid: int) -> None:
@@ -55,7 +55,7 @@ class OutputPipe:
         self._printed = 0
         self._read_s = 0.0
         self._in_line = False
-        """True if the rest of a line that was dropped is still to come."""
+        """True if the rest of a dropped line is still to come."""
         self._dropping = False
         self._dropped_lines = 0
         self._dropped_bytes = 0
@@ -63,20 +63,20 @@ class OutputPipe:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read from now on."""
+        """Start reading."""
         self._loop = loop
         self.output.begin()
         loop.add_reader(self._descriptor, self._on_readable)
 
     def read_now(self) -> None:
-        """Read what is there, so that it stands in the log before what the host says next."""
+        """Read all available output, so that it precedes the host's next log line."""
         data = self._read() if self._descriptor >= 0 else None
         if data:
             self._take_in(data)
             self._write_lines()
 
     def finish(self) -> None:
-        """The process has ended: write what it said last, and close, even if a child of its keeps the other end open."""
+        """Handle the end of the process: write its last output and close, even if a child holds the other end open."""
         if self._descriptor < 0:
             return
         if self._loop is not None:
@@ -95,7 +95,7 @@ class OutputPipe:
     # Reading
 
     def _read(self) -> bytes | None:
-        """What is there; empty at the end, None if that is to come."""
+        """Available bytes; empty at the end, None if there are none yet."""
         try:
             return os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -131,7 +131,7 @@ class OutputPipe:
     # Writing
 
     def _write_lines(self) -> None:
-        """Write the lines that are there, for a moment; go on when requests had theirs."""
+        """Write available lines for a short time, then yield to requests and continue."""
         if "write" in self._timers:
             return
         end_s = time.monotonic() + _WRITING_S
@@ -178,7 +178,7 @@ class OutputPipe:
         if not self._dropping:
             self._dropping = True
             self._later("drop", _DROPPING_S, self._end_dropping)
-            rest, end, after = data.partition(b"\n")  # of a line whose beginning was taken
+            rest, end, after = data.partition(b"\n")  # of a line whose beginning was accepted
             if end:
                 self._lines.feed(rest + end)
                 data = after
@@ -196,7 +196,7 @@ class OutputPipe:
         self.output.dropped_lines += lines
 
     def _end_dropping(self) -> None:
-        if "write" in self._timers:  # what was said before comes first
+        if "write" in self._timers:  # earlier output comes first
             self._later("drop", _REST_S, self._end_dropping)
             return
         if self._in_line:
@@ -209,9 +209,9 @@ class OutputPipe:
         self._dropped_last = b""
 
     def _write_end_of(self, dropped: bytearray) -> None:
-        """The last words matter most: say how many lines are missing before them, and write them all the same."""
+        """Write the last dropped lines after all, preceded by the number of missing ones: last words matter most."""
         end = bytes(dropped[-_LAST_BYTES:])
-        if len(end) == _LAST_BYTES:  # it begins in the middle of a line
+        if len(end) == _LAST_BYTES:  # it starts in the middle of a line
             end = end.partition(b"\n")[2] or end
         last = LineAssembler()
         last.feed(end)
@@ -230,7 +230,7 @@ class OutputPipe:
             self._write(line)
 
     def _later(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call this later, once."""
+        """Schedule a call, unless one of this name is scheduled."""
         if self._loop is not None and name not in self._timers:
             self._timers[name] = self._loop.call_later(delay_s, self._fire, name, callback)
 

@@ -1,4 +1,4 @@
-"""The value of one series of custom metrics, kept by prometheus-client and shown under the name its model gave it."""
+"""The value of one series of custom metrics, stored by prometheus-client and shown under the model's name for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pybackend_wire.messages import MetricKind
 
 Sample = tuple[str, dict[str, str], float]
-"""Suffix of the family's name, labels besides the series' own, value."""
+"""Suffix of the family's name, labels beyond the series' own, value."""
 
 
 class CounterSeries:
@@ -21,12 +21,12 @@ class CounterSeries:
         self._counter = _prometheus().Counter(_NAME, "", registry=None)
 
     def increment(self, value: float) -> None:
-        """Add a value that is not negative."""
+        """Add a non-negative value."""
         self._counter.inc(value)
 
     @property
     def value(self) -> float:
-        """The sum of all that was added."""
+        """The sum of all increments."""
         return _values(self._counter)["_total"]
 
     def samples(self) -> list[Sample]:
@@ -49,7 +49,7 @@ class GaugeSeries:
 
     @property
     def value(self) -> float:
-        """The value as it was left last."""
+        """The current value."""
         return _values(self._gauge)[""]
 
     def samples(self) -> list[Sample]:
@@ -57,14 +57,14 @@ class GaugeSeries:
 
 
 class HistogramSeries:
-    """Observations by size.
+    """A histogram of observations.
 
     Args:
-        buckets: finite upper bounds, strictly increasing; there may be none.
+        buckets: finite upper bounds, strictly increasing; may be empty.
     """
 
     def __init__(self, buckets: Sequence[float]) -> None:
-        # The library wants at least one bound, and hides the sum where a bound is negative.
+        # The library requires at least one bound, and hides the sum if a bound is negative.
         self._histogram = _prometheus().Histogram(_NAME, "", buckets=buckets or (0.0,), registry=None)
         self._has_bounds = bool(buckets)
         self._sum = 0.0
@@ -96,7 +96,7 @@ def new_series(kind: MetricKind, buckets: Sequence[float]) -> Series:
 
 
 _NAME = "series"
-"""What the library's objects are called: it would change some of the names that models give, and they are not shown."""
+"""Name of the library's objects. It is never shown: the library would alter some of the names that models give."""
 
 
 def _samples(metric: Any) -> list[Any]:
@@ -104,13 +104,13 @@ def _samples(metric: Any) -> list[Any]:
 
 
 def _values(metric: Any) -> dict[str, float]:
-    """Values by the suffix of their name."""
+    """Values by name suffix."""
     return {sample.name.removeprefix(_NAME): sample.value for sample in _samples(metric)}
 
 
 @cache
 def _prometheus() -> Any:
-    """The library; imported when the first model wants it, for that takes a twentieth of a second."""
+    """The library; imported on first use, because that takes a twentieth of a second."""
     with _in_this_process():
         import prometheus_client
     return prometheus_client
@@ -118,10 +118,10 @@ def _prometheus() -> Any:
 
 @contextmanager
 def _in_this_process() -> Iterator[None]:
-    """Hide the variables that make the library keep its values in files.
+    """Hide the variables that make the library store its values in files.
 
-    They may be there for the sake of a model that runs a server of its own with several processes; our values would be
-    mixed up with those of everyone who counts there.
+    They may be set for a model that runs its own multi-process server; our values would mix with those of all processes
+    that use the same files.
     """
     names = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
     hidden = {name: os.environ.pop(name) for name in names if name in os.environ}

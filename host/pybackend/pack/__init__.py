@@ -1,8 +1,8 @@
-"""``pybackend pack``: from a file that lists packages to an archive that models run in, without conda being installed.
+"""``pybackend pack``: turns a list of packages into an archive for models to run in. Conda need not be installed.
 
-The journey: :mod:`reader` reads the file; :mod:`conda` or :mod:`python_tree` with :mod:`wheels` make a directory of
-it; :mod:`contents` says what of that goes into the archive, with the compiled files of :mod:`bytecode`; :mod:`writer` writes
-it. :mod:`packing` takes these steps in order. Nothing here is needed to use an archive.
+Steps: :mod:`reader` reads the file; :mod:`conda`, or :mod:`python_tree` with :mod:`wheels`, installs the packages into
+a directory; :mod:`contents` selects the files for the archive, including the compiled files from :mod:`bytecode`;
+:mod:`writer` writes it. :mod:`packing` runs these steps in order. None of this is needed to use an archive.
 """
 
 from pybackend.pack.errors import PackError

@@ -1,4 +1,4 @@
-"""From a specification to a directory with an interpreter and its packages."""
+"""Turns a specification into a directory with an interpreter and its packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pybackend.pack.wheels import WheelOrder
 _QUESTION = """
 import os, sys, sysconfig
 paths = sysconfig.get_paths()
-# Nothing is compiled there yet: json and platform would be half of the time.
+# Nothing is compiled there yet: importing json and platform would double the time.
 print(ascii({
     "version": sys.version.split()[0],
     "cache_tag": sys.implementation.cache_tag,
@@ -47,19 +47,19 @@ print(ascii({
 
 @dataclass(frozen=True)
 class Assembled:
-    """An environment that is complete.
+    """A complete environment.
 
     Attributes:
         prefix: the directory.
-        is_conda: conda's records say what is in it.
+        is_conda: conda's records list its contents.
         python: the interpreter.
-        version: of its CPython.
-        cache_tag: in the names of compiled files.
+        version: version of its CPython.
+        cache_tag: part of the names of compiled files.
         free_threaded: its CPython has no global lock.
-        site_packages: where its packages lie.
-        conda: packages of conda channels, as their index describes them.
-        wheels: lines of a requirements file that ask for exactly the other packages.
-        variables: environment variables that its models get.
+        site_packages: directories of its packages.
+        conda: packages from conda channels, as described by their index.
+        wheels: lines of a requirements file that pin all other packages.
+        variables: environment variables for its models.
     """
 
     prefix: Path
@@ -77,17 +77,17 @@ class Assembled:
 def assemble(
     file: Path, specification: Specification, options: PackOptions, lock: Lock | None, prefix: Path
 ) -> Assembled:
-    """Make the environment, or look at the one that is there.
+    """Create the environment, or inspect an existing one.
 
     Args:
-        file: that was read.
-        specification: what it says.
-        options: of the pack.
-        lock: what exactly to install, None to find out.
-        prefix: the directory to make.
+        file: the file that was read.
+        specification: its contents.
+        options: options of the pack.
+        lock: pinned packages to install, None to resolve them.
+        prefix: the directory to create.
 
     Raises:
-        PackError: it cannot be made; of the kind that says why.
+        PackError: the environment cannot be created; the kind of error says why.
         OSError: a file cannot be read or written.
     """
     if isinstance(specification, CondaPackages):
@@ -110,10 +110,10 @@ def assemble(
 
 
 def _refuse_wishes(given: CondaPrefix | VirtualEnvironment, options: PackOptions) -> None:
-    """What the command line asks for beside an environment that is complete."""
+    """Refuse command-line options that make no sense for a complete environment."""
     for flag, value in (("--python", options.python), ("--extra", options.extras)):
         if value:
-            raise SpecificationError(f"{given.prefix} is packed as it lies: {flag} is for files that name packages")
+            raise SpecificationError(f"{given.prefix} is packed unchanged: {flag} is for files that list packages")
 
 
 def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
@@ -127,7 +127,7 @@ def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lo
         )
         records = conda.carry_out(order, advance)
         if conda.python_version(records) is None:
-            raise SpecificationError(f"{file} asks for no python: add one to its dependencies, such as `- python=3.12`")
+            raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
     wanted = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
     if given.requirements:
         _install_wheels(wanted, prefix / "bin" / "python", options, lock, _known_to_conda(records))
@@ -147,7 +147,7 @@ def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lo
 
 
 def conda_specs(given: CondaPackages, options: PackOptions) -> tuple[str, ...]:
-    """What the file and the command line ask for."""
+    """The packages requested by the file and the command line."""
     if options.python is None:
         return given.specs
     if not options.python.replace(".", "").isdigit():
@@ -175,15 +175,15 @@ def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, 
 
 
 def _chosen_interpreter(given: WheelPackages, options: PackOptions, lock: Lock | None) -> Interpreter:
-    """That which the command line, the lock, or a file beside the requirements asks for."""
+    """The interpreter selected by the command line, the lock, or a file beside the requirements."""
     if lock is not None:
         if options.python is None or is_version(options.python):
-            with suppress(SpecificationError):  # it is not here any more
+            with suppress(SpecificationError):  # it was removed from this machine
                 return find_interpreter(lock.python, given.requires_python)
         return find_interpreter(options.python or minor_of(lock.python), given.requires_python)
     if options.python is not None:
         return find_interpreter(options.python, given.requires_python)
-    file = given.file.parent / ".python-version"  # what uv and pyenv go by too
+    file = given.file.parent / ".python-version"  # uv and pyenv use it too
     with suppress(OSError, UnicodeDecodeError):
         for line in file.read_text().splitlines():
             if line.strip() and not line.startswith("#"):
@@ -192,7 +192,7 @@ def _chosen_interpreter(given: WheelPackages, options: PackOptions, lock: Lock |
 
 
 def wheel_order(given: WheelPackages, options: PackOptions) -> WheelOrder:
-    """What uv is asked for."""
+    """The packages to request from uv."""
     directory = given.file.parent
     if given.requirements:
         if options.extras:
@@ -212,14 +212,14 @@ def _install_wheels(
             wheels.install(WheelOrder(order.directory, lines, packages=order.packages), python, dependencies=False)
             return
         with ThreadPoolExecutor(1) as pool:
-            # Looked up before anything large is downloaded; it is the same look-up, so the second one costs little.
+            # Resolve before any large download. uv caches the result, so resolving again is cheap.
             sizes = pool.submit(wheels.resolve, order, [f"--python={python}"])
             try:
                 found = sizes.result()
             except PackError:
                 if not known:
                     raise
-                # Beside conda's packages that is no answer: they may be what is asked for.
+                # With conda packages present this proves nothing: they may satisfy the request.
                 found = []
         _warn(options, [*known, *(Wanted(package.name, package.size_bytes) for package in found)])
         if options.msgpack and not any(package.name.startswith("msgpack") for package in known):
@@ -234,7 +234,7 @@ def _warn(options: PackOptions, packages: list[Wanted]) -> None:
 
 
 def _write_activation(prefix: Path, variables: dict[str, str]) -> None:
-    """For those who activate the environment by hand; models get the variables from the manifest."""
+    """Write a hook for users who activate the environment by hand; models get the variables from the manifest."""
     directory = prefix / "etc" / "conda" / "activate.d"
     directory.mkdir(parents=True, exist_ok=True)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())]
@@ -279,7 +279,7 @@ def _describe(
 
 def _ask(python: Path, prefix: Path) -> dict[str, Any]:
     if not python.exists():
-        raise UnpackableError(f"{prefix} has no bin/python: an environment of models needs one")
+        raise UnpackableError(f"{prefix} has no bin/python, which an environment for models needs")
     done = subprocess.run(
         [python, "-I", "-B", "-c", _QUESTION], capture_output=True, text=True, check=False, env={"PATH": os.defpath}
     )
@@ -296,10 +296,10 @@ Look = Callable[[], list[PackedSize]]
 
 
 def look_up(file: Path, specification: Specification, options: PackOptions) -> list[PackedSize]:
-    """What would be installed, with what it is to download; nothing is installed.
+    """Packages that would be installed, with their download sizes; installs nothing.
 
     Raises:
-        PackError: it cannot be had; of the kind that says why.
+        PackError: the packages cannot be resolved; the kind of error says why.
     """
     if isinstance(specification, CondaPackages):
         return _look_up_conda(file, specification, options)
@@ -325,7 +325,7 @@ def _look_up_conda(file: Path, given: CondaPackages, options: PackOptions) -> li
     found = conda.sizes(records)
     version = conda.python_version(records)
     if version is None:
-        raise SpecificationError(f"{file} asks for no python: add one to its dependencies, such as `- python=3.12`")
+        raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
     if given.requirements:
         names = {wheels.normalised(package.name) for package in found}
         minor = ".".join(version.split(".")[:2])

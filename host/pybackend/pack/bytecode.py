@@ -1,7 +1,7 @@
-"""Compiling every module before it is packed.
+"""Compiles every module before packing.
 
-An environment is read-only to the models in it: what is not compiled here is compiled again by every process. Files that are
-not checked against their source (PEP 552) stay valid whatever happens to times on the way.
+An environment is read-only for its models, so every process would compile missing files again. Unchecked hash-based
+files (PEP 552) stay valid even if timestamps change in transit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pybackend.pack.errors import PackError, no_space, says_no_space
 from pybackend.pack.progress import Advance
 
 _CHUNK_BYTES = 1 << 19
-"""Source for one process: chunks do not depend on the number of cores, so that neither do the compiled files."""
+"""Source bytes per chunk. Chunks do not depend on the number of cores, and neither do the compiled files."""
 
 _SCRIPT = r"""
 import importlib.util, marshal, os, sys
 
-# py_compile would do it, and import four times as much, which is not compiled either: a tenth of the work for numpy's environment.
+# py_compile would work, but imports four times as much uncompiled code: a tenth of the work for numpy's environment.
 UNCHECKED_HASH = 1
 HEADER = importlib.util.MAGIC_NUMBER + UNCHECKED_HASH.to_bytes(4, "little")
 own = os.getpid()
@@ -34,7 +34,7 @@ own = os.getpid()
 
 def compile_all(chunk):
     for line in chunk.split(b"\0"):
-        if os.getppid() != own:  # killed: nobody waits for this any more
+        if os.getppid() != own:  # the parent was killed
             break
         source, target, display = map(os.fsdecode, line.split(b"\n"))
         with open(source, "rb") as file:
@@ -43,7 +43,7 @@ def compile_all(chunk):
             code = compile(text, display, "exec", dont_inherit=True)
             compiled = marshal.dumps(code)
         except Exception:
-            continue  # templates and code for other versions: it could not be imported either
+            continue  # templates and code for other versions: importing them would fail too
         with open(target, "wb") as file:
             file.write(HEADER + importlib.util.source_hash(text) + compiled)
 
@@ -53,7 +53,7 @@ while True:
     if not size:
         break
     chunk = sys.stdin.buffer.read(int(size, 16))
-    # What an interpreter has compiled before can be seen in the next file: each chunk has a fresh one.
+    # Earlier compilations influence the output, so each chunk gets a fresh process.
     child = os.fork()
     if child == 0:
         status = 1
@@ -76,8 +76,8 @@ class SourceFile:
     """A module to compile.
 
     Attributes:
-        path: of its source.
-        name: of the source within the environment.
+        path: path of its source.
+        name: the source's name within the environment.
     """
 
     path: Path
@@ -85,7 +85,7 @@ class SourceFile:
 
 
 def compiled_name(name: str, cache_tag: str) -> str:
-    """Where Python looks for the compiled file of a module."""
+    """The path at which Python expects the compiled file of a module."""
     directory, _, file = name.rpartition("/")
     return f"{directory}/__pycache__/{file.removesuffix('.py')}.{cache_tag}.pyc"
 
@@ -93,18 +93,18 @@ def compiled_name(name: str, cache_tag: str) -> str:
 def compile_modules(
     python: Path, cache_tag: str, sources: Iterable[SourceFile], target: Path, threads: int, advance: Advance
 ) -> dict[str, Path]:
-    """Compile modules into a directory of their own; returns the compiled files by their name within the environment.
+    """Compile modules into a separate directory; returns the compiled files by their name within the environment.
 
     Args:
         python: the interpreter of the environment.
-        cache_tag: of that interpreter, such as ``cpython-312``.
-        sources: what to compile; what is no valid source is left out.
+        cache_tag: the interpreter's, such as ``cpython-312``.
+        sources: modules to compile; invalid sources are skipped.
         target: an empty directory.
-        threads: processes at the same time.
-        advance: is told how many chunks are done.
+        threads: number of parallel processes.
+        advance: called with the number of finished chunks.
 
     Raises:
-        PackError: the interpreter does not do it.
+        PackError: the interpreter failed.
     """
     names: dict[str, Path] = {}
     chunks: list[bytes] = []
@@ -159,11 +159,11 @@ def _compile(chunk: bytes, idle: SimpleQueue[_Compiler]) -> None:
 
 
 class _Compiler:
-    """An interpreter of the environment that compiles what it is told to.
+    """An interpreter of the environment that compiles chunks of modules.
 
     Args:
         python: the interpreter.
-        target: where it writes.
+        target: the directory for compiled files.
     """
 
     def __init__(self, python: Path, target: Path) -> None:
@@ -179,7 +179,7 @@ class _Compiler:
             stderr=self._complaints,
             bufsize=0,
             cwd=self._target,
-            # Sets of constants are in another order with another seed. (-I would ignore this too.)
+            # The hash seed determines the order of set constants. (-I would ignore this variable.)
             env={"PYTHONHASHSEED": "0", "PATH": os.defpath},
         )
         return self
@@ -193,14 +193,14 @@ class _Compiler:
         self._complaints.close()
 
     def kill(self) -> None:
-        """End it at once; whoever waits for it gets an error."""
+        """Kill the process; a waiting caller gets an error."""
         self._process.kill()
 
     def compile(self, chunk: bytes) -> None:
         """Compile the modules of one chunk.
 
         Raises:
-            PackError: the interpreter does not do it.
+            PackError: the interpreter failed.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -220,7 +220,7 @@ class _Compiler:
         if says_no_space(complaint):
             return no_space("compile modules", self._target)
         return PackError(
-            f"{self._python} cannot compile modules (status {status}): {complaint[-500:] or 'it said nothing'}"
+            f"{self._python} cannot compile modules (status {status}): {complaint[-500:] or 'no error message'}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The conda part of an environment.yml: solved, and installed into a directory."""
+"""Solves the conda part of an environment.yml and installs it into a directory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from pybackend.pack.progress import Advance
 SOLVE_TIMEOUT_S = 600
 
 _MSGPACK = "msgpack-python"
-"""What msgpack is called in conda channels."""
+"""Name of msgpack in conda channels."""
 
 
 @dataclass(frozen=True)
 class CondaOrder:
-    """What to solve, and where to install it.
+    """A request to solve and install packages.
 
     Attributes:
-        channels: the first one is asked first.
-        specs: what is asked for.
-        msgpack: take msgpack too if a channel has it.
-        locked: what exactly to install, as `records` of an earlier answer; None to solve.
-        prefix: the directory to install into, None to solve only.
+        channels: in order of priority.
+        specs: requested packages.
+        msgpack: include msgpack if a channel has it.
+        locked: exact packages to install, as ``records`` of an earlier result; None to solve.
+        prefix: the directory to install into, None to only solve.
     """
 
     channels: Sequence[str]
@@ -50,10 +50,10 @@ class CondaOrder:
 
 
 def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
-    """Solve, and install; returns the chosen packages, as conda's index describes them.
+    """Solve and install; returns the chosen packages, as described by conda's index.
 
     Raises:
-        PackError: it cannot be done; of the kind that says why.
+        PackError: solving or installing failed; the kind of error says why.
     """
     text = json.dumps(
         {
@@ -94,7 +94,7 @@ def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
             raise
         complaint = worker.stderr.read()
     raise PackError(
-        f"py-rattler ended by itself (status {worker.returncode}): {complaint.strip()[-500:] or 'it said nothing'}"
+        f"py-rattler ended unexpectedly (status {worker.returncode}): {complaint.strip()[-500:] or 'no error message'}"
     )
 
 
@@ -123,10 +123,10 @@ def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
 
 def _unsolvable(order: CondaOrder, message: str) -> str:
     reason = re.sub(r"^Cannot solve the request because of:\s*", "", message)
-    # It is a tree of several lines when the packages contradict each other.
+    # The reason is a tree of several lines if packages contradict each other.
     separator = "\n" if "\n" in reason else " "
     return (
-        f"no set of packages from {', '.join(order.channels)} does what is asked for ({', '.join(order.specs)}):"
+        f"no set of packages from {', '.join(order.channels)} satisfies the request ({', '.join(order.specs)}):"
         f"{separator}{reason}"
     )
 
@@ -143,7 +143,7 @@ def _one_line(message: str) -> str:
 
 
 def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
-    """The packages with what they are to download."""
+    """The packages with their download sizes."""
     return sorted(
         (
             PackedSize(
@@ -156,5 +156,5 @@ def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
 
 
 def python_version(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """The version of the CPython among the packages."""
+    """The version of CPython among the packages, None if there is none."""
     return next((str(record["version"]) for record in records if record["name"] == "python"), None)

@@ -1,10 +1,10 @@
-"""Solving and installing conda packages with py-rattler, in a process of its own.
+"""Solves and installs conda packages with py-rattler, in a separate process.
 
-    python -m pybackend.pack.conda_worker < order.json > events
+   python -m pybackend.pack.conda_worker < order.json > events
 
-py-rattler's threads are still at work when an interpreter ends, and now and then that ends it by SIGSEGV (seen with 0.28). This
-process has said all it had to say before, and leaves without that. It writes one JSON document per line: ``solved``,
-``progress``, ``done``, or ``error`` with the step and the kind of exception.
+py-rattler's threads still run at interpreter shutdown and occasionally crash it with SIGSEGV (seen with 0.28). This
+process reports its result first and then exits without a regular shutdown. It writes one JSON document per line:
+``solved``, ``progress``, ``done``, or ``error`` with the step and the kind of exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 
 class _Reporter:
-    """What py-rattler tells while it installs, passed on."""
+    """Forwards py-rattler's progress reports."""
 
     def __init__(self, say: Any) -> None:
         self._say = say
@@ -35,7 +35,7 @@ class _Reporter:
         self._say({"event": "progress", "done": self._done, "total": self._total})
 
     def __getattr__(self, name: str) -> Any:
-        # The protocol has a dozen more, some of which expect a token.
+        # The protocol has a dozen more methods, some of which must return a token.
         if name.startswith("on_"):
             return lambda *_: 0
         raise AttributeError(name)
@@ -51,7 +51,7 @@ async def _solve(order: dict[str, Any]) -> list[Any]:
     async def attempt(specs: list[str]) -> list[Any]:
         return await solve(
             order["channels"],
-            # Not strict: `numpy=1.26` and `python>=3.10,<3.13` are what conda's users write.
+            # Not strict: conda users write `numpy=1.26` and `python>=3.10,<3.13`.
             [MatchSpec(spec) for spec in specs],
             gateway=gateway,
             virtual_packages=virtual,
@@ -64,7 +64,7 @@ async def _solve(order: dict[str, Any]) -> list[Any]:
         if spec not in names:
             try:
                 records = await attempt([*wanted, spec, *(f"{r.name.normalized}=={r.version}" for r in records)])
-            except Exception:  # noqa: BLE001, S112  it is not to be had here: the environment does without
+            except Exception:  # noqa: BLE001, S112  msgpack is unavailable: the environment works without it
                 continue
     return records
 
@@ -95,13 +95,13 @@ async def _work(order: dict[str, Any], say: Any) -> None:
             step = "install"
             await install(records, target_prefix=order["prefix"], show_progress=False, reporter=_Reporter(say))
         say({"event": "done"})
-    except Exception as error:  # noqa: BLE001  it is the whole answer of this process
+    except Exception as error:  # noqa: BLE001  the error is this process's result
         say({"event": "error", "step": step, "kind": type(error).__name__, "message": str(error)})
 
 
 def main() -> None:
-    """Read the order, carry it out, say what came of it."""
-    # Whatever a library prints must not stand between the events.
+    """Read the order, execute it and report the result."""
+    # Output printed by libraries must not mix with the events.
     output: TextIO = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     order = json.load(sys.stdin)

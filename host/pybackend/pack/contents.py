@@ -1,4 +1,4 @@
-"""What goes into an archive: every file of an environment under the name that it will have, with its content and its rights."""
+"""The contents of an archive: every file of an environment with its final name, content and mode."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class PackedFile:
     """One file or link.
 
     Attributes:
-        name: within the environment.
-        size: of its content.
-        mode: its rights: executable or not, nothing else is kept.
-        path: where its content lies, None if it is in ``data``.
-        data: its content, None if it lies in a file.
-        link: where it leads, None if it is no link.
+        size: size of its content.
+        mode: executable or not; no other permission is kept.
+        path: file with its content, None if it is in ``data``.
+        data: its content, None if it is in a file.
+        link: target of a link, None for a file.
     """
 
     name: str
@@ -36,10 +35,10 @@ class PackedFile:
     link: str | None = None
 
     def chunks(self) -> Iterator[bytes]:
-        """Its content.
+        """The file's content.
 
         Raises:
-            OSError: it cannot be read, or became shorter.
+            OSError: it cannot be read, or was truncated.
         """
         if self.path is None:
             yield self.data or b""
@@ -49,16 +48,16 @@ class PackedFile:
             while left:
                 chunk = file.read(min(left, _CHUNK_BYTES))
                 if not chunk:
-                    raise OSError(0, "the file became shorter while it was packed", self.path)
+                    raise OSError(0, "the file was truncated while it was being packed", self.path)
                 left -= len(chunk)
                 yield chunk
 
 
 def file_of(name: str, path: str) -> PackedFile | None:
-    """A file or a link on the disk; None for a directory, or what cannot be in an archive.
+    """A file or link on disk; None for a directory, or a type that archives cannot hold.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: its metadata cannot be read.
     """
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
@@ -69,12 +68,12 @@ def file_of(name: str, path: str) -> PackedFile | None:
 
 
 def file_with(name: str, data: bytes, *, executable: bool = False) -> PackedFile:
-    """A file that lies nowhere."""
+    """A file with its content in memory."""
     return PackedFile(name, len(data), 0o755 if executable else 0o644, data=data)
 
 
 def _mode(mode: int) -> int:
-    # Readable for every user: a model may run under another one. No other right has a meaning elsewhere.
+    # Readable for all users, because a model may run as another one. Other permissions do not apply elsewhere.
     return 0o755 if mode & 0o111 else 0o644
 
 
@@ -85,21 +84,21 @@ class Contents:
     files: dict[str, PackedFile] = field(default_factory=dict)
 
     def add(self, file: PackedFile | None) -> None:
-        """Take a file, in place of an earlier one of that name."""
+        """Add a file, replacing an earlier one of that name."""
         if file is not None:
             self.files[file.name] = file
 
     def sorted(self) -> list[PackedFile]:
-        """In the order of the archive: the same for the same files."""
+        """The files in archive order, which is the same for the same files."""
         return [self.files[name] for name in sorted(self.files)]
 
     @property
     def size_bytes(self) -> int:
-        """Of all content."""
+        """Size of all content."""
         return sum(file.size for file in self.files.values())
 
     def digest(self, threads: int) -> str:
-        """A hash of names, rights, links and content.
+        """A hash of names, modes, links and content.
 
         Raises:
             OSError: a file cannot be read.
@@ -142,7 +141,7 @@ def walk(prefix: Path, left_out: Iterable[str] = ()) -> Iterator[tuple[str, str]
 
     Args:
         prefix: the directory.
-        left_out: directories below it that are not looked into.
+        left_out: directories below it to skip.
     """
     excluded = {str(prefix / name) for name in left_out}
     for directory, directories, files in os.walk(prefix):

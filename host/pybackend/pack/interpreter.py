@@ -1,4 +1,4 @@
-"""Which CPython an environment is made of, where the file does not bring one: found, and asked about itself."""
+"""Finds the CPython for an environment whose file does not provide one, and queries its properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from pybackend.pack.errors import SpecificationError
 
 OLDEST = (3, 8)
-"""CPython 3.8 is the oldest that models run in."""
+"""CPython 3.8 is the oldest version that models run on."""
 
 _NEWEST_KNOWN = 20
 
@@ -43,10 +43,10 @@ class Interpreter:
     Attributes:
         executable: the program, without links.
         version: such as ``3.12.1``.
-        prefix: the directory that it was installed into.
-        standard_library: the directory of its modules.
-        extensions: the directory of its compiled modules.
-        include: the directory of its headers.
+        prefix: its installation directory.
+        standard_library: directory of its modules.
+        extensions: directory of its compiled modules.
+        include: directory of its headers.
         free_threaded: it has no global lock.
     """
 
@@ -60,7 +60,7 @@ class Interpreter:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version as numbers."""
+        """The version as a tuple of numbers."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
 
     @property
@@ -71,7 +71,7 @@ class Interpreter:
 
 @cache
 def probe(path: str) -> Interpreter | None:
-    """Ask a program about itself; None if it is no CPython, or does not start."""
+    """Query a program's properties; None if it is not CPython, or does not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
         done = subprocess.run(
@@ -100,7 +100,7 @@ def probe(path: str) -> Interpreter | None:
 
 
 def is_version(text: str) -> bool:
-    """True for a version, of one number to three; anything else is a path."""
+    """True for a version of one to three numbers; anything else is a path."""
     return re.fullmatch(r"\d+(\.\d+){0,2}", text) is not None
 
 
@@ -110,16 +110,16 @@ def minor_of(version: str) -> str:
 
 
 def find_interpreter(wanted: str | None, requires: str = "", source: str = "--python") -> Interpreter:
-    """The interpreter to make an environment of.
+    """The interpreter for a new environment.
 
     Args:
-        wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the one that runs this, or
-            the newest that does.
-        requires: versions that do, such as ``>=3.11``; empty for any.
-        source: who wants it, for messages.
+        wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the running one, or
+            the newest one that fits.
+        requires: accepted versions, such as ``>=3.11``; empty for any.
+        source: origin of ``wanted``, for messages.
 
     Raises:
-        SpecificationError: there is none, or it does not do.
+        SpecificationError: there is no such interpreter, or it does not fit.
     """
     if wanted is not None and not is_version(wanted):
         return _checked(_of_path(wanted, source), requires, f"{source} {wanted}")
@@ -142,7 +142,7 @@ def find_interpreter(wanted: str | None, requires: str = "", source: str = "--py
 
 
 def _check_version(wanted: str, requires: str, likely: Iterable[Interpreter], source: str) -> None:
-    """Refuse a version that would not do if it were here."""
+    """Refuse a version that would not be accepted even if it were installed."""
     if tuple(map(int, wanted.split("."))) < OLDEST[: wanted.count(".") + 1]:
         raise SpecificationError(f"{source} {wanted}: models run in {'.'.join(map(str, OLDEST))} and newer")
     for interpreter in likely:
@@ -167,10 +167,10 @@ def _of_path(wanted: str, source: str) -> Interpreter:
             path / "bin/python3",
         )
     if not path.exists():
-        raise SpecificationError(f"{source} {wanted}: {path} is not there; write a version such as 3.12, or a path")
+        raise SpecificationError(f"{source} {wanted}: {path} does not exist; write a version such as 3.12, or a path")
     found = probe(os.path.abspath(path))
     if found is None:
-        raise SpecificationError(f"{source} {wanted}: {path} is no CPython that starts")
+        raise SpecificationError(f"{source} {wanted}: {path} is not a working CPython")
     return found
 
 
@@ -204,7 +204,7 @@ def _fulfils(interpreter: Interpreter, requires: str) -> bool:
 
 @cache
 def _of_this_machine(wanted: str | None) -> tuple[Interpreter, ...]:
-    """Every CPython that can be found, one for each place; with a version, those whose paths do not name another."""
+    """Every CPython found, one per location; with ``wanted``, without those whose paths name another version."""
     found: dict[Path, Interpreter] = {}
     for path in _candidates():
         named = re.search(r"(?:^|[/-]|python)(\d+\.\d+)(?:\.\d+)?[^/]*(?:/bin/python3)?$", path)
@@ -227,7 +227,7 @@ def _candidates() -> Iterator[str]:
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", data / "uv" / "python"))
     for installed in (pyenv, managed):
-        # Not Path.glob: a directory that this user may not read has no interpreters for it.
+        # Not Path.glob: it would fail on a directory that this user may not read.
         yield from sorted(glob.glob(f"{glob.escape(str(installed))}/*/bin/python3"))
     directories = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
     for directory in dict.fromkeys(filter(None, directories)):

@@ -1,4 +1,4 @@
-"""What is installed in an environment, read from what installers leave there."""
+"""Installed packages of an environment, read from the records of installers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.pack.wheels import normalised
 
 
 def conda_packages(prefix: Path) -> list[PackedPackage]:
-    """Of a conda environment, what conda installed."""
+    """Packages that conda installed into a conda environment."""
     found = []
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         try:
@@ -26,7 +26,7 @@ def conda_packages(prefix: Path) -> list[PackedPackage]:
 
 
 def python_packages(site_packages: Iterable[Path]) -> list[PackedPackage]:
-    """What is installed for Python; packages of conda are left out, which are known by another name."""
+    """Installed Python packages, without those of conda, which are listed under their conda names."""
     found = {}
     for directory in site_packages:
         for path in sorted(directory.glob("*.dist-info")):
@@ -63,7 +63,7 @@ def _direct_url(path: Path) -> dict[str, Any]:
 
 
 def installed_names(site_packages: Iterable[Path], installer: str) -> set[str]:
-    """Normalised names of the packages that one installer has put there."""
+    """Normalised names of the packages that one installer has installed."""
     return {
         normalised(path.name.split("-")[0])
         for directory in site_packages
@@ -73,10 +73,10 @@ def installed_names(site_packages: Iterable[Path], installer: str) -> set[str]:
 
 
 def refuse_editable(site_packages: Iterable[Path], what: object) -> None:
-    """Check that every package is there, and not somewhere else.
+    """Check that every package is installed, not linked to its sources.
 
     Raises:
-        UnpackableError: one is a link to its sources.
+        UnpackableError: a package is a link to its sources.
     """
     for directory in site_packages:
         names = [
@@ -85,7 +85,7 @@ def refuse_editable(site_packages: Iterable[Path], what: object) -> None:
             if _direct_url(path).get("dir_info", {}).get("editable") is True
         ]
         names += [path.stem for path in directory.glob("*.egg-link")]
-        if not names:  # what has no record of it may still have left the link
+        if not names:  # a package without a record may still have left the link
             names = [path.stem.removeprefix("__editable__.") for path in directory.glob("__editable__*.pth")]
         if names:
             raise UnpackableError(
@@ -102,5 +102,5 @@ def _refuse_foreign_paths(directory: Path, what: object) -> None:
             if added.startswith("/") and Path(added).exists():
                 raise UnpackableError(
                     f"{what}: {path.name} puts {added} on the import path, which is outside of the environment and not packed: "
-                    "install what is there into the environment"
+                    "install its contents into the environment"
                 )

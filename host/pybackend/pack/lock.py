@@ -1,4 +1,4 @@
-"""A file that says what exactly an environment was made of, so that the same can be made again."""
+"""Lock file: pins the contents of an environment, so that the same one can be packed again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TEXTS = ("specification", "platform", "python")
 
 @dataclass(frozen=True)
 class Lock:
-    """What was installed.
+    """The installed packages.
 
     Attributes:
-        specification: hash of the file that asked for it.
-        platform: system and processor that it is for.
-        python: version of the CPython.
-        conda: packages of conda channels, as their index describes them.
+        specification: hash of the file that requested them.
+        platform: system and processor.
+        python: version of CPython.
+        conda: packages from conda channels, as described by their index.
         wheels: lines of a requirements file, each with the hashes of its package.
     """
 
@@ -39,7 +39,7 @@ class Lock:
         return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def write(self, path: Path) -> None:
-        """Put it into a file, whole or not at all.
+        """Write it to a file atomically.
 
         Raises:
             OutputError: it cannot be written.
@@ -58,26 +58,24 @@ class Lock:
 
 
 def read_lock(path: Path, specification: str, platform: str) -> Lock | None:
-    """The lock in a file, None if there is no file.
+    """The lock in a file, None if the file does not exist.
 
     Raises:
-        SpecificationError: it is no lock, or not one for this file and machine.
+        SpecificationError: the file is not a lock, or is for another specification or machine.
     """
     if not path.exists():
         return None
     try:
         document = json.loads(read_text(path))
         if document.pop("format_version") != _FORMAT_VERSION:
-            raise SpecificationError(f"{path} is a lock of another pybackend: delete it, and a new one is written")
+            raise SpecificationError(f"{path} was written by another pybackend version: delete it to write a new one")
         lock = _from_document(document)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise SpecificationError(
-            f"{path} is no lock that pybackend has written: delete it, and a new one is written"
-        ) from None
+        raise SpecificationError(f"{path} is not a lock written by pybackend: delete it to write a new one") from None
     if lock.specification != specification:
         raise SpecificationError(
-            f"{path} was written for other packages, or another --python or --extra, than are asked for now: ask for the same, or "
-            "delete it, and a new one is written"
+            f"{path} was written for other packages, or for another --python or --extra: use the same ones, or "
+            "delete it to write a new one"
         )
     if lock.platform != platform:
         raise SpecificationError(

@@ -1,4 +1,4 @@
-"""What a pack is asked for, and what comes of it."""
+"""Options and results of a pack."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pybackend.environment.manifest import EnvironmentManifest
 from pybackend.pack.progress import Progress
 
 FORMATS: Mapping[str, tuple[str, ...]] = {"tar.gz": (".tar.gz", ".tgz"), "tar.zst": (".tar.zst", ".tzst")}
-"""How archives are compressed, and how their names end."""
+"""Compression formats, and their file name suffixes."""
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -25,19 +25,19 @@ def _no_warning(_: str) -> None:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What a pack is asked for beside its file.
+    """Options of a pack, apart from its file.
 
     Attributes:
-        archive_format: ``tar.gz`` or ``tar.zst``; None takes what the archive's name says.
-        python: a version or a path of the interpreter, for files that do not name one.
-        extras: optional dependencies of a pyproject.toml that are wanted too.
-        lock: a file that says what exactly to install; written if it is not there.
-        msgpack: put msgpack beside the packages, where it can be had: messages cost a model less with it.
-        dry_run: only find out what would be installed.
-        work_directory: where the packages are put together, None for the cache directory.
-        threads: how many may compile and compress at the same time.
-        progress: what is told how far it is.
-        warn: what is told about surprises, one sentence each.
+        archive_format: ``tar.gz`` or ``tar.zst``; None derives it from the archive's name.
+        python: a version or path of the interpreter, for files that do not name one.
+        extras: optional dependencies of a pyproject.toml to include.
+        lock: a file that pins the packages; written if it does not exist.
+        msgpack: add msgpack to the packages if available: it makes messages cheaper for models.
+        dry_run: only resolve the packages.
+        work_directory: where the environment is assembled, None for the cache directory.
+        threads: number of threads for compiling and compressing.
+        progress: receives progress reports.
+        warn: receives warnings, one sentence each.
     """
 
     archive_format: str | None = None
@@ -54,13 +54,13 @@ class PackOptions:
 
 @dataclass(frozen=True)
 class PackedSize:
-    """How large a package is to download.
+    """The download size of a package.
 
     Attributes:
-        name: of the package.
-        version: of the package.
-        size_bytes: 0 if the index does not tell.
-        source: the channel, ``pypi``, or the place that it comes from.
+        name: the package's name.
+        version: the package's version.
+        size_bytes: 0 if the index does not state it.
+        source: the channel, ``pypi``, or another origin.
     """
 
     name: str
@@ -71,16 +71,16 @@ class PackedSize:
 
 @dataclass(frozen=True)
 class PackResult:
-    """What was packed, or would be.
+    """The result of a pack or a dry run.
 
     Attributes:
         archive: the file, None for a dry run.
-        manifest: what is in it, None for a dry run.
-        packages: with their sizes, for a dry run.
-        size_bytes: of the archive.
-        unpacked_bytes: of the files in it.
-        file_count: of the files in it.
-        seconds: how long each step took.
+        manifest: the archive's manifest, None for a dry run.
+        packages: packages with sizes, for a dry run.
+        size_bytes: size of the archive.
+        unpacked_bytes: total size of its files.
+        file_count: number of its files.
+        seconds: duration of each step.
     """
 
     archive: Path | None

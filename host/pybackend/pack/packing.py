@@ -24,15 +24,15 @@ from pybackend.pack.writer import write_archive
 
 
 def pack(specification: Path, archive: Path, options: PackOptions | None = None) -> PackResult:
-    """Make an archive that models run in.
+    """Create an archive for models to run in.
 
     Args:
         specification: an environment.yml, a requirements.txt, a pyproject.toml, or the directory of an environment.
-        archive: the file to write; one that is there is replaced at the end, in one step.
-        options: what else is asked for.
+        archive: the file to write; an existing one is replaced atomically at the end.
+        options: further options.
 
     Raises:
-        PackError: it cannot be made; its kind says why, and its ``status`` is one for a command.
+        PackError: packing failed; the kind of error says why, and ``status`` is the exit status of a command.
     """
     options = options or PackOptions()
     require_extra()
@@ -52,7 +52,7 @@ def pack(specification: Path, archive: Path, options: PackOptions | None = None)
             made = lock or _lock_of(given, assembled, options)
             manifest = _manifest(assembled, contents, made, options)
         except OSError as error:
-            raise output_error(error, "put the packages together", work) from None
+            raise output_error(error, "assemble the environment", work) from None
         size_bytes = _write(archive, archive_format, contents, manifest, options)
     if options.lock is not None and lock is None:
         made.write(options.lock)
@@ -70,11 +70,9 @@ def _format(archive: Path, options: PackOptions) -> str:
     named = next((name for name, suffixes in FORMATS.items() if archive.name.endswith(suffixes)), None)
     if options.archive_format is None and named is None:
         suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each)
-        raise SpecificationError(f"{archive.name} does not say what to write: let the name end in one of {suffixes}")
+        raise SpecificationError(f"{archive.name} has no known suffix: let the name end in one of {suffixes}")
     if options.archive_format is not None and named not in {None, options.archive_format}:
-        raise SpecificationError(
-            f"{archive.name} does not go with --format {options.archive_format}: leave one of them out"
-        )
+        raise SpecificationError(f"{archive.name} contradicts --format {options.archive_format}: leave one of them out")
     return options.archive_format or named or ""
 
 
@@ -82,11 +80,9 @@ def _read_lock(given: Specification, options: PackOptions) -> Lock | None:
     if options.lock is None:
         return None
     if isinstance(given, CondaPrefix | VirtualEnvironment):
-        raise SpecificationError(
-            "--lock is for files that name packages: an environment that is there is packed as it is"
-        )
+        raise SpecificationError("--lock is for files that list packages: an existing environment is packed unchanged")
     if not options.lock.parent.is_dir():
-        raise SpecificationError(f"--lock {options.lock}: {options.lock.parent} is not a directory that is there")
+        raise SpecificationError(f"--lock {options.lock}: the directory {options.lock.parent} does not exist")
     return read_lock(options.lock, _identity(given, options), host_platform())
 
 
@@ -140,7 +136,7 @@ def _manifest(assembled: Assembled, contents: Contents, lock: Lock, options: Pac
 def _write(
     archive: Path, archive_format: str, contents: Contents, manifest: EnvironmentManifest, options: PackOptions
 ) -> int:
-    # First in the archive: whoever wants to know what it is need not read the rest.
+    # First in the archive, so that its manifest can be read without the rest.
     files = [file_with(MANIFEST_FILENAME, manifest.to_json().encode()), *contents.sorted()]
     with options.progress.step("write archive") as advance, draft_of(archive) as draft:
         write_archive(draft, files, archive_format, options.threads, contents.size_bytes, advance)

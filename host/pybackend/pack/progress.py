@@ -1,4 +1,4 @@
-"""How far a pack is: bars on a terminal, nothing elsewhere."""
+"""Progress of a pack: bars on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from typing import IO
 
 Advance = Callable[[float, float], None]
-"""Is told how much of how much is done."""
+"""Called with the amount done and the total."""
 
 
 class Progress:
-    """Says nothing, and measures how long each step takes."""
+    """Shows nothing, and measures the duration of each step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def step(self, title: str) -> Iterator[Advance]:
-        """One step; yields what it may call as it goes on, from any thread."""
+        """One step; yields a callback for progress reports, which any thread may call."""
         started = time.perf_counter()
         try:
             yield self._ignore
@@ -31,7 +31,7 @@ class Progress:
 
 
 class TerminalProgress(Progress):
-    """A line for each step, with a bar while it is known how far it is.
+    """One line per step, with a bar while the total is known.
 
     Args:
         stream: the terminal.

@@ -1,7 +1,7 @@
-"""A copy of a CPython that runs wherever it is put: what a virtual environment is not, since its interpreter lies elsewhere.
+"""A relocatable copy of a CPython. A virtual environment is not relocatable, because its interpreter lies elsewhere.
 
-Only the interpreter's own files are taken, so it may as well be one of /usr or /usr/local. Its shared libraries come along,
-all but the C library's, and find each other by paths relative to themselves.
+Only the interpreter's own files are copied, so its prefix may be /usr or /usr/local. Its shared libraries are copied
+too, except the C library's, and are found by relative paths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pybackend.pack.extra import program
 from pybackend.pack.interpreter import Interpreter, probe
 
 _LEFT_OUT = re.compile(
-    # Tests and their data, tools with windows, what installs pip, static libraries: half of the size, and no model's need.
+    # Tests and their data, GUI tools, bundled pip, static libraries: half of the size, unused by models.
     r"(^|/)(__pycache__|test|tests|idlelib|turtledemo|ensurepip|tkinter|site-packages|dist-packages)$"
     r"|^(EXTERNALLY-MANAGED|turtle\.py|sitecustomize\.py|usercustomize\.py)$|\.(a|o|pyc)$"
     r"|(^|/)(_tkinter|_test\w*|_ctypes_test|_xxtest\w*|xxlimited\w*|xxsubtype|_xx\w*test\w*)\.[^/]*so$"
@@ -29,16 +29,16 @@ _LEFT_OUT = re.compile(
 _OF_THE_SYSTEM = re.compile(
     r"(ld-linux[\w-]*|ld64|lib(c|m|dl|pthread|rt|util|resolv|anl|mvec|nsl|nss_\w+|BrokenLocale|thread_db|gcc_s|stdc\+\+))\.so\b"
 )
-"""Libraries that every system has, and that have to be the system's own."""
+"""Libraries present on every system. A copy from another system would not work."""
 
 _MAGIC = b"\x7fELF"
 
 
 def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
-    """Make a directory with nothing but an interpreter; returns the path of its program.
+    """Copy an interpreter, and nothing else, into a directory; returns the path of its program.
 
     Raises:
-        SpecificationError: its files are not where it says.
+        SpecificationError: its files are not in its prefix.
         UnpackableError: the copy does not start.
         OSError: it cannot be written.
     """
@@ -72,10 +72,10 @@ def _copy_tree(source: Path, target: Path) -> None:
         paths = {name: name if below == "." else f"{below}/{name}" for name in names}
         return [name for name, path in paths.items() if _LEFT_OUT.search(path) or _leads_out(source, directory, name)]
 
-    # Links are kept, so that nothing is there twice.
+    # Links are kept, so that files are not duplicated.
     try:
         shutil.copytree(source, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
-    except shutil.Error as error:  # it has tried all others too: the first one says enough
+    except shutil.Error as error:  # copytree has tried all files: the first error is enough
         _, name, reason = error.args[0][0]
         number = re.match(r"\[Errno (\d+)\]", reason)
         raise OSError(int(number[1]) if number else errno.EIO, reason, name) from None
@@ -87,7 +87,7 @@ def _leads_out(source: Path, directory: str, name: str) -> bool:
 
 
 def _make_like_any_other(tree: Path, library: Path) -> None:
-    """Debian's CPython installs into, and imports from, directories of other names; here they are the usual ones."""
+    """Move Debian's directories for installing and importing packages to their standard names."""
     if "dist-packages" not in (tree / library / "site.py").read_text(encoding="utf-8"):
         return
     (tree / library / "dist-packages").symlink_to("site-packages")
@@ -95,8 +95,8 @@ def _make_like_any_other(tree: Path, library: Path) -> None:
 
 
 def _make_relocatable(interpreter: Interpreter, tree: Path, python: Path, extensions: Path) -> None:
-    """Let the program and its libraries find each other by relative paths; those that are not on every system come along."""
-    # Looked up where they were installed: the copies do not find anything yet.
+    """Let the program and its libraries find each other by relative paths; non-system libraries are copied."""
+    # Resolved with the installed files: the copies cannot find their libraries yet.
     originals = {python: interpreter.executable}
     originals |= {path: interpreter.extensions / path.name for path in sorted(extensions.glob("*.so"))}
     needs = _needed_libraries([path for path in originals.values() if _is_binary(path)])
@@ -122,7 +122,7 @@ def _make_relocatable(interpreter: Interpreter, tree: Path, python: Path, extens
 
 
 def _strip(binaries: list[Path]) -> None:
-    """Without what only a debugger reads, an interpreter that was built here is half as large; where there is no strip, it stays."""
+    """Strip debug symbols if ``strip`` is available: an interpreter built locally becomes half as large."""
     strip = shutil.which("strip")
     if strip is not None:
         subprocess.run([strip, "--strip-debug", *filter(_is_binary, binaries)], capture_output=True, check=False)
@@ -134,10 +134,10 @@ def _is_binary(path: Path) -> bool:
 
 
 def _needed_libraries(binaries: list[Path]) -> dict[Path, dict[str, Path]]:
-    """The libraries that each one is linked with, as the loader of this machine finds them."""
+    """The libraries that each binary is linked with, as found by this machine's loader."""
     done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False, env={"PATH": os.defpath})
     needs: dict[Path, dict[str, Path]] = {}
-    # With one file, its name is not printed.
+    # Given a single file, ldd omits its name.
     current: dict[str, Path] = needs.setdefault(binaries[0], {})
     for line in done.stdout.splitlines():
         if not line[:1].isspace():
@@ -148,8 +148,8 @@ def _needed_libraries(binaries: list[Path]) -> dict[Path, dict[str, Path]]:
 
 
 def _rename_prefix(interpreter: Interpreter, library: Path) -> None:
-    """What the interpreter remembers of its build names the copy, as if it had been installed there."""
-    if len(interpreter.prefix.parts) < 4:  # /usr, /usr/local: as part of other paths these names mean something else
+    """Replace the prefix in the interpreter's build settings, as if it had been installed in the copy."""
+    if len(interpreter.prefix.parts) < 4:  # /usr and /usr/local also occur inside unrelated paths
         return
     old, new = os.fsencode(interpreter.prefix), os.fsencode(library.parents[1])
     for path in (
@@ -166,10 +166,10 @@ def _rename_prefix(interpreter: Interpreter, library: Path) -> None:
 def _check_start(interpreter: Interpreter, python: Path, tree: Path) -> None:
     copy = probe(str(python))
     if copy is None or copy.version != interpreter.version or copy.prefix != Path(os.path.realpath(tree)):
-        where = "does not start" if copy is None else f"believes to be in {copy.prefix}"
+        where = "does not start" if copy is None else f"reports {copy.prefix} as its prefix"
         raise UnpackableError(
-            f"a copy of {interpreter.executable} {where}: it cannot be moved; name another CPython with --python, such as one of pyenv "
+            f"a copy of {interpreter.executable} {where}: it is not relocatable; name another CPython with --python, such as one of pyenv "
             "or of uv"
         )
     if read_binary(python) is None:
-        raise UnpackableError(f"{interpreter.executable} is no binary; name the interpreter itself with --python")
+        raise UnpackableError(f"{interpreter.executable} is not a binary; name the interpreter itself with --python")

@@ -1,4 +1,4 @@
-"""The file that says what an environment is made of, read before anything is looked up or installed."""
+"""Reads the specification of an environment before anything is resolved or installed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ KINDS = (
 
 
 def read_specification(path: Path) -> Specification:
-    """Read the file, or look at the directory.
+    """Read the file, or inspect the directory.
 
     Raises:
-        SpecificationError: it is not there, of no known kind, or wrong.
-        UnpackableError: it asks for what cannot be packed.
+        SpecificationError: it is missing, of an unknown kind, or contains a mistake.
+        UnpackableError: it requests a package that cannot be packed.
     """
     try:
         is_directory = path.is_dir()
         if not is_directory and not path.exists():
-            raise SpecificationError(f"{path} is not there: name {KINDS}")
+            raise SpecificationError(f"{path} does not exist: name {KINDS}")
         path = Path(os.path.abspath(path))
         if is_directory:
             return _directory(path)
@@ -45,7 +45,7 @@ def read_specification(path: Path) -> Specification:
         return _pyproject(path)
     if path.suffix in {".txt", ".in"}:
         return WheelPackages(path, requirement_lines(path))
-    raise SpecificationError(f"{path} is none of the kinds that can be packed: name {KINDS}")
+    raise SpecificationError(f"{path} is of an unknown kind: name {KINDS}")
 
 
 def _directory(path: Path) -> Specification:
@@ -55,9 +55,9 @@ def _directory(path: Path) -> Specification:
         return VirtualEnvironment(path)
     inside = [name for name in ("environment.yml", "requirements.txt", "pyproject.toml") if (path / name).is_file()]
     if inside:
-        raise SpecificationError(f"{path} is a directory, and no environment: is {path / inside[0]} meant?")
+        raise SpecificationError(f"{path} is a directory but not an environment: did you mean {path / inside[0]}?")
     raise SpecificationError(
-        f"{path} is a directory without conda-meta and without pyvenv.cfg, so it is no environment: name {KINDS}"
+        f"{path} is a directory without conda-meta and pyvenv.cfg, so it is not an environment: name {KINDS}"
     )
 
 
@@ -69,7 +69,7 @@ def _pyproject(path: Path) -> WheelPackages:
         raise SpecificationError(f"{path} is not TOML: {error}") from None
     project = document.get("project")
     if not isinstance(project, dict):
-        raise SpecificationError(f"{path} has no table [project]: it does not say which packages are needed")
+        raise SpecificationError(f"{path} has no table [project], so it lists no packages")
     requires = project.get("requires-python", "")
     return WheelPackages(
         path,

@@ -1,8 +1,8 @@
-"""Making the files of an environment forget where they lie, with conda-pack.
+"""Makes the files of an environment independent of their directory, with conda-pack.
 
-Of every file that names the environment's directory, conda-pack rewrites what can be relative, and writes a list of the rest
-into ``bin/conda-unpack``: whoever unpacks the archive puts the new directory there. It does so for conda's environments, and
-as well for those that are a copied interpreter with wheels.
+In every file that contains the environment's directory, conda-pack makes paths relative where it can, and lists the
+rest in ``bin/conda-unpack``; unpacking writes the new directory there. This works for conda environments, and equally
+for a copied interpreter with wheels.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pybackend.pack.contents import Contents, PackedFile, file_of, file_with, wa
 from pybackend.pack.errors import UnpackableError
 
 PLACEHOLDER = "/opt/where-this-environment-was-packed"
-"""In text, in place of a directory whose name is another one each time."""
+"""Fixed text that replaces a directory whose name differs in each pack."""
 
 _LONG_SHEBANG = re.compile(rb"#!/usr/bin/env (python[\w.]*) +([^\r\n]*\S)")
 _NOT_PACKED = ("CACHEDIR.TAG", ".condarc")
-"""What makes others treat the directory as a cache, and settings of the conda that is not there."""
+"""A marker that makes other tools treat the directory as a cache, and settings of the absent conda."""
 
 
 class _Collector:
-    """Stands where conda-pack expects an archive."""
+    """Replaces the archive that conda-pack would write to."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -48,9 +48,9 @@ class _Collector:
 
 
 def _without_accidents(record: bytes) -> bytes:
-    """Drop what differs from pack to pack: hashes of files that name the directory are wrong elsewhere anyway."""
+    """Remove details that differ between packs: hashes of files with the directory in them are invalid elsewhere."""
     document = json.loads(record)
-    document.pop("indexed_timestamp", None)  # when a channel was last indexed
+    document.pop("indexed_timestamp", None)  # time when the channel was indexed
     for path in (document.get("paths_data") or {}).get("paths", ()):
         path.pop("sha256_in_prefix", None)
         if "entry_point" in path.get("path_type", ""):
@@ -60,14 +60,14 @@ def _without_accidents(record: bytes) -> bytes:
 
 
 def _with_working_options(data: bytes) -> bytes:
-    """Linux takes all that follows /usr/bin/env for one word, unless -S splits it."""
+    """Fix shebang lines: without -S, Linux passes everything after /usr/bin/env as a single word."""
     return (
         _LONG_SHEBANG.sub(rb"#!/usr/bin/env -S \1 \2", data, count=1) if data.startswith(b"#!/usr/bin/env ") else data
     )
 
 
 def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
-    """The files of a directory that is no conda environment; and the names of those that will be rewritten.
+    """The files of a directory that is not a conda environment, and the names of those that will be rewritten.
 
     Raises:
         OSError: a file cannot be read.
@@ -78,7 +78,7 @@ def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
 
 
 def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents, set[str]]:
-    """The same for a conda environment.
+    """The files of a conda environment, and the names of those that will be rewritten.
 
     Raises:
         UnpackableError: conda-pack refuses it.
@@ -89,13 +89,13 @@ def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            # A pip section that brings another version of a conda package removes files that conda knows of.
+            # A pip section with another version of a conda package removes files listed by conda.
             environment = CondaEnv.from_prefix(str(prefix), ignore_missing_files=True)
         except CondaPackException as error:
             raise UnpackableError(f"{prefix} cannot be packed: {' '.join(str(error).split())}") from None
         except (KeyError, ValueError, TypeError) as error:
             raise UnpackableError(
-                f"{prefix} is a damaged conda environment: its conda-meta cannot be read ({error!r})"
+                f"{prefix} is a damaged conda environment: its conda-meta is unreadable ({error!r})"
             ) from None
     for warning in caught:
         warn(_short(str(warning.message)))
@@ -105,14 +105,14 @@ def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents,
 def _short(message: str) -> str:
     if "without entries in the package cache" in message:
         return (
-            "packages of this environment are no longer in conda's cache: files that name its directory are found by looking, "
-            "which misses those in binaries"
+            "packages of this environment are no longer in conda's cache: files that contain its directory are found "
+            "by a search, which misses those in binaries"
         )
     return " ".join(message.split())
 
 
 def _as_it_lies(prefix: Path, file: Any) -> Any:
-    """conda-pack takes files from conda's cache; the environment's own may have been changed since, by pip or by hand."""
+    """conda-pack takes files from conda's cache; pip or a user may have changed the environment's own since."""
     from conda_pack.core import File
     from conda_pack.prefixes import replace_prefix
 
@@ -139,7 +139,7 @@ def _relocate(prefix: Path, files: list[Any]) -> tuple[Contents, set[str]]:
 
     class CollectingPacker(Packer):  # type: ignore[misc]
         def _write_text_file(self, fpath: str, ftext: str, executable: bool = False) -> None:
-            # Not by way of a file that is gone when this returns.
+            # Not through a temporary file, which would be gone on return.
             contents.add(file_with(fpath, ftext.encode("utf-8", "surrogateescape"), executable=executable))
 
     packer = CollectingPacker(str(prefix), collector)
@@ -147,7 +147,7 @@ def _relocate(prefix: Path, files: list[Any]) -> tuple[Contents, set[str]]:
         if file.target.endswith(".pyc") or file.target in _NOT_PACKED or file.target.startswith(".pack-"):
             continue
         if file.file_mode in {None, "unknown"} and not file.target.startswith("conda-meta/"):
-            # Most files do not name the directory: those need not be read into memory.
+            # Most files do not contain the directory, and are not read into memory.
             file.file_mode = "unknown" if _names(file.source, os.fsencode(prefix)) else None
         known = len(packer.prefixes)
         packer.add(file)
@@ -167,7 +167,7 @@ def _relocate(prefix: Path, files: list[Any]) -> tuple[Contents, set[str]]:
 
 
 def _forget_old_hashes(contents: Contents) -> None:
-    """Of files that were rewritten, what wheels wrote down when they were installed: it is not so, and differs from pack to pack."""
+    """Remove the hashes of rewritten files from wheels' records: they are wrong, and differ between packs."""
     for record in [file for file in contents.files.values() if file.name.endswith(".dist-info/RECORD")]:
         packages = posixpath.dirname(posixpath.dirname(record.name))
         lines = b"".join(record.chunks()).decode("utf-8", "surrogateescape").splitlines(keepends=True)
@@ -183,7 +183,7 @@ def _without_hash(line: str, packages: str, contents: Contents) -> str:
 
 
 def _names(path: str, prefix: bytes) -> bool:
-    """True if a file has the directory's name in it."""
+    """True if a file contains the directory's name."""
     if os.path.islink(path) or not os.path.isfile(path) or not os.path.getsize(path):
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -191,9 +191,9 @@ def _names(path: str, prefix: bytes) -> bool:
 
 
 def sources_to_compile(contents: Contents, rewritten: set[str]) -> Iterator[PackedFile]:
-    """Modules whose compiled files belong into the archive.
+    """Modules whose compiled files belong in the archive.
 
-    Those that will be rewritten are left out: nothing would notice that what was compiled names another directory.
+    Rewritten modules are excluded: their compiled files would keep the old directory, and nothing would notice.
     """
     for file in contents.sorted():
         if (

@@ -1,6 +1,6 @@
-"""Directories and files under way. A killed pack leaves them behind; the next one removes them, never those of a running one.
+"""Scratch directories and drafts. A killed pack leaves them behind; the next one removes them, but not those in use.
 
-Each is locked by the process that uses it, and the operating system unlocks what a dead process had.
+The process that uses one holds a lock on it, which the operating system releases when the process dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMOVALS = 3
 
 
 def default_work_directory() -> Path:
-    """Where packages are put together: on a disk, which the directory for temporary files need not be."""
+    """Where environments are assembled: on a disk, because the directory for temporary files may be in memory."""
     directory = default_cache_directory() / "pack"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
     """A new directory below ``parent``, removed at the end.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
-        raise output_error(error, "put packages together", parent) from None
+        raise output_error(error, "assemble the environment", parent) from None
     try:
         yield directory
     finally:
@@ -57,7 +57,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _only_one(parent: Path) -> Iterator[None]:
-    # Whoever makes one must have locked it before somebody else looks for unlocked ones.
+    # A new directory must be locked before another process looks for unlocked ones.
     directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ def _remove_abandoned_directories(parent: Path) -> None:
             try:
                 if os.fstat(directory).st_uid == os.geteuid():
                     fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # What a killed pack has started may go on for a moment: it does not find its files any more.
+                    # Child processes of the killed pack may run for a moment longer, and no longer find their files.
                     doomed = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / "removed"
                     path.rename(doomed)
                     _remove_directory(doomed.parent)
@@ -82,7 +82,7 @@ def _remove_abandoned_directories(parent: Path) -> None:
 
 
 def _remove_directory(path: Path) -> None:
-    for _ in range(_REMOVALS):  # somebody who has it open may still make files in it
+    for _ in range(_REMOVALS):  # other processes may still create files in it
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
             break
@@ -90,7 +90,7 @@ def _remove_directory(path: Path) -> None:
 
 @contextmanager
 def draft_of(archive: Path) -> Iterator[BinaryIO]:
-    """A file that becomes ``archive`` when all is written, and is removed if not. Half an archive never has its name.
+    """A file that becomes ``archive`` once complete, and is removed otherwise: an incomplete one never has the name.
 
     Raises:
         OutputError: it cannot be written.
@@ -119,21 +119,21 @@ def draft_of(archive: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(archive: Path) -> None:
-    """Find out before the work, not after it, that the archive cannot be written.
+    """Check before the work that the archive can be written.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: it cannot be written.
     """
     if archive.is_dir():
         raise OutputError(f"cannot write {archive}: it is a directory; name a file in it")
     if not archive.parent.is_dir():
-        raise OutputError(f"cannot write {archive}: {archive.parent} is not a directory that is there")
+        raise OutputError(f"cannot write {archive}: the directory {archive.parent} does not exist")
     with suppress(_Written), draft_of(archive):
         raise _Written
 
 
 class _Written(Exception):
-    """The draft could be made; it is not wanted."""
+    """The draft was created successfully and must be discarded."""
 
 
 def _remove_abandoned_drafts(archive: Path) -> None:

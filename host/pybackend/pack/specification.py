@@ -1,4 +1,4 @@
-"""What an environment is made of, as its file says it."""
+"""Specifications: the contents of an environment, as described by its file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pybackend.pack.text_file import read_text
 
 @dataclass(frozen=True)
 class CondaPackages:
-    """Of an environment.yml.
+    """Contents of an environment.yml.
 
     Attributes:
-        channels: names, URLs and directories (as URLs), the first one is asked first.
-        specs: what is asked for, as conda writes it.
-        requirements: lines of its pip section: those of a requirements file.
-        variables: environment variables that its models get.
+        channels: names, URLs and directories (as URLs), in order of priority.
+        specs: requested packages in conda's notation.
+        requirements: lines of its pip section, in the format of a requirements file.
+        variables: environment variables for its models.
     """
 
     channels: tuple[str, ...]
@@ -32,13 +32,13 @@ class CondaPackages:
 
 @dataclass(frozen=True)
 class WheelPackages:
-    """Of a requirements.txt or a pyproject.toml.
+    """Contents of a requirements.txt or a pyproject.toml.
 
     Attributes:
-        file: one of them.
+        file: the file.
         requirements: lines of a requirements.txt; none for a pyproject.toml.
-        is_project: the file describes a package, which is wanted itself.
-        requires_python: versions of CPython that do, such as ``>=3.11``; empty for any.
+        is_project: the file describes a package, which must be installed itself.
+        requires_python: accepted versions of CPython, such as ``>=3.11``; empty for any.
     """
 
     file: Path
@@ -49,14 +49,14 @@ class WheelPackages:
 
 @dataclass(frozen=True)
 class CondaPrefix:
-    """A conda environment that is there already."""
+    """An existing conda environment."""
 
     prefix: Path
 
 
 @dataclass(frozen=True)
 class VirtualEnvironment:
-    """A virtual environment that is there already."""
+    """An existing virtual environment."""
 
     prefix: Path
 
@@ -65,17 +65,17 @@ Specification = CondaPackages | WheelPackages | CondaPrefix | VirtualEnvironment
 
 
 def requirement_lines(path: Path) -> tuple[str, ...]:
-    """The lines of a requirements file, as they are.
+    """The unmodified lines of a requirements file.
 
     Raises:
         SpecificationError: it cannot be read, or is empty.
-        UnpackableError: it asks for an editable package.
+        UnpackableError: it lists an editable package.
     """
     lines = tuple(read_text(path).splitlines())
     refuse_editable_lines(path, lines)
     refuse_idle_hashes(path, lines)
     if not any(line.strip() and not line.strip().startswith("#") for line in lines):
-        raise SpecificationError(f"{path} names no package")
+        raise SpecificationError(f"{path} lists no package")
     return lines
 
 
@@ -83,30 +83,30 @@ _EDITABLE = re.compile(r"\s*(-e|--editable)(?:[\s=]|$)")
 
 
 def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that nothing is to be installed by a link to its sources.
+    """Check that no package is installed as a link to its sources.
 
     Raises:
-        UnpackableError: something is.
+        UnpackableError: one is.
     """
     for number, line in enumerate(lines, 1):
         if _EDITABLE.match(line):
             raise UnpackableError(
-                f"{path}: '{line.strip()}' (number {number}) asks for an editable package, which is a link to this machine's "
-                "files: remove the option, and the package itself is packed"
+                f"{path}: '{line.strip()}' (number {number}) requests an editable package, which is a link to this "
+                "machine's files: remove the option to pack the package itself"
             )
 
 
 def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that every hash is one of a certain version: uv passes over others, and somebody relies on them.
+    """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them.
 
     Raises:
-        SpecificationError: one is not.
+        SpecificationError: a hash belongs to no pinned version.
     """
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         package, hashed, _ = line.partition(" --hash")
         if hashed and not re.search(r"==|@|://", package) and not package.lstrip().startswith("#"):
             raise SpecificationError(
-                f"{path}: '{package.strip()}' has a hash and no certain version, so it would not be checked: pin it with =="
+                f"{path}: '{package.strip()}' has a hash but no pinned version, so it would not be checked: pin it with =="
             )
 
 
@@ -114,20 +114,20 @@ INDEX_OPTION = re.compile(
     r"\s*(-i|--index-url|--extra-index-url|--index|--default-index|-f|--find-links|--no-index|--pre|--trusted-host"
     r"|--only-binary|--no-binary)(?:[\s=]|$)"
 )
-"""Lines of a requirements file that say where packages come from, not which."""
+"""Options in a requirements file that say where packages come from."""
 
 
 def index_options(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The lines that are needed to find the same packages again."""
+    """The option lines needed to find the same packages again."""
     return tuple(line for line in lines if INDEX_OPTION.match(line))
 
 
 def identity(specification: Specification, options: tuple[str, ...]) -> str:
-    """What a lock remembers of the file that it was made for: it changes when other packages might be asked for.
+    """The part of a lock that identifies its file. It changes when the requested packages may have changed.
 
     Args:
-        specification: that was read.
-        options: of the command line that matter.
+        specification: the contents of the file.
+        options: the relevant options of the command line.
     """
     if isinstance(specification, CondaPackages):
         content: list[object] = [*specification.channels, *sorted(specification.specs), *specification.requirements]

@@ -1,4 +1,4 @@
-"""What somebody who packs an environment would rather be told than find out."""
+"""Warnings about an environment's size and contents."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pybackend.pack.wheels import normalised
 
 LARGE_BYTES = 2 * 1024**3
-"""An environment above this is mentioned."""
+"""Environments above this size cause a warning."""
 
 WITHOUT_NUMPY = "numpy is not among the packages: models cannot run in this environment without it"
 
 _FOR_CUDA = ("nvidia-", "cuda-", "triton", "cupy-cuda")
 _DRAGGED_IN_BY = ("torch", "tensorflow", "jax", "jaxlib", "onnxruntime-gpu", "xgboost", "vllm")
 _CPU_ONLY = {
-    "torch": "with UV_TORCH_BACKEND=cpu in the environment, uv takes the wheels without them",
+    "torch": "with UV_TORCH_BACKEND=cpu in the environment, uv installs the wheels without them",
     "tensorflow": "`tensorflow-cpu` is the same without them",
     "xgboost": "`xgboost-cpu` is the same without them",
 }
@@ -26,8 +26,8 @@ class Wanted:
     """A package that will be, or was, installed.
 
     Attributes:
-        name: of the package.
-        size_bytes: to download, 0 if that is not known.
+        name: the package's name.
+        size_bytes: download size, 0 if unknown.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Wanted:
 
 
 def surprises(packages: Iterable[Wanted]) -> list[str]:
-    """Sentences about what is larger than one might think, or not there at all."""
+    """Sentences about unexpectedly large or missing packages."""
     found = []
     wanted = {normalised(package.name): package for package in packages}
     for_cuda = [package for name, package in wanted.items() if name.startswith(_FOR_CUDA)]
@@ -57,7 +57,7 @@ def _count(packages: Sequence[Wanted]) -> str:
 
 
 def gigabytes(size_bytes: int) -> str:
-    """A size as people say it."""
+    """A size in human-readable form."""
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:.1f} GB"
     return f"{size_bytes / 1e6:.1f} MB"

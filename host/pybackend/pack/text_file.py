@@ -1,9 +1,11 @@
-"""Files that a person has written."""
+"""Text files written by users."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+from pybackend.author_files.reading import read_regular
 from pybackend.pack.errors import SpecificationError
 
 _MOST_BYTES = 16 * 1024 * 1024
@@ -13,15 +15,13 @@ def read_text(path: Path) -> str:
     """The whole file.
 
     Raises:
-        SpecificationError: it cannot be read, or is no text.
+        SpecificationError: it cannot be read, or is not text.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise SpecificationError(f"{path} is longer than {_MOST_BYTES >> 20} MB: it lists no packages")
-        return content.decode("utf-8-sig")
+        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise SpecificationError(f"{path} is longer than {_MOST_BYTES >> 20} MB: it lists no packages") from None
         raise SpecificationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SpecificationError(f"{path} is not text in UTF-8") from None

@@ -1,4 +1,4 @@
-"""The packages of a virtual environment, put into a copy of its interpreter."""
+"""Copies the packages of a virtual environment into a copy of its interpreter."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _MOST_TEXT_BYTES = 4 * 1024 * 1024
 
 
 def base_interpreter(prefix: Path) -> Interpreter:
-    """The interpreter that a virtual environment was made with.
+    """The interpreter of a virtual environment.
 
     Raises:
-        UnpackableError: it does not start, or the environment shows more than its own packages.
+        UnpackableError: it does not start, or the environment includes the packages of its interpreter.
     """
     settings = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", read_text(prefix / "pyvenv.cfg"), re.MULTILINE))
     if settings.get("include-system-site-packages", "").lower() == "true":
         raise UnpackableError(
             f"{prefix} also shows the packages of {settings.get('home', 'its interpreter')} (include-system-site-packages), which would "
-            "not be packed: make it without, or pack a requirements.txt"
+            "not be packed: create it without this option, or pack a requirements.txt"
         )
     found = probe(str(prefix / "bin" / "python"))
     if found is None:
         raise UnpackableError(
-            f"the interpreter of {prefix}, {settings.get('home', 'which it does not name')}, does not start: make the environment again "
+            f"the interpreter of {prefix}, {settings.get('home', 'which it does not name')}, does not start: create the environment again "
             "on this machine, or pack a requirements.txt"
         )
     return found
 
 
 def copy_packages(prefix: Path, interpreter: Interpreter, tree: Path) -> None:
-    """Copy all but the interpreter; ``tree`` is a copy of the interpreter.
+    """Copy everything but the interpreter; ``tree`` is a copy of the interpreter.
 
     Raises:
-        OSError: something cannot be read or written.
+        OSError: a file cannot be read or written.
     """
     library = os.path.relpath(interpreter.standard_library, interpreter.prefix)
     own = re.compile(rf"^lib(64)?/python{re.escape(interpreter.minor)}t?/")
@@ -66,7 +66,7 @@ def copy_packages(prefix: Path, interpreter: Interpreter, tree: Path) -> None:
 
 
 def _rename_prefix(path: Path, old: bytes, new: bytes) -> None:
-    """What names the old directory as text names the new one."""
+    """Replace the old directory by the new one in text files."""
     content = path.read_bytes()
     if old in content and b"\0" not in content:
         path.write_bytes(content.replace(old, new))

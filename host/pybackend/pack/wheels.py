@@ -1,4 +1,4 @@
-"""Packages from a Python index: looked up, installed and pinned by uv, always for an interpreter other than this one."""
+"""Packages from a Python index: resolved, installed and pinned by uv, for an interpreter other than the running one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MSGPACK = "msgpack"
 
 @dataclass(frozen=True)
 class WheelOrder:
-    """What to ask uv for.
+    """A request to uv.
 
     Attributes:
-        directory: where relative paths begin.
-        lines: of a requirements file.
-        projects: files named pyproject.toml of which the dependencies are wanted.
-        packages: directories of projects that are wanted themselves.
+        directory: base of relative paths.
+        lines: lines of a requirements file.
+        projects: pyproject.toml files whose dependencies are installed.
+        packages: directories of projects that are installed themselves.
         extras: optional dependencies of these.
     """
 
@@ -47,15 +47,15 @@ class WheelOrder:
     extras: tuple[str, ...] = ()
 
     def files(self) -> list[str]:
-        """Names of what uv reads; ``-`` is its standard input."""
+        """Names of uv's input files; ``-`` is its standard input."""
         return ["-", *map(str, self.projects)]
 
     def flags(self) -> list[str]:
-        """What goes with them."""
+        """Command-line options for these files."""
         return [f"--extra={extra}" for extra in self.extras if self.projects]
 
     def text(self) -> str:
-        """What uv reads on its standard input."""
+        """The text for uv's standard input."""
         wanted = [
             f"{package.as_uri()}"
             if not self.extras
@@ -65,15 +65,15 @@ class WheelOrder:
         return "\n".join([*self.lines, *wanted]) + "\n"
 
     def with_line(self, line: str) -> WheelOrder:
-        """The same, and one more requirement."""
+        """A copy with one more requirement."""
         return WheelOrder(self.directory, (*self.lines, line), self.projects, self.packages, self.extras)
 
 
 def project_name(directory: Path) -> str:
-    """What the project in a directory is called.
+    """The name of the project in a directory.
 
     Raises:
-        SpecificationError: it does not say.
+        SpecificationError: it has no name.
     """
     with (directory / "pyproject.toml").open("rb") as file:
         name = tomllib.load(file).get("project", {}).get("name")
@@ -83,14 +83,14 @@ def project_name(directory: Path) -> str:
 
 
 def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
-    """What would be installed, with what it is to download.
+    """Packages that would be installed, with their download sizes.
 
     Args:
-        order: what is asked for.
-        python: uv's flags that say for which interpreter.
+        order: the request.
+        python: uv's options that select the interpreter.
 
     Raises:
-        PackError: it cannot be had; of the kind that says why.
+        PackError: resolving failed; the kind of error says why.
     """
     done = _uv(
         ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
@@ -104,17 +104,17 @@ def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
 
 
 def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
-    """Put packages beside an interpreter.
+    """Install packages for an interpreter.
 
     Args:
-        order: what is asked for.
+        order: the request.
         python: the interpreter.
-        dependencies: those of the packages too.
+        dependencies: include the packages' dependencies.
 
     Raises:
-        PackError: it cannot be done; of the kind that says why.
+        PackError: installing failed; the kind of error says why.
     """
-    # Copies, not links: what is installed may be changed in place, and links would change uv's cache with it.
+    # Copies, not links: installed files may be modified in place, and links would modify uv's cache too.
     flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
     if not dependencies:
         flags.append("--no-deps")
@@ -122,15 +122,15 @@ def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> No
 
 
 def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
-    """The same, and msgpack if it can be had; returns whether it could.
+    """Install packages, with msgpack if it is available; returns whether it was.
 
     Raises:
-        PackError: it cannot be done without msgpack either.
+        PackError: installing failed without msgpack too.
     """
     try:
         install(order.with_line(MSGPACK), python)
     except PackError as error:
-        # Hashes that are required, an index without it, an interpreter too new for it: never a reason not to pack.
+        # Required hashes, an index without msgpack, an interpreter too new for it: none is a reason not to pack.
         if MSGPACK not in str(error) or re.search(rf"^\s*{MSGPACK}\b", order.text(), re.MULTILINE):
             raise
         install(order, python)
@@ -139,17 +139,17 @@ def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
 
 
 def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
-    """Lines of a requirements file that ask for exactly what is installed.
+    """Lines of a requirements file that pin the installed packages.
 
     Args:
-        names: of the packages that matter, normalised.
-        options: lines that say where they come from.
-        python: the interpreter beside which they are.
-        directory: where relative paths begin.
-        hashes: with the hashes of the packages, which have to be looked up.
+        names: normalised names of the packages to include.
+        options: option lines about the packages' origin.
+        python: the interpreter that they are installed for.
+        directory: base of relative paths.
+        hashes: include the packages' hashes, which must be looked up.
 
     Raises:
-        PackError: an index that had them a moment ago has not any more.
+        PackError: an index no longer has a package.
     """
     if not names:
         return []
@@ -165,12 +165,12 @@ def pinned(names: set[str], options: Sequence[str], python: Path, directory: Pat
 
 
 def normalised(name: str) -> str:
-    """A package's name as indexes compare it."""
+    """A package's name in the form in which indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def uv_environment() -> dict[str, str]:
-    """This process's environment, without what would point uv at another interpreter, and without downloads of one."""
+    """This process's environment, set so that uv neither picks another interpreter nor downloads one."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -180,20 +180,20 @@ def uv_environment() -> dict[str, str]:
 
 
 def uv_cache_directory() -> Path:
-    """Where uv keeps what it has downloaded, if nothing but the environment says so."""
+    """The cache directory of uv, as determined by the environment alone."""
     named = os.environ.get("UV_CACHE_DIR")
     return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uv").expanduser()
 
 
 def _fullest(places: Sequence[Path]) -> Path:
-    """Of the places that an installer writes to, the one whose disk has the least room."""
+    """The place with the least free disk space among those an installer writes to."""
     return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
 
 
 def _uv(arguments: list[str], order: WheelOrder) -> str:
     from uv import find_uv_bin
 
-    # uv prints nothing but its answer on standard output, and all complaints on standard error.
+    # uv prints only results on standard output, and all errors on standard error.
     done = subprocess.run(
         [find_uv_bin(), *arguments],
         input=order.text(),
@@ -222,9 +222,9 @@ def _error(complaint: str, python: Path | None) -> PackError:
     ):
         return UnreachableError(f"an index cannot be reached: {message}")
     if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
-        return UnsolvableError(f"no set of packages does what is asked for: {message}")
+        return UnsolvableError(f"no set of packages satisfies the request: {message}")
     if re.search(r"Distribution not found|Failed to (build|fetch|download|prepare|install)|does not exist", message):
-        return UnsolvableError(f"a package cannot be had: {message}")
+        return UnsolvableError(f"a package is unavailable: {message}")
     if re.search(
         r"Couldn't parse|Failed to parse|Error parsing|[Ii]nvalid|Unsupported|[Ee]xtra|File not found|expected", message
     ):
@@ -235,15 +235,15 @@ def _error(complaint: str, python: Path | None) -> PackError:
 
 
 def _readable(complaint: str) -> str:
-    """What uv has said, without the frames that it draws around its words, and without progress."""
+    """The error message of uv, without box-drawing characters and progress reports."""
     lines = []
     for line in complaint.splitlines():
         words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()
-        # A line of carets points at something in the line before, which is on no line of its own any more.
+        # A line of carets points into the preceding line. In one line, it would point nowhere.
         if words and not re.match(r"(Using (CPython|Python)|Resolved|Prepared|Audited|warning:)|\^+$", words):
-            words = words.replace("in `-`", "in what is asked for")  # its name for standard input
+            words = words.replace("in `-`", "in the request")  # uv's name for standard input
             lines.append(re.sub(r"^(error|cause|Caused by): ", "", words))
-    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "it said nothing"
+    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "no error message"
 
 
 def _download_bytes(package: dict[str, object]) -> int:

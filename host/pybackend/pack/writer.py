@@ -1,4 +1,4 @@
-"""Writing an archive: the same bytes for the same files, by as many cores as there are."""
+"""Writes archives on all cores. The same files yield the same bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pybackend.pack.contents import PackedFile
 from pybackend.pack.progress import Advance
 
 GZIP_LEVEL = 4
-"""Half the time of level 6, for 5 % more bytes (a numpy environment: 1.2 against 2.4 s, 26.0 against 24.8 MB)."""
+"""Half the time of level 6 for 5 % more bytes (a numpy environment: 1.2 against 2.4 s, 26.0 against 24.8 MB)."""
 
 ZSTD_LEVEL = 9
-"""A quarter smaller than gzip, for as much time (a numpy environment: 28.1 against 37.1 MB; level 3 makes 32.3 MB of it)."""
+"""A quarter smaller than gzip, in the same time (a numpy environment: 28.1 against 37.1 MB; level 3 gives 32.3 MB)."""
 
 MODIFIED_S = 315532800
-"""1980-01-01: what every file in an archive bears, unless SOURCE_DATE_EPOCH says otherwise."""
+"""1980-01-01: timestamp of every file in an archive, unless SOURCE_DATE_EPOCH is set."""
 
 _BLOCK_BYTES = 1 << 20
-"""What one thread compresses at a time; part of what decides the bytes of an archive."""
+"""Bytes that one thread compresses at a time. The archive's bytes depend on it."""
 
 _WINDOW_BYTES = 1 << 15
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -34,7 +34,7 @@ _END_OF_DEFLATE = b"\x03\x00"
 
 
 class _ParallelGzip(io.RawIOBase):
-    """One gzip stream, its blocks compressed beside each other; each knows the end of the one before."""
+    """One gzip stream whose blocks are compressed in parallel; each uses the end of the previous one as dictionary."""
 
     def __init__(self, file: BinaryIO, threads: int) -> None:
         self._file = file
@@ -67,7 +67,7 @@ class _ParallelGzip(io.RawIOBase):
         self._window = block[-_WINDOW_BYTES:]
 
     def finish(self) -> None:
-        """Write what is left, and the end of the stream."""
+        """Write the remaining data and the end of the stream."""
         if self._buffer:
             self._submit(bytes(self._buffer))
             self._buffer.clear()
@@ -76,7 +76,7 @@ class _ParallelGzip(io.RawIOBase):
         self._file.write(_END_OF_DEFLATE + struct.pack("<LL", self._checksum, self._length & 0xFFFFFFFF))
 
     def stop(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -90,7 +90,7 @@ def _compressed(file: BinaryIO, archive_format: str, threads: int) -> Iterator[B
     if archive_format == "tar.zst":
         import zstandard
 
-        # At least one worker: with none, the bytes would be others.
+        # At least one worker: without any, the output bytes would differ.
         compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, threads=max(1, threads), write_checksum=True)
         with compressor.stream_writer(file, closefd=False) as stream:
             yield stream
@@ -109,12 +109,12 @@ def write_archive(
     """Write an archive.
 
     Args:
-        file: is written to.
-        files: in the order that they are to have.
+        file: the output file.
+        files: in archive order.
         archive_format: ``tar.gz`` or ``tar.zst``.
-        threads: how many may compress.
-        total_bytes: of all files.
-        advance: is told how many of these are done.
+        threads: number of compression threads.
+        total_bytes: size of all files.
+        advance: called with the number of bytes written so far.
 
     Raises:
         OSError: a file cannot be read, or the archive cannot be written.

@@ -1,1 +1,1 @@
-"""Codecs between bytes and domain objects: pure functions, no sockets, no policy, no knowledge of who serves them."""
+"""Codecs between bytes and domain objects: pure functions without sockets or policy, independent of any server."""

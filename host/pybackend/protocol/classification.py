@@ -1,10 +1,11 @@
-"""Outputs as classes: the largest elements with their places and labels, in place of the whole tensor.
+"""Classification extension: an output's largest elements with their indices and labels, instead of the whole tensor.
 
-Where: ``infer_response`` comes here for responses to requests that asked for it, just before they are encoded.
+Used by: ``infer_response``, for requests with ``classification``, just before encoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,19 +18,21 @@ from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import DATATYPES
 
 MOST_ELEMENTS = 1_000_000
-"""Per batch item; sorting more would keep everybody else waiting."""
+"""Elements per batch item. Sorting more would delay all other requests."""
+
+_ELEMENTS_PER_STEP = 4096
 
 _UNSUPPORTED = frozenset({"BOOL", "FP16", "BF16", "BYTES"})
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRequest:
-    """What a client wants to know of an output.
+    """The classification requested for one output.
 
     Attributes:
-        count: how many classes, at least 1.
-        batches: the output has a batch dimension, and each item classes of its own.
-        labels: by place; places beyond have none.
+        count: number of classes, at least 1.
+        batches: the output has a batch dimension, and each item gets its own classes.
+        labels: by index; elements beyond have none.
     """
 
     count: int
@@ -41,7 +44,21 @@ def classes_of(tensor: OutputTensor, asked: ClassRequest) -> OutputTensor:
     """A BYTES tensor ``[batch, k]``, or ``[k]``, of ``value:index`` or ``value:index:label``, the largest value first.
 
     Raises:
-        InferenceError: INVALID_ARG, the output has no order or too many elements.
+        InferenceError: INVALID_ARG; the output cannot be sorted or has too many elements.
+    """
+    steps = classes_in_steps(tensor, asked)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def classes_in_steps(tensor: OutputTensor, asked: ClassRequest) -> Generator[bytes, None, OutputTensor]:
+    """Returns the result of :func:`classes_of`; yields ``b""`` where other work may run.
+
+    Raises:
+        InferenceError: as for :func:`classes_of`.
     """
     if tensor.datatype in _UNSUPPORTED:
         raise InferenceError(
@@ -59,18 +76,27 @@ def classes_of(tensor: OutputTensor, asked: ClassRequest) -> OutputTensor:
         )
     count = min(asked.count, per_item)
     rows = np.frombuffer(tensor.data, DATATYPES[tensor.datatype].numpy).reshape(items, per_item)
-    elements = [element for row in rows for element in _classes(row, count, asked.labels)]
+    elements: list[bytes] = []
+    for row in rows:
+        values, places = _in_order(row, count)
+        yield b""
+        for begin in range(0, count, _ELEMENTS_PER_STEP):
+            part = slice(begin, begin + _ELEMENTS_PER_STEP)
+            pairs = zip(values[part].tolist(), places[part].tolist(), strict=True)
+            elements += [_class(value, place, asked.labels) for value, place in pairs]
+            yield b""
     return OutputTensor(tensor.name, "BYTES", (items, count) if asked.batches else (count,), encode_elements(elements))
 
 
-def _classes(row: np.ndarray[Any, Any], count: int, labels: tuple[bytes, ...]) -> list[bytes]:
+def _in_order(row: np.ndarray[Any, Any], count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The largest values and their indices."""
     keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
     places = np.arange(len(row))
     if count < len(row):
         places = np.argpartition(keys, len(row) - count)[len(row) - count :]
-    # By value, and where that is equal by place; the sort is ascending, so the last comes first.
+    # By value, ties by index; the sort is ascending, so the result is reversed.
     order = places[np.lexsort((-places, keys[places]))[::-1]]
-    return [_class(value, place, labels) for value, place in zip(row[order].tolist(), order.tolist(), strict=True)]
+    return row[order], order
 
 
 def _class(value: float, place: int, labels: tuple[bytes, ...]) -> bytes:

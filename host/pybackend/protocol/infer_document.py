@@ -1,7 +1,7 @@
-"""An infer request's JSON read step by step in the reference's order, so that the first thing wrong is what is told.
+"""Reads an infer request's JSON step by step in the reference's order, so that the first mistake is the one reported.
 
-Where: ``infer_request`` comes here with every document that its typed decoder refuses or that holds anything unusual.
-Most of them end in an error; some (NaN literals, deep nesting) are fine and give the same plan as the fast way.
+Used by: ``infer_request``, for every document that its typed decoder refuses or that has unusual contents. Most of them
+end in an error; some (NaN literals, deep nesting) are valid and give the same plan as the fast path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
+from pybackend.inference.shape import element_count
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
@@ -28,9 +30,9 @@ from pybackend.protocol.json_document import (
     type_error,
 )
 from pybackend.protocol.json_tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
-from pybackend.protocol.limits import BodyLimits, element_count
+from pybackend.protocol.left_out import LeftOut
+from pybackend.protocol.limits import MOST_DIMS, BodyLimits
 from pybackend.protocol.request_parameters import apply_parameters
-from pybackend.protocol.validation import request_prefix
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
 
 _BINARY_DATA_SIZE = "binary_data_size"
@@ -42,11 +44,12 @@ class DocumentReader:
     """Reads one document.
 
     Attributes:
-        signature: the model asked for.
-        model_version: as the plan's request shall show it.
+        signature: the model's.
+        model_version: version to store in the plan's request.
         limits: bounds for tensors sent as JSON.
-        has_header_length: whether the client said where the JSON part ends; binary inputs need it.
-        available_bytes: body bytes after the JSON part; None if that is not known yet.
+        has_header_length: the client sent the length of the JSON part, which binary inputs require.
+        available_bytes: body bytes after the JSON part; None if unknown yet.
+        left_out: receives the tensors whose data was cut out of the document; None if the document is complete.
     """
 
     signature: ModelSignature
@@ -54,14 +57,15 @@ class DocumentReader:
     limits: BodyLimits
     has_header_length: bool
     available_bytes: int | None
+    left_out: LeftOut | None = None
 
     def read(self, text: bytes) -> InferPlan:
         """Parse and check.
 
         Raises:
-            InferenceError: the first thing that is wrong; INTERNAL for JSON syntax and types, else INVALID_ARG.
+            InferenceError: the first mistake; INTERNAL for JSON syntax and types, else INVALID_ARG.
         """
-        document = parse_document(text)
+        document = parse_document(text, None if self.left_out is None else self.left_out.offset)
         request = InferenceRequest(self.signature.model_name, self.model_version)
         binary_default = self._read_head(document, request)
         binary_inputs = self._read_inputs(document, request)
@@ -98,11 +102,16 @@ class DocumentReader:
         return binary_inputs
 
     def _read_input(self, item: Any, names: set[str], request: InferenceRequest) -> tuple[InputTensor, int | None]:
-        """One input with its JSON data, or with the size of its binary data."""
+        """One input, with its JSON data or with the size of its binary data."""
         parameters = _input_source(item)
         name = as_string(member(item, "name"), "name")
         datatype = as_string(member(item, "datatype"), "datatype")
-        shape = [as_unsigned(dim, "shape") for dim in as_array(member(item, "shape"), "shape")]
+        dims = as_array(member(item, "shape"), "shape")
+        if len(dims) > MOST_DIMS:
+            raise _invalid(
+                f"invalid shape for input '{name}': it has {len(dims)} dimensions, at most {MOST_DIMS} can be"
+            )
+        shape = [as_unsigned(dim, "shape") for dim in dims]
         if datatype not in DATATYPES:
             raise _invalid(f"invalid datatype for input {name}: it must be one of {', '.join(DATATYPES)}")
         if name in names:
@@ -113,7 +122,7 @@ class DocumentReader:
         if _REGION in parameters:
             raise _unknown_region(parameters[_REGION])
         if _BINARY_DATA_SIZE not in parameters:
-            tensor.data = self._encode_data(tensor, item["data"], count)
+            self._take_data(tensor, item["data"], count)
             return tensor, None
         size = as_unsigned(parameters[_BINARY_DATA_SIZE], _BINARY_DATA_SIZE)
         if size and not self.has_header_length:
@@ -133,11 +142,18 @@ class DocumentReader:
             parameters = as_object(item.get("parameters", {}), "parameters")
             forms[name] = _output_is_binary(parameters, binary_default)
             count = _class_count(parameters)
-            if count and name in self.signature.outputs:  # for others, the validation has the text
+            if count and name in self.signature.outputs:  # the validation reports unknown names
                 labels = self.signature.outputs[name].labels
                 classes[name] = ClassRequest(count, self.signature.max_batch_size > 0, labels)
         request.requested_outputs = tuple(forms)
         return output_format(forms, binary_default, classes)
+
+    def _take_data(self, tensor: InputTensor, data: Any, count: int) -> None:
+        """Give a tensor the wire bytes of its JSON ``data`` member, now or later."""
+        if self.left_out is None or not self.left_out.add(tensor, as_array(data, "data"), count):
+            tensor.data = self._encode_data(tensor, data, count)
+            return
+        self.limits.check_json_tensor(tensor.name, count * ITEMSIZE[tensor.datatype])
 
     def _encode_data(self, tensor: InputTensor, data: Any, count: int) -> bytes:
         """Wire bytes of a JSON ``data`` member."""
@@ -146,22 +162,19 @@ class DocumentReader:
         if ITEMSIZE[datatype]:
             self.limits.check_json_tensor(tensor.name, count * ITEMSIZE[datatype])
         values: list[Any] = []
-        _flatten(data, 1, values)
+        flatten(data, 1, values)
+        check_values(datatype, values if datatype == "BYTES" else values[:count])
         if datatype == "BYTES":
-            _check_strings(values)
             self.limits.check_json_tensor(tensor.name, sum(4 + len(value.encode()) for value in values))
-        else:
-            _check_numbers(datatype, values[:count])
         if len(values) > count:
-            first = "shape" if datatype == "BYTES" else "Shape"
-            raise InferenceError(f"Unable to parse 'data': {first} does not match true shape of 'data' field")
+            raise surplus_elements_error(datatype)
         if len(values) < count:
-            raise InferenceError("Failed to parse 'data' field: shape does not match true shape")
+            raise missing_elements_error()
         return encode_values(datatype, values)
 
 
 def _input_source(item: Any) -> dict[str, Any]:
-    """The input's parameters, once it is known that exactly one source of data is named."""
+    """The input's parameters, after checking that it has exactly one source of data."""
     item = as_object(item, "inputs")
     parameters = as_object(item.get("parameters", {}), "parameters")
     named = [
@@ -183,15 +196,38 @@ def _unknown_region(name: Any) -> InferenceError:
     return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
 
 
-def _flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
-    """Append elements in order. As in the reference, an array's first member decides what all its members must be."""
+def surplus_elements_error(datatype: str) -> InferenceError:
+    """The error for more elements than the shape has."""
+    first = "shape" if datatype == "BYTES" else "Shape"
+    return InferenceError(f"Unable to parse 'data': {first} does not match true shape of 'data' field")
+
+
+def missing_elements_error() -> InferenceError:
+    """The error for fewer elements than the shape has."""
+    return InferenceError("Failed to parse 'data' field: shape does not match true shape")
+
+
+def check_values(datatype: str, values: list[Any]) -> None:
+    """Check the JSON types of a tensor's elements.
+
+    Raises:
+        InferenceError: INTERNAL; an element has the wrong type for the datatype.
+    """
+    if datatype == "BYTES":
+        _check_strings(values)
+    else:
+        _check_numbers(datatype, values)
+
+
+def flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
+    """Append elements in order. As in the reference, an array's first member determines the type of all its members."""
     if depth >= MAX_NESTING:
         raise _invalid(f"Unable to parse 'data': {NESTING_TEXT}")
     if not values or type(values[0]) is not list:
         flat.extend(values)
         return
     for value in values:
-        _flatten(as_array(value, "data"), depth + 1, flat)
+        flatten(as_array(value, "data"), depth + 1, flat)
 
 
 def _check_strings(values: list[Any]) -> None:
@@ -201,7 +237,7 @@ def _check_strings(values: list[Any]) -> None:
 
 def _check_numbers(datatype: str, values: list[Any]) -> None:
     if datatype in FLOATS and all(type(value) is float for value in values):
-        return  # the case that ends well: NaN and infinities among many numbers
+        return  # the valid case: NaN and infinities among many numbers
     for value in values:
         _check_number(datatype, value)
 

@@ -1,7 +1,7 @@
-"""What a request's JSON part says about the bytes that follow it and about the form of the reply.
+"""The content of a request's JSON part: the layout of the bytes that follow it, and the format of the response.
 
-Where: made by ``infer_request``; the front end then brings the binary tensors' bytes, small ones with
-:func:`attach_blobs`, large ones straight into shared memory.
+Made by: ``infer_request``. The front end then supplies the binary tensors' bytes, small ones with
+:func:`attach_blobs`, large ones directly in shared memory.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Mapping, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import Checked
 from pybackend.protocol.classification import ClassRequest
 
 SMALL_BYTES = 4096
-"""Up to here a private copy costs less than keeping a view of somebody else's memory alive."""
+"""Up to this size, a private copy costs less than keeping the memory behind a view alive."""
 
 
 class OutputFormat:
-    """Which outputs the client wants as binary tensors; the others are sent as JSON. Immutable.
+    """Which outputs the client wants as binary tensors; all others are sent as JSON. Immutable.
 
     Attributes:
-        binary_default: the form of outputs that ``overrides`` does not name.
-        overrides: form by output name, True for binary.
-        classes: by name, the outputs of which the client wants classes and not the tensor; None if there are none.
+        binary_default: the format of outputs that ``overrides`` does not name.
+        overrides: format by output name, True for binary.
+        classes: outputs requested as classes, by name; None if there are none.
     """
 
     __slots__ = ("binary_default", "classes", "overrides")
@@ -40,7 +41,7 @@ class OutputFormat:
         self.classes = classes
 
     def is_binary(self, name: str) -> bool:
-        """True if this output is to be appended as raw bytes."""
+        """True if this output is appended as raw bytes."""
         if self.overrides is None:
             return self.binary_default
         return self.overrides.get(name, self.binary_default)
@@ -53,12 +54,12 @@ ALL_BINARY = OutputFormat(binary_default=True)
 def output_format(
     forms: Mapping[str, bool], binary_default: bool, classes: Mapping[str, ClassRequest] | None = None
 ) -> OutputFormat:
-    """The format for a request.
+    """The output format for a request.
 
     Args:
-        forms: True for binary, by the name of each output that the client requested; empty if it named none.
-        binary_default: the form of outputs that were not named.
-        classes: the outputs of which it wants classes.
+        forms: True for binary, by the name of each requested output; empty if the client named none.
+        binary_default: the format of outputs that the client did not name.
+        classes: outputs requested as classes.
     """
     if classes:
         return OutputFormat(binary_default=binary_default, overrides=forms, classes=classes)
@@ -72,13 +73,14 @@ class InferPlan:
     """A parsed request whose binary tensors have not arrived yet.
 
     Attributes:
-        request: inputs in the client's order. Those sent as JSON have their wire bytes; binary ones have none yet.
-        binary_inputs: the binary inputs, in the order of their bytes, with the number of bytes each announced.
-        binary_bytes: the sum of the announced bytes.
-        output_format: the form in which the client wants the outputs.
+        request: inputs in the client's order. JSON inputs have their wire bytes; binary inputs have none yet.
+        binary_inputs: the binary inputs, in the order of their bytes, with their announced sizes in bytes.
+        binary_bytes: the sum of the announced sizes.
+        output_format: the requested format of the outputs.
+        checked: how far the request was checked against the model's signature.
     """
 
-    __slots__ = ("binary_bytes", "binary_inputs", "output_format", "request")
+    __slots__ = ("binary_bytes", "binary_inputs", "checked", "output_format", "request")
 
     def __init__(
         self,
@@ -91,17 +93,18 @@ class InferPlan:
         self.binary_inputs = binary_inputs
         self.binary_bytes = binary_bytes
         self.output_format = output_format
+        self.checked = Checked.NOTHING
 
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:
-    """Hold the bytes that follow the JSON part against what the inputs announced.
+    """Check the number of bytes after the JSON part against the announced sizes.
 
     Args:
-        plan: what was announced.
+        plan: the plan with the announced sizes.
         available_bytes: body bytes after the JSON part.
 
     Raises:
-        InferenceError: INVALID_ARG, if there are too few bytes or bytes that no input asked for.
+        InferenceError: INVALID_ARG; there are too few bytes, or bytes that belong to no input.
     """
     if plan.binary_bytes != available_bytes:
         raise body_size_error(plan.binary_inputs, available_bytes, plan.request.model_name)
@@ -110,7 +113,7 @@ def check_body_size(plan: InferPlan, available_bytes: int) -> None:
 def body_size_error(
     binary_inputs: Sequence[tuple[InputTensor, int]], available_bytes: int, model_name: str
 ) -> InferenceError:
-    """Why these inputs and so many bytes do not fit each other: the first input cut short, or bytes left over."""
+    """The error for a mismatch of inputs and bytes: the first truncated input, or surplus bytes."""
     left = available_bytes
     for tensor, size in binary_inputs:
         if size > left:
@@ -124,14 +127,14 @@ def body_size_error(
 
 
 def attach_blobs(plan: InferPlan, blob: bytes | memoryview, offset: int = 0) -> None:
-    """Give the binary inputs their bytes out of a body that has arrived.
+    """Give the binary inputs their bytes from a complete body.
 
     Inputs above 4 KB become views of ``blob``, smaller ones private copies.
 
     Args:
         plan: a plan that passed :func:`check_body_size`.
         blob: the body, or its binary part.
-        offset: where in ``blob`` the first binary tensor begins.
+        offset: start of the first binary tensor in ``blob``.
     """
     view = None
     for tensor, size in plan.binary_inputs:

@@ -1,9 +1,9 @@
-"""An infer request's bytes become a plan: the hot path's first station after the HTTP parser.
+"""Parses an infer request's bytes into a plan: the first station of the hot path after the HTTP parser.
 
-Where: a front end calls :func:`parse_header_length`, then :func:`parse_infer` with the JSON part (or ``parse_raw``),
-then brings the binary tensors' bytes and calls ``validation``. One typed msgspec pass serves what clients usually
-send. Whatever it refuses or finds unusual is read again by ``infer_document``, which alone knows the order of checks
-and the texts of errors; so nothing here raises but what both ways share.
+Usage: a front end calls :func:`parse_header_length`, then :func:`parse_infer` with the JSON part (or ``parse_raw``),
+then supplies the binary tensors' bytes and calls ``validation``. One typed msgspec pass handles ordinary requests.
+Everything that it refuses or finds unusual is read again by ``infer_document``, which alone knows the order of checks
+and the error texts. Therefore this module only raises errors that both paths share.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue
+from pybackend.inference.shape import INT64_MAX
 from pybackend.inference.tensor import InputTensor
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_document import DocumentReader
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format
 from pybackend.protocol.json_tensor import encode_json
-from pybackend.protocol.limits import INT64_MAX, BodyLimits
+from pybackend.protocol.left_out import LeftOut
+from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.request_parameters import apply_parameters
+from pybackend_wire.dtypes import ITEMSIZE
 
-# Larger shapes go the careful way, where every overflow has its text: so many elements of 8 bytes still fit 63 bits.
+# Larger shapes take the slow path, which has a text for every overflow: this many 8-byte elements still fit 63 bits.
 _PLAIN_COUNT = 2**59
 
 _PLAIN_RANK = 32
@@ -69,10 +72,11 @@ class _Document(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Document).decode
+_decode_stand_in = msgspec.json.Decoder(list[int]).decode
 
 
 class _UnusualError(Exception):
-    """The document is not what the fast way is made for; it may still be right."""
+    """The document does not fit the fast path; it may still be valid."""
 
 
 def parse_infer(
@@ -83,24 +87,26 @@ def parse_infer(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None = None,
+    left_out: LeftOut | None = None,
 ) -> InferPlan:
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
     Args:
-        header: the JSON part; the whole body if the client did not say where it ends.
-        header_length: what the client said its length is; None if it said nothing.
+        header: the JSON part; the whole body if the client did not send its length.
+        header_length: the length sent by the client; None if it sent none.
         signature: the model's.
-        model_version: as the request shall show it.
+        model_version: version to store in the request.
         limits: bounds of the JSON part and of tensors in it.
-        available_bytes: body bytes after the JSON part, where the caller knows: then sizes are checked here, in the
-            reference's order; else by ``check_body_size``.
+        available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
+            reference's order; otherwise by ``check_body_size``.
+        left_out: receives the tensors whose data was cut out of the JSON part; None if it is complete.
 
     Returns:
-        The plan; inputs sent as JSON have their wire bytes.
+        The plan. JSON inputs have their wire bytes.
 
     Raises:
-        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for what is asked wrongly, NOT_FOUND for shared
-            memory that nobody registered, UNSUPPORTED for what this server does not do.
+        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for invalid requests, NOT_FOUND for unregistered
+            shared memory, UNSUPPORTED for unsupported features.
     """
     if header_length is not None and len(header) < header_length:
         raise InferenceError(
@@ -109,10 +115,14 @@ def parse_infer(
         )
     limits.check_json(len(header))
     try:
-        return _parse_fast(header, header_length is not None, signature, model_version, limits, available_bytes)
+        return _parse_fast(
+            header, header_length is not None, signature, model_version, limits, available_bytes, left_out
+        )
     except (_UnusualError, ValueError, OverflowError, RecursionError):
-        pass  # msgspec's and Unicode errors are ValueErrors
-    reader = DocumentReader(signature, model_version, limits, header_length is not None, available_bytes)
+        pass  # msgspec's errors and Unicode errors are ValueErrors
+    if left_out is not None:
+        left_out.tensors.clear()
+    reader = DocumentReader(signature, model_version, limits, header_length is not None, available_bytes, left_out)
     return reader.read(bytes(header))
 
 
@@ -123,6 +133,7 @@ def _parse_fast(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None,
+    left_out: LeftOut | None,
 ) -> InferPlan:
     document = _decode(header)
     request = InferenceRequest(signature.model_name, model_version, id=document.id)
@@ -138,7 +149,10 @@ def _parse_fast(
         parameters = item.parameters
         tensor = InputTensor(item.name, item.datatype, item.shape)
         if parameters is UNSET or parameters.binary_data_size is UNSET:
-            tensor.data = _json_data(item, count, limits)
+            if left_out is None:
+                tensor.data = _json_data(item, count, limits)
+            else:
+                _leave_out(item, tensor, count, limits, left_out)
         elif item.data is UNSET and parameters.shared_memory_region is UNSET:
             size = parameters.binary_data_size
             binary_inputs.append((tensor, size))
@@ -169,6 +183,14 @@ def _json_data(item: _Input, count: int, limits: BodyLimits) -> bytes:
     return data
 
 
+def _leave_out(item: _Input, tensor: InputTensor, count: int, limits: BodyLimits, left_out: LeftOut) -> None:
+    has_region = item.parameters is not UNSET and item.parameters.shared_memory_region is not UNSET
+    if item.data is UNSET or has_region or count * ITEMSIZE[item.datatype] > limits.max_input_size_bytes:
+        raise _UnusualError
+    if not left_out.add(tensor, _decode_stand_in(item.data), count):
+        raise _UnusualError
+
+
 def _read_outputs(outputs: list[_Output], request: InferenceRequest, binary_default: bool) -> OutputFormat:
     forms: dict[str, bool] = {}
     for output in outputs:
@@ -193,20 +215,20 @@ def parse_header_length(value: bytes, content_length: int) -> int:
     """The value of ``Inference-Header-Content-Length``; 0 means a raw body without JSON.
 
     Args:
-        value: as the client sent it.
+        value: as sent by the client.
         content_length: bytes of the whole body.
 
     Raises:
-        InferenceError: INVALID_ARG, if it is no number, or not between 0 and the body's length.
+        InferenceError: INVALID_ARG; the value is not a number, or not between 0 and the body's length.
     """
-    if value.isdigit() and len(value) < 10:  # what every well-meaning client sends
+    if value.isdigit() and len(value) < 10:  # the ordinary case
         length = int(value)
         if length <= content_length:
             return length
     value = value.strip()
     if _DECIMAL.match(value) is None:
         raise _header_length_error(f"got: {value.decode('latin-1')}")
-    # A number of more digits than this is out of range, and costs nothing to refuse unread.
+    # A number with more digits is out of range and is refused without parsing it.
     length = int(value) if len(value) < 20 else 2**63
     if not _INT32_MIN <= length <= _INT32_MAX:
         raise _header_length_error(

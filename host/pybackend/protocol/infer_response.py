@@ -1,7 +1,7 @@
-"""A response becomes bytes: JSON, or JSON followed by binary tensors.
+"""Encodes a response: JSON, or JSON followed by binary tensors.
 
-Where: the hot path's last station before the HTTP protocol writes. Outputs come from a stub that is not trusted, but
-their sizes were held against their shapes on arrival; only what BYTES elements hold is checked here.
+The last station of the hot path before the HTTP protocol writes. Outputs come from an untrusted stub, but their sizes
+were checked against their shapes on arrival; only the contents of BYTES elements are checked here.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from pybackend.protocol.json_tensor import FLOATS, decode_values
 from pybackend_wire.bytes_tensor import BytesTensorError
 
 LONGEST_CACHED_NAMES = 4096
-"""Characters of all outputs' names; stubs send them, so the cache of replies must not keep whatever they like."""
+"""Characters of all outputs' names. Stubs send them, so the cache of headers must not keep names of any length."""
 
 
 class EncodedResponse:
-    """The body of a reply in pieces.
+    """The body of a response, in pieces.
 
     Attributes:
-        header_json: the JSON part, or all of the body.
-        json_length: value of ``Inference-Header-Content-Length``; None if there is nothing after the JSON part.
-        chunks: the binary tensors, to be sent after ``header_json`` in this order.
-        body_bytes: the length of it all.
-        borrows_memory: True if a chunk is a view of the response's memory: release the response after they were sent.
+        header_json: the JSON part, or the whole body.
+        json_length: value of ``Inference-Header-Content-Length``; None if nothing follows the JSON part.
+        chunks: the binary tensors, sent after ``header_json`` in this order.
+        body_bytes: total length.
+        borrows_memory: True if a chunk is a view of the response's memory: release the response after sending it.
     """
 
     __slots__ = ("body_bytes", "borrows_memory", "chunks", "header_json", "json_length")
 
-    def __init__(self, header_json: bytes, chunks: list[Buffer]) -> None:
+    def __init__(self, header_json: bytes, chunks: list[Buffer], json_length: int | None = None) -> None:
         body_bytes = len(header_json)
         borrows_memory = False
         for chunk in chunks:
@@ -48,21 +48,32 @@ class EncodedResponse:
             if type(chunk) is not bytes:
                 borrows_memory = True
         self.header_json = header_json
-        self.json_length = len(header_json) if chunks else None
+        self.json_length = json_length
         self.chunks = chunks
         self.body_bytes = body_bytes
         self.borrows_memory = borrows_memory
 
 
-class _BinaryParameters(Struct, gc=False):
+class BinaryParameters(Struct, gc=False):
+    """JSON parameters of an output whose bytes follow the JSON part."""
+
     binary_data_size: int
+
+
+class OutputHead(Struct, gc=False):
+    """An output in the response's JSON, without its data."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: BinaryParameters | UnsetType = UNSET
 
 
 class _Output(Struct, gc=False):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: _BinaryParameters | UnsetType = UNSET
+    parameters: BinaryParameters | UnsetType = UNSET
     data: Sequence[Any] | UnsetType = UNSET
 
 
@@ -78,15 +89,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
-    """Encode a result; a response that holds an error is not for here.
+    """Encode a result; not for responses that hold an error.
 
     Args:
-        response: its outputs' memory may be given back once this returns, unless the result says ``borrows_memory``.
+        response: its outputs' memory may be released after this returns, unless the result has ``borrows_memory``.
         output_format: from the request's plan.
 
     Raises:
-        InferenceError: INVALID_ARG, if a BYTES output asked for as JSON is not text, or classes are asked of an output
-            that has none; INTERNAL, if it is no BYTES tensor.
+        InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
+            INTERNAL; a BYTES output is malformed.
     """
     if output_format is ALL_BINARY and not response.id and not response.parameters:
         return _encode_binary(response)
@@ -95,14 +106,14 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     may_hold_nan = False
     for tensor in _wanted(response.outputs, output_format):
         if not output_format.is_binary(tensor.name):
-            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, _json_data(tensor)))
+            data = json_values(tensor, tensor.data)
+            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, data))
             may_hold_nan = may_hold_nan or tensor.datatype in FLOATS
             continue
-        data = tensor.data
-        size = len(data)
-        outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, _BinaryParameters(size)))
+        size = len(tensor.data)
+        outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, BinaryParameters(size)))
         if size:
-            chunks.append(_chunk(data, size))
+            chunks.append(chunk_of(tensor.data, size))
     document = _Document(
         id=response.id or UNSET,
         model_name=response.model_name,
@@ -111,11 +122,11 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         outputs=outputs,
     )
     header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
-    return EncodedResponse(header_json, chunks)
+    return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
 
 
 def _wanted(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Sequence[OutputTensor]:
-    """The outputs, with classes in place of those tensors that the client wants classes of."""
+    """The outputs, with classes instead of tensors where requested."""
     classes = output_format.classes
     if classes is None:
         return outputs
@@ -123,7 +134,7 @@ def _wanted(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Seq
 
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
-    """The reply that most clients ask for: its JSON part only depends on names, datatypes and shapes, which recur."""
+    """The most common response. Its JSON part depends only on names, datatypes and shapes, which recur."""
     layout = []
     chunks: list[Buffer] = []
     name_length = 0
@@ -133,15 +144,15 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
         name_length += len(tensor.name)
         layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
         if size:
-            chunks.append(_chunk(data, size))
+            chunks.append(chunk_of(data, size))
     cached = name_length <= LONGEST_CACHED_NAMES
     header_of = _binary_header if cached else _binary_header.__wrapped__
     header_json = header_of(response.model_name, response.model_version, tuple(layout))
-    return EncodedResponse(header_json, chunks)
+    return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
 
 
-def _chunk(data: Buffer, size: int) -> Buffer:
-    """A tensor's bytes for sending: a copy where that costs less than keeping the response's memory."""
+def chunk_of(data: Buffer, size: int) -> Buffer:
+    """A tensor's bytes to send: a copy if that costs less than keeping the response's memory."""
     return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
 
 
@@ -149,24 +160,50 @@ def _chunk(data: Buffer, size: int) -> Buffer:
 def _binary_header(
     model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
 ) -> bytes:
-    outputs = [_Output(name, datatype, shape, _BinaryParameters(size)) for name, datatype, shape, size in layout]
+    outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
     document = _Document(
         id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
     )
     return _encode_document(document, may_hold_nan=False)
 
 
-def _json_data(tensor: OutputTensor) -> Sequence[Any]:
+def document_head(response: InferenceResponse) -> bytes:
+    """A response's JSON up to the start of its first output."""
+    document = _Document(
+        id=response.id or UNSET,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        parameters=response.parameters or UNSET,
+        outputs=[],
+    )
+    return _encode_document(document, may_hold_nan=document.parameters is not UNSET).removesuffix(b"]}")
+
+
+def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
+    """An output's elements as JSON values.
+
+    Args:
+        tensor: the output.
+        data: its bytes, or those of some of its elements.
+
+    Raises:
+        InferenceError: as for :func:`encode_response`.
+    """
     try:
-        return decode_values(tensor.datatype, tensor.data)
+        return decode_values(tensor.datatype, data)
     except UnicodeDecodeError:
-        raise InferenceError(
-            f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary "
-            "data format for output: set 'binary_data' in its parameters, or 'binary_data_output' in the request's",
-            ErrorCode.INVALID_ARG,
-        ) from None
+        raise not_text_error(tensor) from None
     except BytesTensorError as error:
         raise InferenceError(f"the model's output '{tensor.name}' is broken: {error}") from None
+
+
+def not_text_error(tensor: OutputTensor) -> InferenceError:
+    """The error for an output that cannot be sent as JSON."""
+    return InferenceError(
+        f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary data "
+        "format for output: set 'binary_data' in its parameters, or 'binary_data_output' in the request's",
+        ErrorCode.INVALID_ARG,
+    )
 
 
 def _encode_document(document: _Document, *, may_hold_nan: bool) -> bytes:
@@ -174,13 +211,13 @@ def _encode_document(document: _Document, *, may_hold_nan: bool) -> bytes:
         text = _encode(document)
     except UnicodeEncodeError:
         return _encode_literally(document)
-    # msgspec writes NaN and infinities as null, which appears for no other reason but in strings.
+    # msgspec writes NaN and infinities as null, which otherwise occurs only inside strings.
     if may_hold_nan and b"null" in text:
         return _encode_literally(document)
     return text
 
 
 def _encode_literally(document: _Document) -> bytes:
-    """The same document with bare ``NaN`` and ``Infinity``, and ``?`` for what no UTF-8 can hold."""
+    """The same document with bare ``NaN`` and ``Infinity``, and ``?`` for text that UTF-8 cannot hold."""
     text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")

@@ -1,12 +1,12 @@
-"""JSON documents read the careful way: every text of the reference's parser, NaN and infinities allowed.
+"""The slow JSON parser: it has every error text of the reference's parser, and accepts NaN and infinities.
 
-Where: ``infer_document`` stands on it. Nothing here is on the hot path: a document comes here when the typed decoder
-refused it.
+Used by: ``infer_document``. Not on the hot path: documents arrive here after the typed decoder refused them.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import rapidjson
@@ -18,20 +18,24 @@ _decode = rapidjson.Decoder(number_mode=rapidjson.NM_NAN)
 _UTF8_ADVICE = "JSON strings must be valid Unicode in UTF-8; send other bytes as a binary tensor."
 
 MAX_NESTING = 100
-"""Arrays of a tensor's data may not be nested so deep or deeper."""
+"""Arrays of a tensor's data must be nested less deeply than this."""
 
 NESTING_TEXT = f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
 
 
-def parse_document(text: bytes) -> Any:
+def parse_document(text: bytes, offset: Callable[[int], int] | None = None) -> Any:
     """Parse a whole JSON text to plain Python objects.
 
+    Args:
+        text: the text.
+        offset: maps a position in the text to the position to report, if the text is part of the client's.
+
     Raises:
-        InferenceError: INTERNAL for malformed JSON, with the parser's own words and offset; INVALID_ARG for text that
-            is no Unicode or is nested beyond reason.
+        InferenceError: INTERNAL for malformed JSON, with the parser's message and offset; INVALID_ARG for text that is
+            not Unicode or nested too deeply.
     """
     collecting = gc.isenabled()
-    gc.disable()  # ten million new lists are not garbage: looking for some among them makes parsing four times as long
+    gc.disable()  # ten million new lists are not garbage: searching them makes parsing take four times as long
     try:
         return _decode(text)
     except RecursionError:
@@ -40,16 +44,18 @@ def parse_document(text: bytes) -> Any:
         reason = f"Invalid encoding in string. at {error.start}. {_UTF8_ADVICE}"
         raise _parse_failure(reason, ErrorCode.INVALID_ARG) from None
     except ValueError as error:
-        raise _syntax_error(str(error)) from None
+        raise _syntax_error(str(error), offset) from None
     finally:
         if collecting:
             gc.enable()
 
 
-def _syntax_error(text: str) -> InferenceError:
-    offset, _, reason = text.removeprefix("Parse error at offset ").partition(": ")
-    # This binding puts brackets in quotes, which the library it wraps does not.
-    reason = reason.replace("'}'", "}").replace("']'", "]") + " at " + offset
+def _syntax_error(text: str, offset: Callable[[int], int] | None) -> InferenceError:
+    place, _, reason = text.removeprefix("Parse error at offset ").partition(": ")
+    if offset is not None and place.isdecimal():
+        place = str(offset(int(place)))
+    # This binding quotes brackets, unlike the library that it wraps.
+    reason = reason.replace("'}'", "}").replace("']'", "]") + " at " + place
     if "surrogate" in reason:
         return _parse_failure(f"{reason}. {_UTF8_ADVICE}", ErrorCode.INVALID_ARG)
     return _parse_failure(reason, ErrorCode.INTERNAL)
@@ -65,10 +71,10 @@ def type_error(field: str, wanted: str) -> InferenceError:
 
 
 def member(parent: Any, name: str) -> Any:
-    """A member that must be there.
+    """A required member.
 
     Raises:
-        InferenceError: INTERNAL, if ``parent`` is no object or has no such member.
+        InferenceError: INTERNAL; ``parent`` is not an object or has no such member.
     """
     if type(parent) is not dict:
         raise type_error(name, "non-object as object")

@@ -1,7 +1,7 @@
-"""Tensor elements as JSON values, and as wire bytes: conversion in both directions, for every datatype.
+"""Converts tensor elements between JSON values and wire bytes, for every datatype.
 
-Where: ``infer_request`` turns ``data`` members into inputs' bytes with it, ``infer_response`` outputs' bytes into
-``data`` members. Values arrive here with the right JSON type; who checks it is ``infer_document``, or msgspec.
+Used by: ``infer_request`` for inputs' ``data`` members, ``infer_response`` for outputs'. Values have the right JSON
+type already; ``infer_document`` or msgspec checks it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from pybackend.inference.shape import INT64_MAX
 from pybackend.inference.tensor import Buffer
-from pybackend.protocol.limits import INT64_MAX, UINT64_MAX
+from pybackend.protocol.limits import UINT64_MAX
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dtypes import DATATYPES
 
-_SMALL_COUNT = 64  # up to here one struct call costs less than numpy (0.1 against 0.5 us at four elements)
-_MAX_TYPED_DEPTH = 8  # deeper nesting is legal but takes the careful way
+_SMALL_COUNT = 64  # up to this count one struct call costs less than numpy (0.1 against 0.5 us at four elements)
+_MAX_TYPED_DEPTH = 8  # deeper nesting is legal but takes the slow path
 
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 SIGNED = frozenset({"INT8", "INT16", "INT32", "INT64"})
@@ -30,7 +31,7 @@ UNSIGNED = frozenset({"UINT8", "UINT16", "UINT32", "UINT64"})
 
 
 class _Structs(dict[int, Struct]):
-    """Packers of one element format by element count, made when first needed."""
+    """Packers of one element format by element count, made on first use."""
 
     def __init__(self, code: str) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ _STRUCTS: dict[str, _Structs] = {
 def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
     """Wire bytes of a flat list of elements.
 
-    Integers are cut to the datatype's width, floats rounded to its precision (too large ones become infinite).
+    Integers are truncated to the datatype's width, floats rounded to its precision (too large ones become infinite).
 
     Args:
         datatype: a wire name.
@@ -82,7 +83,7 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
         try:
             return _STRUCTS[datatype][len(values)].pack(*values)
         except (struct_error, OverflowError):
-            pass  # outside the datatype's range: numpy cuts or rounds it
+            pass  # outside the datatype's range: numpy truncates or rounds it
     if datatype == "BOOL":
         return bytes(values)
     if datatype in FLOATS:
@@ -100,7 +101,7 @@ def _encode_floats(datatype: str, values: Sequence[float]) -> bytes:
 
 
 def _round_to_bf16(values: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
-    """The upper halves of the floats, rounded to nearest, ties to even; a NaN stays one."""
+    """The upper halves of the floats, rounded to nearest, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     rounded[np.isnan(values)] = 0x7FC0
@@ -135,15 +136,15 @@ _DECODE_NESTED: dict[tuple[str, int], Callable[[Any], list[Any]]] = {}
 
 
 def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
-    """Wire bytes of a ``data`` member, straight from its JSON text; None if it needs the careful way.
+    """Wire bytes of a ``data`` member, directly from its JSON text; None if it needs the slow path.
 
     Args:
         datatype: a wire name.
         text: the JSON text, syntax checked.
-        count: how many elements the shape claims.
+        count: number of elements according to the shape.
 
     Raises:
-        ValueError, OverflowError: some element is not of the datatype: the careful way tells which.
+        ValueError, OverflowError: some element does not fit the datatype: the slow path reports which.
     """
     try:
         values = _DECODE_FLAT[datatype](text)
@@ -158,10 +159,21 @@ def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
 
 
 def _decode_nested(datatype: str, text: msgspec.Raw) -> list[Any] | None:
-    """The elements of a nested list in order; None if it does not begin as one, or is too deep for typed decoding."""
-    depth = _opening_depth(bytes(memoryview(text)[:256]))
+    """The elements of a nested list in order; None if the text is not a list, or too deep for typed decoding."""
+    depth = opening_depth(bytes(memoryview(text)[:256]))
     if not 2 <= depth <= _MAX_TYPED_DEPTH:
         return None
+    return decode_list(datatype, depth, text)
+
+
+def decode_list(datatype: str, depth: int, text: msgspec.Raw | bytes) -> list[Any]:
+    """The elements of lists nested to this depth, all of them, in order.
+
+    Raises:
+        ValueError: the text is not such a list, or is nested too deeply for typed decoding.
+    """
+    if not 1 <= depth <= _MAX_TYPED_DEPTH:
+        raise ValueError("nested too deep for typed decoding")
     decode = _DECODE_NESTED.get((datatype, depth))
     if decode is None:
         decode = _DECODE_NESTED[datatype, depth] = _list_decoder(datatype, depth)
@@ -171,8 +183,8 @@ def _decode_nested(datatype: str, text: msgspec.Raw) -> list[Any] | None:
     return values
 
 
-def _opening_depth(text: bytes) -> int:
-    """How many arrays open before anything else."""
+def opening_depth(text: bytes) -> int:
+    """How many arrays open at the start."""
     compact = text.translate(None, b" \t\r\n")
     return len(compact) - len(compact.lstrip(b"["))
 
@@ -181,7 +193,7 @@ def _opening_depth(text: bytes) -> int:
 
 
 def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
-    """The elements of a tensor as Python values that JSON can show, flat.
+    """A tensor's elements as a flat sequence of JSON-compatible values.
 
     Args:
         datatype: a wire name.
@@ -203,7 +215,7 @@ def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
     if count <= _SMALL_COUNT:
         return _STRUCTS[datatype][count].unpack(data)
     if datatype == "BOOL":
-        # Whatever is not zero is true: the byte may be anything, and numpy must not be told otherwise.
+        # Any non-zero byte is true. numpy requires 0 or 1 in a bool array, so the bytes are not viewed as one.
         return (np.frombuffer(data, dtype=np.uint8) != 0).tolist()  # type: ignore[no-any-return]
     return np.frombuffer(data, dtype=_little_endian(datatype)).tolist()  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
-"""The small documents of the protocol: server metadata, model metadata, errors.
+"""The protocol's small documents: server metadata, model metadata, errors.
 
-Where: front ends send them as they are.
+Front ends send them unmodified.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Names and order are the protocol's; clients read the list to decide what they may ask for."""
+"""Names and order are defined by the protocol; clients read the list to learn which features are available."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def server_metadata(name: str, version: str, extensions: Sequence[str] = EXTENSIONS) -> bytes:
-    """The JSON document that ``GET /v2`` answers with.
+    """The JSON document for ``GET /v2``.
 
     Args:
         name: the server's id.
-        version: of the server.
-        extensions: what it speaks beyond the base protocol.
+        version: the server's version.
+        extensions: the supported extensions of the base protocol.
     """
     return _encode({"name": name, "version": version, "extensions": extensions})
 
@@ -54,10 +54,10 @@ def model_metadata(
 
     Args:
         signature: of the highest version in ``versions``.
-        versions: decimal, ascending: the ready ones, or the one that was asked for.
+        versions: decimal, ascending: the ready ones, or the requested one.
         platform: the configuration's ``platform``, or its backend's name.
-        confinement: what there is to say about its sandbox, None if it has none.
-        environment: what there is to say about the Python that it brings, None if it runs on the server's.
+        confinement: facts about its sandbox, None if it has none.
+        environment: facts about its own Python environment, None if it uses the server's.
     """
     batching = signature.max_batch_size > 0
     document: dict[str, Any] = {
@@ -77,5 +77,5 @@ def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[st
 
 
 def encode_error(message: str) -> bytes:
-    """The body of an error: valid JSON whatever the text holds (``?`` for lone surrogates)."""
+    """The body of an error: valid JSON for any text (``?`` for lone surrogates)."""
     return _encode({"error": message.encode("utf-8", "replace").decode()})

@@ -1,28 +1,48 @@
-"""Plans of JSON parts that were seen before: clients that send binary tensors repeat theirs to the byte.
+"""A cache of plans by JSON part: clients that send binary tensors repeat theirs byte for byte.
 
-Where: in front of ``infer_request`` on the hot path. A hit saves the parsing and the validation of everything but the
-tensors' bytes, which is more than half of what a small request costs the codec.
+In front of ``infer_request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
+bytes, which is more than half of the codec's cost for a small request.
 """
 
 from __future__ import annotations
 
+import weakref
+
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import Checked
+from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
 
 LARGEST_HEADER_BYTES = 4096
 MOST_PLANS = 256
-"""With the largest header a bound of 1 MB per model; beyond, the cache starts anew."""
+"""With the largest header this limits a model's plans to 1 MB; beyond, the cache is cleared."""
+
+
+class PlanCaches:
+    """The plan caches of all model versions. A version's plans are dropped with the version."""
+
+    def __init__(self) -> None:
+        self._caches: dict[int, PlanCache] = {}
+
+    def of(self, signature: ModelSignature) -> PlanCache:
+        """The plans of one version, identified by its signature."""
+        key = id(signature)
+        cache = self._caches.get(key)
+        if cache is None:
+            cache = self._caches[key] = PlanCache()
+            weakref.finalize(signature, self._caches.pop, key, None).atexit = False
+        return cache
 
 
 class PlanCache:
-    """Validated plans of one model, by the bytes of their JSON part."""
+    """Validated plans of one model version, by the bytes of their JSON part."""
 
     def __init__(self) -> None:
         self._plans: dict[bytes, InferPlan] = {}
 
     def get(self, header: bytes) -> InferPlan | None:
-        """A plan of one's own for this JSON part, its tensors still without bytes; None if it was not seen before."""
+        """A private copy of the plan for this JSON part, with tensors still without bytes; None if it is not cached."""
         known = self._plans.get(header)
         if known is None:
             return None
@@ -36,13 +56,15 @@ class PlanCache:
             copy = InputTensor(tensor.name, tensor.datatype, tensor.shape)
             inputs.append(copy)
             binary.append((copy, size))
-        return InferPlan(request, binary, known.binary_bytes, known.output_format)
+        plan = InferPlan(request, binary, known.binary_bytes, known.output_format)
+        plan.checked = Checked.HEADER
+        return plan
 
     def put(self, header: bytes, plan: InferPlan) -> None:
-        """Remember a validated plan before its tensors get their bytes, if the same JSON part is likely to come again.
+        """Store a validated plan, before its tensors get their bytes, if the same JSON part is likely to recur.
 
-        One with an id or parameters is likely to differ each time, and one with data in it is no template. The labels of
-        classes change with the parts of an ensemble.
+        A part with an id or parameters probably differs each time, and one with data cannot be a template. Class labels
+        change with the parts of an ensemble.
         """
         request = plan.request
         if (

@@ -1,6 +1,6 @@
-"""Requests without any JSON: the whole body is the one input's data, and the model's signature says the rest.
+"""Requests without JSON: the whole body is the data of the only input, and the model's signature defines the rest.
 
-Where: beside ``infer_request``, for bodies whose header length is 0.
+Complements ``infer_request``, for bodies with header length 0.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from math import prod
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.validation import request_prefix
 from pybackend_wire.bytes_tensor import encode_elements
 
 
 def parse_raw(
     body: bytes | memoryview, signature: ModelSignature, *, model_version: str, limits: BodyLimits
 ) -> InferPlan:
-    """Make a request of a raw body; every output of the reply is binary.
+    """Make a request from a raw body; every output of the response is binary.
 
     Args:
         body: the input's bytes; for BYTES the one element without a length.
         signature: of a model with one input.
-        model_version: as the request shall show it.
+        model_version: version to store in the request.
         limits: bounds of the body.
 
     Returns:
         A plan whose input has its data: a view of ``body``, except for BYTES. It is not validated.
 
     Raises:
-        InferenceError: INVALID_ARG, if the body is too large or the shape cannot be deduced.
+        InferenceError: INVALID_ARG; the body is too large or the shape cannot be deduced.
     """
     limits.check_raw(len(body))
     if len(signature.inputs) != 1:

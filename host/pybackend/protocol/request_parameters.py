@@ -1,6 +1,6 @@
-"""The request's own parameters: what is reserved for the protocol, and what reaches the model.
+"""Request parameters: members reserved for the protocol, and custom ones for the model.
 
-Where: both ways of reading an infer request end here; later the generate codec does too.
+Both paths of reading an infer request end here.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
+from pybackend.inference.shape import INT64_MAX
 from pybackend.protocol.json_document import as_bool, as_string, as_unsigned, is_unsigned
-from pybackend.protocol.limits import INT64_MAX, INT64_MIN
+from pybackend.protocol.limits import INT64_MIN
 
 BINARY_DATA_OUTPUT = "binary_data_output"
 RESERVED_PREFIX = "triton_"
 
 
 def apply_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> bool:
-    """Set what a request's ``parameters`` object asks for, member by member in the client's order.
+    """Apply a request's ``parameters`` object, member by member in the client's order.
 
     Args:
-        request: gets correlation id, flags, priority, time-out, and its custom parameters.
+        request: receives correlation id, flags, priority, timeout and custom parameters.
         parameters: decoded JSON values.
 
     Returns:
-        True if outputs are to be binary where nothing else is said.
+        True if outputs are binary by default.
 
     Raises:
         InferenceError: INTERNAL for a reserved member of the wrong type, INVALID_ARG for a reserved prefix or a custom
-            member that is no string, integer, boolean or number.
+            member that is not a string, integer, boolean or number.
     """
     binary_default = False
     custom: dict[str, ParameterValue] = {}

@@ -1,1 +1,1 @@
-"""Models on disk, and which of them are loaded."""
+"""Model repositories on disk, and the models loaded from them."""

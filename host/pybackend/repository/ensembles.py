@@ -1,4 +1,4 @@
-"""What loading and unloading a model means for the ensembles that it is a part of, and for the parts of an ensemble."""
+"""Tracks dependencies between ensembles and their parts while models are loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.door import Absence
-from pybackend.model.ensemble_model import EnsembleModel
 from pybackend.model.model import ModelState
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.repository.entry import ModelEntry
@@ -19,7 +19,7 @@ class Ensembles:
     """The dependencies between models.
 
     Args:
-        entries: all models by name; always looked at as they are now.
+        entries: all models by name; always read in their current state.
     """
 
     def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
@@ -29,15 +29,15 @@ class Ensembles:
     # Parts
 
     def parts(self, name: str) -> frozenset[str]:
-        """The models that a loaded ensemble consists of; none if there is no such ensemble."""
+        """The models in a loaded ensemble; empty if there is no such ensemble."""
         return frozenset(part for model in self._versions(name) for part in model.part_names)
 
     def lacking(self, parts: Sequence[str]) -> frozenset[str]:
-        """Those of these models that no version of serves."""
+        """The given models without a serving version."""
         return frozenset(part for part in parts if not self._is_served(part))
 
     def absence(self, name: str) -> Absence:
-        """Why no version of a model serves."""
+        """The reason why no version of a model serves."""
         entry = self._entries.get(name)
         if entry is None or entry.reason == DUPLICATE_REASON:
             return Absence(False, False, self._unreadable.get(name, ""))
@@ -48,11 +48,11 @@ class Ensembles:
         return Absence(True, unloaded, "".join(model.load_failure for model in models).strip())
 
     def note_failure(self, name: str, reason: str) -> None:
-        """A part could not be loaded: its entry says why, or there is none, and this is all that is known."""
+        """Record why a part could not be loaded, for parts without an entry that would give the reason."""
         self._unreadable[name] = reason
 
     def is_mere_part(self, name: str) -> bool:
-        """True if a model was loaded because ensembles need it, and none of them is there any more."""
+        """True if a model was loaded only because ensembles needed it, and none of those remains."""
         entry = self._entries.get(name)
         return entry is not None and entry.as_part and not any(name in self.parts(other) for other in self._entries)
 
@@ -69,7 +69,7 @@ class Ensembles:
     # Changes
 
     def on_change(self, name: str) -> None:
-        """Versions of a model have come or gone: the ensembles that need it serve with others, or not at all, or again."""
+        """Update dependent ensembles after a model's versions changed: they may switch versions, stop or restart."""
         self._unreadable.pop(name, None)
         changed = deque([name])
         while changed:
@@ -79,18 +79,18 @@ class Ensembles:
                 if [model for model in affected if model.revise()] and other not in changed:
                     changed.append(other)
 
-    # Circles
+    # Cycles
 
     def check(self, ensemble: str, parts: Sequence[str], directories: Mapping[str, Path]) -> None:
-        """See that an ensemble does not become a part of itself. Blocking: it may read configurations.
+        """Check that an ensemble does not contain itself. Blocking: it may read configurations.
 
         Args:
             ensemble: its name.
-            parts: what it is to consist of.
-            directories: of the models on disk.
+            parts: the models that it would consist of.
+            directories: model directories by name.
 
         Raises:
-            ModelLoadError: INVALID_ARG, it would.
+            ModelLoadError: INVALID_ARG, the ensemble would contain itself.
         """
         paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
         seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""One name in the repository: the versions that are known under it, and which of them serve."""
+"""One name in the repository: its known versions and their states."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ModelEntry:
 
     Attributes:
         name: the model's name.
-        versions: by number, also those that failed to load or were unloaded.
-        origins: by number, what each version was loaded from.
-        reason: why there are none, e.g. a configuration that does not parse.
+        versions: by number, including those that failed to load or were unloaded.
+        origins: by number, the candidate that each version was loaded from.
+        reason: the reason why there are no versions, e.g. a configuration error.
         newest_first: the same versions, highest number first.
-        as_part: True if nobody has asked for it but ensembles that it is a part of.
+        as_part: True if it was loaded only as a part of ensembles.
     """
 
     name: str
@@ -46,27 +46,27 @@ class ModelEntry:
         self.newest_first = tuple(reversed(self.versions.values()))
 
     def ready_versions(self) -> list[Model]:
-        """Versions that take requests, ascending."""
+        """Versions that accept requests, ascending."""
         return [model for model in self.versions.values() if model.state is ModelState.READY]
 
     @property
     def is_ready(self) -> bool:
-        """True if every version serves, or was unloaded on purpose."""
+        """True if every version serves, or was deliberately unloaded."""
         return bool(self.versions) and all(model.is_ready or model.is_off for model in self.versions.values())
 
     @property
     def is_loaded(self) -> bool:
-        """True if there are versions and all of them take requests."""
+        """True if there are versions and all of them accept requests."""
         return bool(self.versions) and len(self.ready_versions()) == len(self.versions)
 
     def why_not_available(self) -> str:
-        """What a client should know of a model that no version of serves, to be appended to a sentence."""
+        """The reason why no version of a model serves, for clients, to be appended to a sentence."""
         reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]
         first = next((reason for reason in reasons if reason and reason != UNLOADED), "")
         return f". It failed: {first.splitlines()[0]} (the server's log has the rest)" if first else ""
 
     def forget_failures(self) -> None:
-        """Leave out the versions that could not be loaded."""
+        """Remove versions that could not be loaded."""
         known = {
             version: model
             for version, model in self.versions.items()
@@ -75,7 +75,7 @@ class ModelEntry:
         self.set_versions(known, self.origins)
 
     def table(self) -> list[ModelStatus]:
-        """What became of each version; one row, too, where there is none."""
+        """The state of each version; one row if there is none."""
         if not self.versions:
             return [ModelStatus(self.name, "-", f"UNAVAILABLE: {self.reason}")]
         return [

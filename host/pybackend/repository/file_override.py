@@ -1,26 +1,25 @@
-"""Files that come with a load in place of a repository's: a model directory of their own, for as long as it is served.
+"""Model files sent with a load request: they form a temporary model directory, kept as long as it is used.
 
-They lie in one private directory per process, locked by it. A server that was killed leaves its directory behind,
-unlocked: the next one removes it.
+It lies in a private directory of the server, where other models can neither read nor write.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import posixpath
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.sandbox.private_room import PrivateRoom
+from pybackend.sandbox.removal import open_directory
 
 FILE_PREFIX = "file:"
-_DIRECTORY_PREFIX = "pybackend-models-"
+
+_PASSED_BY_OTHERS, _READ_BY_OTHERS, _ENTERED = 0o711, 0o644, 0o111
 
 FileContent = bytes | bytearray | memoryview
 FileContents = Mapping[str, FileContent]
@@ -28,10 +27,10 @@ FileContents = Mapping[str, FileContent]
 
 
 def check_keys(files: FileContents) -> None:
-    """Refuse what is no file.
+    """Reject keys that are not file paths.
 
     Raises:
-        InferenceError: INVALID_ARG.
+        InferenceError: INVALID_ARG, a key does not name a file.
     """
     for key in files:
         if not key.startswith(FILE_PREFIX):
@@ -43,10 +42,10 @@ def check_keys(files: FileContents) -> None:
 
 
 def override_paths(files: FileContents) -> dict[str, PurePosixPath]:
-    """Where each file belongs, by key.
+    """The path of each file in the model directory, by key.
 
     Raises:
-        ModelLoadError: a path leaves the model's folder, or another file has taken it.
+        ModelLoadError: a path leaves the model's folder or conflicts with another file's path.
     """
     paths = {key: _inside(key) for key in files}
     taken = set(paths.values())
@@ -60,28 +59,30 @@ def override_paths(files: FileContents) -> dict[str, PurePosixPath]:
 
 def _inside(key: str) -> PurePosixPath:
     text = key.removeprefix(FILE_PREFIX)
-    path = posixpath.normpath(text)  # of names alone: the folder will be new, and hold no links
+    path = posixpath.normpath(text)  # lexical: the folder will be new, and contain no links
     if "\0" in text or text.endswith("/") or path.startswith("/") or path.split("/")[0] in {".", ".."}:
         raise ModelLoadError(f"'{key}' is no path inside the model's folder, such as '{FILE_PREFIX}1/model.py'")
     return PurePosixPath(path)
 
 
 class OverrideDirectories:
-    """The model directories that were made of such files."""
+    """The model directories made from files that came with load requests.
 
-    def __init__(self) -> None:
-        self._root: Path | None = None
-        self._lock_descriptor = -1
-        self._count = 0
+    Args:
+        room: the private directory that contains them.
+    """
+
+    def __init__(self, room: PrivateRoom) -> None:
+        self._room = room
         self._closed = False
         self._users: dict[Path, int] = {}
         self._writing = threading.Lock()
 
     def make(self, model_name: str, files: FileContents) -> Path:
-        """Write files into a new directory whose name is the model's. Blocking: not for the event loop.
+        """Write files into a new directory named after the model. Blocking: not for the event loop.
 
         Raises:
-            ModelLoadError: as :func:`override_paths`, or they cannot be written.
+            ModelLoadError: see :func:`override_paths`; or the files cannot be written.
         """
         paths = override_paths(files)
         with self._writing:
@@ -91,82 +92,66 @@ class OverrideDirectories:
                 return self._make(model_name, {path: files[key] for key, path in paths.items()})
             except OSError as error:
                 raise ModelLoadError(f"the files given cannot be written: {error.strerror}") from error
-            except ValueError as error:  # a name that no file can have
+            except ValueError as error:  # an invalid file name
                 raise ModelLoadError(f"the files given cannot be written: {error}") from error
 
     def _make(self, model_name: str, contents: Mapping[PurePosixPath, FileContent]) -> Path:
-        if self._root is None:
-            self._root, self._lock_descriptor = _locked_directory()
-        self._count += 1
-        parent = self._root / str(self._count)
-        directory = parent / model_name
+        parent = self._room.make(_PASSED_BY_OTHERS)
         try:
-            directory.mkdir(parents=True)
-            for path, content in contents.items():
-                _write(directory / path, content)
+            descriptor = open_directory(str(parent))
+            try:
+                for path, content in contents.items():
+                    _write(descriptor, (model_name, *path.parts), content)
+            finally:
+                os.close(descriptor)
         except BaseException:
-            shutil.rmtree(parent, ignore_errors=True)
+            self._room.remove(parent)
             raise
-        return directory
+        return parent / model_name
+
+    def holds(self, directory: Path) -> bool:
+        """True if a directory was made here."""
+        return self._room.contains(directory)
 
     def hold(self, directory: Path) -> None:
-        """Somebody uses a directory from now on; nothing happens for one that was not made here."""
-        if self._root is not None and self._root in directory.parents:
+        """Count a user of a directory; does nothing for directories that were not made here."""
+        if self.holds(directory):
             self._users[directory] = self._users.get(directory, 0) + 1
 
     async def let_go(self, directory: Path) -> None:
-        """One user fewer; the last one's end removes the directory."""
+        """Release one user's hold; the last release removes the directory."""
         users = self._users.pop(directory, 0)
         if users > 1:
             self._users[directory] = users - 1
         elif users:
-            await asyncio.to_thread(shutil.rmtree, directory.parent, ignore_errors=True)
+            await asyncio.to_thread(self._room.remove, directory.parent)
+
+    def remove_abandoned(self) -> None:
+        """Remove directories left behind by servers that no longer run. Blocking."""
+        self._room.remove_abandoned()
 
     def close(self) -> None:
-        """Remove everything; no directory is made from now on."""
+        """Remove everything; no directory is made afterwards."""
         with self._writing:
             self._closed = True
-            root, self._root = self._root, None
-            if root is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(self._lock_descriptor)
+            self._room.close()
 
 
-def _write(path: Path, content: FileContent) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "xb", opener=_private) as file:
-        file.write(content)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _locked_directory() -> tuple[Path, int]:
-    """A new directory and the descriptor that holds its lock."""
-    while True:
-        root = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
-        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():
-            return root, lock
-        os.close(lock)  # another server took it for a dead one's before it was locked
-
-
-def remove_abandoned() -> None:
-    """Remove the directories of this user's servers that do not run any more."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            if entry.name.startswith(_DIRECTORY_PREFIX) and entry.is_dir(follow_symlinks=False):
-                _remove_if_abandoned(entry.path)
-
-
-def _remove_if_abandoned(path: str) -> None:
-    with suppress(OSError):  # somebody else's, or gone by now
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(lock).st_uid == os.getuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(lock)
+def _write(top: int, parts: tuple[str, ...], content: FileContent) -> None:
+    """Write a file below a directory, readable by model processes, which may run as other users."""
+    descriptor = os.dup(top)
+    try:
+        for name in parts[:-1]:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=descriptor)
+            inner = open_directory(name, descriptor)
+            os.close(descriptor)
+            descriptor = inner
+            os.fchmod(descriptor, _READ_BY_OTHERS | _ENTERED)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file_descriptor = os.open(parts[-1], flags, 0o600, dir_fd=descriptor)
+        with open(file_descriptor, "wb") as file:
+            os.fchmod(file_descriptor, _READ_BY_OTHERS)
+            file.write(content)
+    finally:
+        os.close(descriptor)

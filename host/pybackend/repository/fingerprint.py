@@ -1,19 +1,26 @@
-"""What the files of a model looked like when it was loaded: whether a later load finds them changed."""
+"""Fingerprints of a model's files, by which a later load detects changes."""
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 
+log = logging.getLogger(__name__)
+
 _NOT_PART = frozenset({"__pycache__"})
-"""Written by whoever runs the code, not by its author."""
+"""Created when code runs, not by the model's author."""
+
+MOST_FILES = 100_000
+"""Limit per model, including linked directories. A packed environment has about ten thousand files."""
 
 FileStamps = Mapping[str, tuple[int, ...]]
-"""By path: what changes when a file is written, replaced or linked elsewhere."""
+"""By path: values that change when a file is written, replaced or linked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,73 +28,111 @@ class Fingerprint:
     """The files of one model's directory.
 
     Attributes:
-        folders: the files below each directory of the model's, by its name.
-        others: the files beside them, without the configuration, which is compared by what it means.
+        folders: the files below each of its subdirectories, by subdirectory name.
+        others: all other files except the configuration, which is compared by content.
     """
 
     folders: Mapping[str, FileStamps]
     others: FileStamps
 
     def of_version(self, version: int) -> VersionFingerprint:
-        """The part that one version's code can depend on: its own directory, and whatever is no version."""
+        """The part that affects one version: the version's directory, and everything outside version directories."""
         shared = {name: stamps for name, stamps in self.folders.items() if not name.isdecimal()}
         return VersionFingerprint(self.folders.get(str(version), {}), shared, self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFingerprint:
-    """The files that one version depends on; equal if none of them was changed, added or removed."""
+    """The files that affect one version; two fingerprints are equal if no file was changed, added or removed."""
 
     own: FileStamps
     shared: Mapping[str, FileStamps]
     others: FileStamps
 
 
-def fingerprint(model_directory: Path) -> Fingerprint:
-    """Look at every file of a model, links followed; reads no content. Blocking: not for the event loop."""
+def fingerprint(model_directory: Path) -> Fingerprint | None:
+    """Stat every file of a model, following links, without opening any; None if there are too many. Blocking."""
     folders: dict[str, FileStamps] = {}
     others: dict[str, tuple[int, ...]] = {}
-    for entry in _entries(str(model_directory)):
-        if os.path.isdir(entry.path):  # a loop of links is no directory
-            folders[entry.name] = _below(entry.path)
-        elif entry.name != CONFIG_FILENAME:
-            others[entry.name] = file_stamp(entry.path)
+    look = _Look()
+    try:
+        for entry in look.entries(str(model_directory)):
+            status = _status(entry.path)
+            if _is_directory(status):
+                folders[entry.name] = _below(entry.path, look)
+            elif entry.name != CONFIG_FILENAME:
+                others[entry.name] = _stamp(status)
+    except _TooMany:
+        log.warning(
+            "%s and what its links lead to hold more than %d files: every load request reloads the model",
+            model_directory,
+            MOST_FILES,
+        )
+        return None
     return Fingerprint(folders, others)
 
 
-def _below(directory: str) -> FileStamps:
+def _below(directory: str, look: _Look) -> FileStamps:
     stamps: dict[str, tuple[int, ...]] = {}
-    visited: set[tuple[int, int]] = set()  # links may lead round in circles
+    visited: set[tuple[int, int]] = set()  # links may form cycles
     waiting = [directory]
     while waiting:
         path = waiting.pop()
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        if (status.st_dev, status.st_ino) in visited:
+        status = _status(path)
+        if status is None or (status.st_dev, status.st_ino) in visited:
             continue
         visited.add((status.st_dev, status.st_ino))
-        for entry in _entries(path):
-            if os.path.isdir(entry.path):
+        for entry in look.entries(path):
+            status = _status(entry.path)
+            if _is_directory(status):
                 waiting.append(entry.path)
             else:
-                stamps[os.path.relpath(entry.path, directory)] = file_stamp(entry.path)
+                stamps[entry.path[len(directory) + 1 :]] = _stamp(status)
     return stamps
 
 
-def _entries(directory: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return [entry for entry in entries if entry.name not in _NOT_PART]
-    except OSError:
-        return []  # what cannot be read cannot be loaded either, and the load says why
+class _TooMany(Exception):
+    """There are too many files, e.g. because a link leads to the root of the file system."""
+
+
+class _Look:
+    """Lists directories, up to a total number of entries."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def entries(self, directory: str) -> list[os.DirEntry[str]]:
+        found = []
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    self._count += 1
+                    if self._count > MOST_FILES:
+                        raise _TooMany
+                    if entry.name not in _NOT_PART:
+                        found.append(entry)
+        except OSError:
+            return []  # an unreadable directory fails the load, which reports the reason
+        return found
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """What changes when a file is written, replaced or linked elsewhere; empty if there is none."""
+    """Values that change when a file is written, replaced or linked elsewhere; empty if it does not exist."""
+    return _stamp(_status(path))
+
+
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = os.stat(path)
-    except OSError:
+        return os.stat(path)
+    except OSError:  # e.g. a loop of links
+        return None
+
+
+def _is_directory(status: os.stat_result | None) -> bool:
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _stamp(status: os.stat_result | None) -> tuple[int, ...]:
+    if status is None:
         return ()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""What model repositories look like on disk: which models there are, and where. Read when models are loaded."""
+"""The layout of model repositories on disk: their models and directories. Read when models are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
-"""Why a model whose name occurs twice is unavailable, as the repository index shows it."""
+"""The reason shown in the repository index for a model whose name occurs twice."""
 
 _NOT_MODELS = frozenset({"__pycache__", "lost+found"})
 
@@ -21,9 +21,10 @@ class RepositoryScan:
     """The models of all repositories.
 
     Attributes:
-        repositories: the directories that were looked into.
-        models: directory by model name, sorted by name; without the duplicates.
-        duplicates: directories by model name for names that occur in several repositories; none of them is served.
+        repositories: the scanned directories.
+        models: directory by model name, sorted by name; excludes duplicates.
+        duplicates: directories by model name, for names that occur in several repositories; these models are not
+            served.
         warnings: one sentence each, for the log.
     """
 
@@ -34,10 +35,10 @@ class RepositoryScan:
 
 
 def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
-    """Find every model directory of the given repositories; a repository given twice counts once.
+    """Find every model directory in the given repositories; a repository given twice is scanned once.
 
     Raises:
-        ServerError: a repository is missing, is no directory or cannot be read.
+        ServerError: a repository is missing, is not a directory or cannot be read.
     """
     found: dict[str, list[Path]] = {}
     warnings: list[str] = []
@@ -63,10 +64,10 @@ def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
 
 
 def model_directory(scan: RepositoryScan, name: str) -> Path:
-    """Where a model lies.
+    """The directory of a model.
 
     Raises:
-        ModelLoadError: nowhere, or in several repositories.
+        ModelLoadError: it is in no repository, or in several.
     """
     if name in scan.duplicates:
         raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")

@@ -1,4 +1,4 @@
-"""How the versions of a model come and go: new ones are ready before those they replace stop, and nobody is refused."""
+"""Replaces versions of a model: new ones are ready before old ones stop, so that no request is refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.instance.launcher import StubLauncher
-from pybackend.instance.services import StubServices
-from pybackend.model.door import ModelDoor
-from pybackend.model.ensemble_model import EnsembleModel
+from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel
 from pybackend.repository.candidate import Candidate
@@ -27,39 +25,26 @@ class ModelLifeCycle:
     """Loads, replaces and unloads versions.
 
     Args:
-        launcher: starts their processes.
-        services: answers what their code asks.
-        door: takes the requests of ensembles to their parts.
-        directories: model directories that are removed when no version uses them any more.
-        finalize_timeout_s: how long ``finalize`` may take if nobody says otherwise, None for ever.
+        host: the server.
+        directories: temporary model directories, removed when no version uses them.
     """
 
-    def __init__(
-        self,
-        launcher: StubLauncher,
-        services: StubServices,
-        door: ModelDoor,
-        directories: OverrideDirectories,
-        finalize_timeout_s: float | None,
-    ) -> None:
-        self._launcher = launcher
-        self._services = services
-        self._door = door
+    def __init__(self, host: ModelHost, directories: OverrideDirectories) -> None:
+        self._host = host
         self._directories = directories
-        self._finalize_timeout_s = finalize_timeout_s
         self._alive: dict[Model, Path] = {}
         self._retiring: dict[Model, asyncio.Task[bool]] = {}
 
-    # Coming
+    # Loading
 
     async def load(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
-        """Make an entry serve these versions and no others; one change of an entry at a time.
+        """Make an entry serve exactly these versions; only one change of an entry may run at a time.
 
-        Versions that serve already, from files that have not changed since, are left alone. While old versions serve,
-        the new ones are loaded beside them, and take over when all of them are ready.
+        Serving versions whose files have not changed stay as they are. New versions are loaded while old ones serve,
+        and take over when all of them are ready.
 
         Raises:
-            ModelLoadError: a version failed; those that served go on.
+            ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
         new = {
@@ -68,7 +53,7 @@ class ModelLifeCycle:
             if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
         }
         if not serving:
-            self.retire_all(entry)  # those that gave up have processes yet, perhaps
+            self.retire_all(entry)  # instances that gave up may still have processes
             entry.set_versions(new, candidates)
         outcomes = await asyncio.gather(*(self._load_version(model) for model in new.values()), return_exceptions=True)
         unexpected = [outcome for outcome in outcomes if outcome is not None]
@@ -80,16 +65,16 @@ class ModelLifeCycle:
         if failed:
             raise _load_error(entry.name, failed)
         if serving:
-            # Versions that are not wanted any more stay visible, as unloaded.
+            # Versions that are no longer served stay visible as unloaded.
             entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
             self._retire(model for version, model in serving.items() if version in new or version not in candidates)
 
     def _create(self, candidate: Candidate) -> Model:
         model: Model
         if candidate.source.config.is_ensemble:
-            model = EnsembleModel(candidate.source, self._door)
+            model = EnsembleModel(candidate.source, self._host)
         else:
-            model = PythonModel(candidate.source, self._launcher, self._services)
+            model = PythonModel(candidate.source, self._host)
         self._alive[model] = candidate.source.directory
         self._directories.hold(candidate.source.directory)
         return model
@@ -108,15 +93,16 @@ class ModelLifeCycle:
         took_s = model.statistics.load_duration_ns / 1e9
         log.info("successfully loaded '%s' version %s in %.2f s", model.name, model.version, took_s)
 
-    # Going
+    # Unloading
 
     def retire_all(
         self, entry: ModelEntry, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
     ) -> list[asyncio.Task[bool]]:
-        """Unload every version: from now on it takes no requests, those that it has are answered.
+        """Unload every version: it accepts no further requests and answers those it has.
 
         Returns:
-            What ends when a version is freed, True if nothing had to be cut short; also for those on their way before.
+            One task per version, including versions already being unloaded. Each ends when its version is released,
+            with True if nothing was cut short.
         """
         return self._retire(entry.versions.values(), drain_timeout_s, finalize_timeout_s)
 
@@ -124,12 +110,12 @@ class ModelLifeCycle:
         self, models: Iterable[Model], drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
     ) -> list[asyncio.Task[bool]]:
         if finalize_timeout_s is None:
-            finalize_timeout_s = self._finalize_timeout_s
+            finalize_timeout_s = self._host.finalize_timeout_s
         ends = []
         for model in models:
             end = self._retiring.get(model)
             if end is None and model in self._alive:
-                model.state = ModelState.UNLOADING  # now: the task begins in the loop's next turn
+                model.state = ModelState.UNLOADING  # immediately: the task starts only on the loop's next turn
                 end = asyncio.create_task(self._unload(model, drain_timeout_s, finalize_timeout_s))
                 end.add_done_callback(partial(self._retired, model))
                 self._retiring[model] = end
@@ -152,22 +138,22 @@ class ModelLifeCycle:
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short.
 
-        Nothing is being loaded any more. What is being unloaded without haste is hurried; so is what an earlier call
-        began, if that was cancelled.
+        Requires that no model is loading. Unloads that are already running get this deadline too, as do those from an
+        earlier call that was cancelled.
         """
         retiring = list(self._retiring.values())
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        # Models that run others for a client's request find them until it is answered.
+        # Models that run other models for a client's request need them until it is answered.
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
-        await asyncio.gather(*(model.clients_answered_within(remaining_s) for model in self._alive))
+        await asyncio.gather(*(model.open_requests.clients_answered_within(remaining_s) for model in self._alive))
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         in_time = await asyncio.gather(*(self._unload(model, remaining_s, remaining_s) for model in list(self._alive)))
         return all(in_time)
 
     def trim(self) -> None:
-        """Give idle memory of all models back; called about once a second."""
+        """Release idle memory of all models; called about once a second."""
         now_ns = time.monotonic_ns()
         for model in self._alive:
             model.trim(now_ns)

@@ -1,4 +1,4 @@
-"""The models that this server knows: finding them, loading them, unloading them."""
+"""The models of this server: finds, loads and unloads them."""
 
 from __future__ import annotations
 
@@ -6,60 +6,85 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, ServerError
-from pybackend.instance.launcher import StubLauncher
-from pybackend.instance.services import StubServices
-from pybackend.model.door import Absence, ModelDoor
+from pybackend.author_files.apart import apart
+from pybackend.errors import (
+    ErrorCode,
+    InferenceError,
+    ModelLoadError,
+    NotServingError,
+    ServerError,
+    UnknownModelError,
+)
+from pybackend.model.door import Absence
+from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.modelconfig.ensemble import part_names
-from pybackend.repository.candidate import Candidate, LoadOptions, ModelReading, read_model
+from pybackend.repository.bounds import Bounds
+from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.entry import ModelEntry, ModelStatus
-from pybackend.repository.file_override import FileContents, OverrideDirectories, check_keys, remove_abandoned
+from pybackend.repository.file_override import FileContents, OverrideDirectories, check_keys
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory, scan_repositories
 from pybackend.repository.life_cycle import ModelLifeCycle
-from pybackend.repository.turns import Turns
+from pybackend.repository.model_locks import ModelLocks
+from pybackend.sandbox.grant import Grant
+from pybackend.sandbox.private_room import PrivateRoom
 
 log = logging.getLogger(__name__)
 
+LONGEST_VERSION_DIGITS = 19
+"""Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """The configuration and files that came with a load request, and the requesting model's rights."""
+
+    config_json: str | None = None
+    files: FileContents = field(default_factory=dict)
+    grant: Grant | None = None
+
 
 class ModelRepository:
-    """All models by name."""
+    """All models by name.
 
-    def __init__(
-        self,
-        scan: RepositoryScan,
-        launcher: StubLauncher,
-        options: LoadOptions,
-        services: StubServices,
-        door: ModelDoor,
-    ) -> None:
+    Args:
+        scan: the model directories.
+        host: the server.
+
+    Attributes:
+        host: the server's shared services.
+    """
+
+    def __init__(self, scan: RepositoryScan, host: ModelHost) -> None:
         self._scan = scan
-        self._options = options
+        self.host = host
         self._entries: dict[str, ModelEntry] = {}
-        self._directories = OverrideDirectories()
-        self._life_cycle = ModelLifeCycle(launcher, services, door, self._directories, options.finalize_timeout_s)
+        self._directories = OverrideDirectories(PrivateRoom(host.room_places))
+        self._life_cycle = ModelLifeCycle(host, self._directories)
         self._ensembles = Ensembles(self._entries)
-        self._turns = Turns(options.model_load_count)
+        self._bounds = Bounds(host)
+        self._locks = ModelLocks(host.model_load_count)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._changes: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    # Start and end
+    # Start and stop
 
     async def load_all(self) -> bool:
-        """Load every model that is wanted at start; True if all of them are ready afterwards."""
+        """Load every model selected for the start; True if all of them are ready afterwards."""
         for warning in self._scan.warnings:
             log.warning("%s", warning)
-        wanted = self._options.startup_models
+        wanted = self.host.startup_models
         names = {*self._scan.models, *self._scan.duplicates} if wanted is None else set(wanted)
         for name in sorted(names):
             self._start(ModelEntry(name))
         try:
-            await asyncio.gather(asyncio.to_thread(remove_abandoned), *self._starts.values())
-            await asyncio.gather(*self._starts.values())  # with parts that nobody but ensembles has asked for
+            await asyncio.gather(asyncio.to_thread(self._directories.remove_abandoned), *self._starts.values())
+            await asyncio.gather(*self._starts.values())  # includes parts that only ensembles need
         finally:
             for start in self._starts.values():
                 start.cancel()
@@ -75,13 +100,14 @@ class ModelRepository:
             entry.reason = DUPLICATE_REASON
             return
         try:
-            # Before its turn: the first that is loaded can know who else will run in its environment.
-            reading = await read_model(model_directory(self._scan, entry.name), self._options)
-            async with self._turns.to_load(entry.name):
-                candidates = reading.candidates(self._options)
+            # Before taking the lock, so that the first model to load knows which others share its environment.
+            reading = await read_model(model_directory(self._scan, entry.name), self.host)
+            reading.note_environment(self.host)
+            async with self._locks.loading(entry.name):
+                candidates = await candidates_of(reading, self.host)
                 if not reading.config.is_ensemble:
-                    with suppress(ModelLoadError):  # the version that failed has said why; the others serve
-                        await self._life_cycle.load(entry, candidates)
+                    with suppress(ModelLoadError):  # the failed version has logged the reason; the others serve
+                        await self._change(entry, candidates)
                     return
             await self._start_parts(entry.name, part_names(reading.config))
         except ModelLoadError as error:
@@ -89,11 +115,11 @@ class ModelRepository:
             log.error("failed to load '%s': %s", entry.name, error.reason())  # noqa: TRY400  no bug of ours
             return
         with suppress(ModelLoadError):
-            await self._life_cycle.load(entry, candidates)
+            await self._change(entry, candidates)
 
     async def _start_parts(self, name: str, parts: Sequence[str]) -> None:
-        """Wait for the parts of an ensemble; without a place among the loads, which they need."""
-        await asyncio.to_thread(self._ensembles.check, name, parts, self._scan.models)
+        """Wait for an ensemble's parts, without holding a place among the loads, because the parts need those."""
+        await apart(f"the parts of ensemble '{name}'", self._ensembles.check, name, parts, self._scan.models)
         for part in parts:
             if part not in self._starts and part in self._scan.models:
                 self._start(ModelEntry(part, as_part=True))
@@ -112,78 +138,85 @@ class ModelRepository:
         self._directories.close()
         return in_time
 
-    # Control while the server runs
+    # Model control at run time
 
     async def load_model(
-        self, name: str, config_json: str | None = None, files: FileContents | None = None, *, asked_by: str = ""
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: FileContents | None = None,
+        *,
+        asked_by: str = "",
+        grant: Grant | None = None,
     ) -> None:
-        """Load a model, or bring a loaded one up to date; what has not changed since its last load is left alone.
+        """Load a model, or update a loaded one; versions that have not changed since their last load stay as they are.
 
-        Goes on to its end when the caller stops waiting. Until the new versions are ready the old ones serve, and they
-        go on serving if a new one fails.
+        The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
+        serving if a new one fails.
 
         Args:
-            name: the model.
-            config_json: the configuration in place of config.pbtxt, until the next load.
-            files: the model's whole directory in place of the repository's; see :data:`FileContents`. They must not
-                change before this returns, and need a configuration.
-            asked_by: the model that waits for this while it is being initialised, if there is one.
+            name: the model's name.
+            config_json: the configuration to use instead of config.pbtxt, until the next load.
+            files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
+                not change before this returns, and require ``config_json``.
+            asked_by: the model that waits for this while it is being initialised, if any.
+            grant: the rights of the confined model that requests this, None if the requester is not confined.
 
         Raises:
-            InferenceError: UNAVAILABLE if models are not controlled by requests; INVALID_ARG or INTERNAL with the
-                reason why it is not loaded.
+            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
+                INTERNAL if loading failed, with the reason.
         """
         self._check_control()
         _check_name(name)
         check_keys(files or {})
-        await self._carry_out(self._load(name, config_json, files, asked_by))
+        if grant is not None:
+            grant.check_control(name)
+            if config_json is not None or files:
+                grant.check_override(name)
+        await self._carry_out(self._load(name, _Brought(config_json, files or {}, grant), asked_by))
 
-    async def _load(
-        self, name: str, config_json: str | None, files: FileContents | None, asked_by: str, *, as_part: bool = False
-    ) -> None:
+    async def _load(self, name: str, brought: _Brought, asked_by: str, *, as_part: bool = False) -> None:
         tried: frozenset[str] = frozenset()
         while True:
-            async with self._turns.to_load(name, asked_by):
+            async with self._locks.loading(name, asked_by):
                 if as_part and not self._ensembles.lacking([name]):
                     return
-                lacking = await self._load_in_turn(name, config_json, files, tried, as_part=as_part)
+                lacking = await self._load_locked(name, brought, tried, as_part=as_part)
             if not lacking:
                 return
-            # Not within the turn: what parts do when they are loaded may concern this model.
-            await asyncio.gather(*(self._load_part(part, asked_by) for part in sorted(lacking)))
+            # Without the lock: loading parts may require changes to this model.
+            await asyncio.gather(*(self._load_part(part, brought.grant, asked_by) for part in sorted(lacking)))
             tried |= lacking
 
-    async def _load_part(self, name: str, asked_by: str) -> None:
+    async def _load_part(self, name: str, grant: Grant | None, asked_by: str) -> None:
         try:
-            await self._load(name, None, None, asked_by, as_part=True)
+            await self._load(name, _Brought(grant=grant), asked_by, as_part=True)
         except InferenceError as error:
             self._ensembles.note_failure(name, error.message.strip())
 
-    async def _load_in_turn(
-        self,
-        name: str,
-        config_json: str | None,
-        files: FileContents | None,
-        tried: frozenset[str],
-        *,
-        as_part: bool,
+    async def _load_locked(
+        self, name: str, brought: _Brought, tried: frozenset[str], *, as_part: bool
     ) -> frozenset[str]:
-        """Load a model, or find out which parts it lacks for which that has not been ``tried`` yet."""
+        """Load a model, or return its missing parts that have not been ``tried`` yet."""
         try:
-            directory = await asyncio.to_thread(self._place, name, config_json, files)
+            directory = await self._place(name, brought)
         except ModelLoadError as error:
             raise _poll_error(name, error) from error
         self._directories.hold(directory)
         try:
-            reading = await self._read(name, directory, config_json)
+            reading = await self._read(name, directory, brought)
             try:
-                candidates = reading.candidates(self._options)
+                bounds = await self._bounds_of(reading, brought)
+                candidates = await candidates_of(reading, self.host, bounds)
                 parts = part_names(reading.config)
                 if parts:
-                    await asyncio.to_thread(self._check_parts, name, parts)
+                    await apart(f"the parts of ensemble '{name}'", self._check_parts, name, parts)
             except ModelLoadError as error:
                 raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
             lacking = self._ensembles.lacking(parts) - tried
+            for bound in bounds:
+                for part in sorted(lacking):
+                    bound.check_control(part)
             if not lacking:
                 await self._replace(name, candidates, as_part=as_part)
             return lacking
@@ -197,20 +230,28 @@ class ModelRepository:
             raise ModelLoadError(str(error)) from error
         self._ensembles.check(name, parts, directories)
 
-    def _place(self, name: str, config_json: str | None, files: FileContents | None) -> Path:
-        """The directory to load a model from. Blocking."""
-        if not files:
+    async def _bounds_of(self, reading: ModelReading, brought: _Brought) -> tuple[Grant, ...]:
+        brings = brought.config_json is not None
+        what = f"the configuration of model '{reading.config.name}'"
+        bounds = await apart(what, self._bounds.of_load, brought.grant, reading, brings=brings)
+        reading.note_environment(self.host)
+        return bounds
+
+    async def _place(self, name: str, brought: _Brought) -> Path:
+        """The directory from which to load a model."""
+        if not brought.files:
             try:
-                return model_directory(scan_repositories(self._scan.repositories), name)
+                scan = await apart("the repositories", scan_repositories, self._scan.repositories)
             except ServerError as error:
                 raise ModelLoadError(str(error)) from error
-        if config_json is None:
+            return model_directory(scan, name)
+        if brought.config_json is None:
             raise ModelLoadError("files are given without a configuration, which they need: give 'config' too")
-        return self._directories.make(name, files)
+        return await asyncio.to_thread(self._directories.make, name, brought.files)
 
-    async def _read(self, name: str, directory: Path, config_json: str | None) -> ModelReading:
+    async def _read(self, name: str, directory: Path, brought: _Brought) -> ModelReading:
         try:
-            return await read_model(directory, self._options, config_json)
+            return await read_model(directory, self.host, brought.config_json, is_brought=bool(brought.files))
         except ModelLoadError as error:
             raise _poll_error(name, error) from error
 
@@ -218,30 +259,42 @@ class ModelRepository:
         entry = self._entries.setdefault(name, ModelEntry(name, as_part=as_part))
         entry.as_part = as_part
         try:
-            await self._life_cycle.load(entry, candidates)
+            await self._change(entry, candidates)
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
         finally:
             self._ensembles.on_change(name)
 
-    async def unload_model(self, name: str, *, unload_dependents: bool = False, asked_by: str = "") -> None:
-        """Begin to unload a model: it takes no more requests, those that it has are answered. Unknown ones are fine.
+    async def _change(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
+        try:
+            await self._life_cycle.load(entry, candidates)
+        finally:
+            bounded = any(candidate.source.bounds for candidate in candidates.values())
+            self._bounds.note(entry.name, entry.versions.values(), is_repositorys=not bounded)
+
+    async def unload_model(
+        self, name: str, *, unload_dependents: bool = False, asked_by: str = "", grant: Grant | None = None
+    ) -> None:
+        """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
         Args:
-            name: the model.
-            unload_dependents: as well those that were loaded only as its parts and are nobody else's.
+            name: the model's name.
+            unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             asked_by: as for :meth:`load_model`.
+            grant: as for :meth:`load_model`.
 
         Raises:
-            InferenceError: UNAVAILABLE if models are not controlled by requests.
+            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model.
         """
         self._check_control()
+        if grant is not None:
+            grant.check_control(name)
         await self._carry_out(self._begin_unload(name, asked_by, unload_dependents=unload_dependents))
 
     async def _begin_unload(
         self, name: str, asked_by: str, *, unload_dependents: bool, only_if_mere_part: bool = False
     ) -> None:
-        async with self._turns.to_change(name, asked_by):
+        async with self._locks.changing(name, asked_by):
             if only_if_mere_part and not self._ensembles.is_mere_part(name):
                 return
             parts = self._ensembles.parts(name)
@@ -252,7 +305,7 @@ class ModelRepository:
 
     async def unload(self, name: str, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Unload a model and wait for its end; True if nothing had to be cut short."""
-        async with self._turns.to_change(name):
+        async with self._locks.changing(name):
             ends = self._retire(name, drain_timeout_s, finalize_timeout_s)
         return all(await asyncio.gather(*map(asyncio.shield, ends)))
 
@@ -263,7 +316,7 @@ class ModelRepository:
         if entry is None:
             return []
         ends = self._life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
-        # A failure that nobody wants to know of any more must not keep the server from being ready.
+        # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:
             del self._entries[name]
@@ -282,7 +335,7 @@ class ModelRepository:
             raise
 
     def _check_control(self) -> None:
-        if not self._options.explicit:
+        if not self.host.explicit:
             raise InferenceError(
                 "explicit model load / unload is not allowed if polling is enabled, or in model control mode 'none': "
                 "start the server with --model-control-mode=explicit",
@@ -291,14 +344,14 @@ class ModelRepository:
         if self._closed:
             raise _STOPPING.again()
 
-    # Look-up
+    # Lookup
 
     def find(self, name: str, version: str = "") -> Model:
         """The version that answers a request.
 
         Args:
             name: the model's name.
-            version: decimal, or ``""`` for the highest that is ready.
+            version: decimal, or ``""`` for the highest ready version.
 
         Raises:
             InferenceError: there is no such model, no such version, or it does not serve now.
@@ -310,31 +363,31 @@ class ModelRepository:
                     return model
             for model in entry.newest_first:
                 if model.failure is not None:
-                    raise model.failure.again()
-            raise InferenceError(
+                    raise _not_serving(model.failure)
+            raise NotServingError(
                 f"Request for unknown model: '{name}' has no available versions{entry.why_not_available()}",
                 ErrorCode.NOT_FOUND,
             )
-        found = entry.versions.get(int(version))
+        found = entry.versions.get(int(version)) if len(version) <= LONGEST_VERSION_DIGITS else None
         if found is None:
-            raise InferenceError(
+            raise UnknownModelError(
                 f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
             )
         if found.state is not ModelState.READY:
             if found.failure is not None:
-                raise found.failure.again()
+                raise _not_serving(found.failure)
             raise not_ready(name, version)
         return found
 
     def absence(self, name: str) -> Absence:
-        """Why no version of a model serves."""
+        """The reason why no version of a model serves."""
         return self._ensembles.absence(name)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
-        """A model's version, whatever its state; all of them for ``""``, none if there is no such version.
+        """A model's version in any state; all versions for ``""``; empty if there is no such version.
 
         Raises:
-            InferenceError: INVALID_ARG, there is no such model or that is no version.
+            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
         """
         number = _version_number(version) if version else None
         versions = self._entry(name).versions
@@ -343,34 +396,38 @@ class ModelRepository:
     def _entry(self, name: str) -> ModelEntry:
         entry = self._entries.get(name)
         if entry is None:
-            raise InferenceError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
+            raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
         return entry
 
     def ready_versions(self, name: str) -> list[Model]:
-        """Versions of a model that take requests, ascending; none if there is no such model."""
+        """Versions of a model that accept requests, ascending; empty if there is no such model."""
         entry = self._entries.get(name)
         return [] if entry is None else entry.ready_versions()
 
     def models(self) -> Iterator[Model]:
-        """Every version that is known, sorted by name and number."""
+        """Every known version, sorted by name and number."""
         for _, entry in sorted(self._entries.items()):
             yield from entry.versions.values()
 
     @property
     def all_ready(self) -> bool:
-        """True if every known model serves, or was unloaded on purpose."""
+        """True if every known model serves, or was deliberately unloaded."""
         return all(entry.is_ready for entry in self._entries.values())
 
     def table(self) -> list[ModelStatus]:
-        """What became of every model, for the terminal."""
+        """The state of every model, for the terminal."""
         return [row for _, entry in sorted(self._entries.items()) for row in entry.table()]
 
     def trim(self) -> None:
-        """Give idle memory of all models back; called about once a second."""
+        """Release idle memory of all models; called about once a second."""
         self._life_cycle.trim()
 
 
-_STOPPING = InferenceError("the server is stopping: no model is loaded or unloaded any more", ErrorCode.UNAVAILABLE)
+_STOPPING = InferenceError("the server is stopping: it no longer loads or unloads models", ErrorCode.UNAVAILABLE)
+
+
+def _not_serving(failure: InferenceError) -> NotServingError:
+    return NotServingError(failure.message, failure.code)
 
 
 def _check_name(name: str) -> None:
@@ -401,5 +458,5 @@ def _version_number(text: str) -> int:
 
 def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
     message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-    log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may ask for any name
+    log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may request any name
     return InferenceError(message)

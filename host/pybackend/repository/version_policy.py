@@ -1,4 +1,4 @@
-"""Which version directories of a model are served. Asked once per load."""
+"""Selects a model's version directories to serve, once per load."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
 from pybackend.modelconfig.schema import ModelConfig, VersionChoice
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """What a version policy chose.
+    """The versions that a version policy selects.
 
     Attributes:
         versions: ascending, at least one.
@@ -26,14 +27,15 @@ def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVe
     """Apply a model's version policy to the versions on disk.
 
     Raises:
-        ModelLoadError: INVALID_ARG, if nothing is left.
+        ModelLoadError: INVALID_ARG, the policy selects no version.
     """
     policy = config.version_policy
     on_disk = sorted(available)
     missing: list[int] = []
     if policy.choice is VersionChoice.SPECIFIC:
-        chosen = [version for version in on_disk if version in policy.versions]
-        missing = sorted(set(policy.versions) - set(on_disk))
+        wanted = set(policy.versions)
+        chosen = [version for version in on_disk if version in wanted]
+        missing = sorted(wanted.difference(on_disk))
     elif policy.choice is VersionChoice.ALL:
         chosen = on_disk
     else:
@@ -43,6 +45,12 @@ def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVe
         raise ModelLoadError(
             f"at least one version must be available under the version policy of model '{config.name}': "
             f"there is {there} in the model's directory",
+            ErrorCode.INVALID_ARG,
+        )
+    if len(chosen) > MOST_SERVED_VERSIONS:
+        raise ModelLoadError(
+            f"the version policy of model '{config.name}' chooses {len(chosen)} versions, and the most is "
+            f"{MOST_SERVED_VERSIONS}",
             ErrorCode.INVALID_ARG,
         )
     return ServedVersions(

@@ -1,14 +1,15 @@
-"""Which files the process of a model may reach: the rules of both levels, as pairs of a path and letters.
+"""Rules for the files that a model's process may reach, at both levels, as pairs of a path and access letters.
 
-Landlock knows only what is allowed, and what is allowed holds for everything below. So "everything but" is said by listing
-what lies beside the way to what is hidden. What comes to lie there later is hidden too, until the process is started anew.
+Landlock knows only permissions, and each applies to a path and everything below. So "everything except" becomes a list
+of the entries beside each path that leads to a hidden place. Entries created there later are hidden too, until the
+process is restarted.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ Rules = list[tuple[str, str]]
 _READ_ONLY, _PROGRAMS, OWN = READ, READ + EXECUTE, READ + EXECUTE + WRITE
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_TERMINALS = ("tty", "ptmx", "pts")
+"""No terminals: a model could read the operator's input, and a new terminal cannot be told from the operator's."""
+
 _GPU_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "dri", "kfd")
 _GPU_FILES = (
     "/proc/driver/nvidia",
@@ -61,13 +63,13 @@ _NAME_LOOKUP = (
     "/run/systemd/resolve",
 )  # fmt: skip
 
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  models may use them at standard, as programs do
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  models may use them at standard, like other programs
 
 _SECRETS = ("/run/secrets", "/var/run/secrets")
-"""Where containers find their passwords and tokens."""
+"""Directories where containers find their passwords and tokens."""
 
 _OF_HOME = (".local", ".pyenv", ".conda", ".asdf", ".nvm", ".cargo", ".rustup", ".nix-profile", "nltk_data", ".fonts")
-"""Hidden entries of a home directory that hold programs and data; the others hold keys and what is nobody's business."""
+"""Hidden entries of a home directory that hold programs and data; the others hold keys and private files."""
 
 _CACHES = (
     ".cache/huggingface", ".cache/torch", ".cache/torch_extensions", ".cache/matplotlib", ".config/matplotlib",
@@ -75,7 +77,7 @@ _CACHES = (
     ".triton", ".keras", ".insightface", ".paddleocr", ".EasyOCR", ".nv", "nltk_data", "scikit_learn_data",
     "tensorflow_datasets", ".deepface", ".u2net",
 )  # fmt: skip
-"""Of a home directory: where libraries of the field keep weights, data and what they have compiled."""
+"""Entries of a home directory where the field's libraries keep weights, data and compiled code."""
 
 _CACHE_VARIABLES = (
     "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME",
@@ -83,19 +85,20 @@ _CACHE_VARIABLES = (
     "NLTK_DATA", "JOBLIB_CACHE_DIR", "SENTENCE_TRANSFORMERS_HOME", "SCIKIT_LEARN_DATA", "TFDS_DATA_DIR", "CUDA_CACHE_PATH",
     "CUPY_CACHE_DIR", "VLLM_CACHE_ROOT",
 )  # fmt: skip
-"""Environment variables by which an operator puts them elsewhere."""
+"""Environment variables by which an operator moves these caches elsewhere."""
 
 
 @dataclass(frozen=True)
 class ServerPlaces:
-    """What the server has on disk.
+    """The server's places on disk.
 
     Attributes:
         repositories: directories of models.
-        private: directories of the server's own: no model has any business there.
+        private: the server's own directories, which no model may reach.
         bundle: the code of stubs.
-        home: of the user that the server runs as, "" for none.
-        working_directory: that models inherit.
+        home: home directory of the server's user, "" for none.
+        working_directory: the server's, which models inherit.
+        environments: directories for unpacked environments of models, hidden like the others.
     """
 
     repositories: tuple[str, ...]
@@ -103,22 +106,23 @@ class ServerPlaces:
     bundle: str
     home: str
     working_directory: str
+    environments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelPlaces:
-    """What one process of a model needs.
+    """The places that one process of a model needs.
 
     Attributes:
-        directory: of the model.
+        directory: the model's directory.
         python: directories of its interpreter and packages.
         backend: directory of its Python-based backend, "" for none.
-        scratch: a directory of its own, "" for none.
+        scratch: a private directory, "" for none.
         read: more paths to read.
         write: more paths to write.
-        gpu: it uses one.
-        subprocesses: it starts processes.
-        network: it uses the internet protocols.
+        gpu: whether it uses a GPU.
+        subprocesses: whether it may start processes.
+        network: whether it may use the internet protocols.
     """
 
     directory: str
@@ -133,56 +137,65 @@ class ModelPlaces:
 
 
 def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -> Rules:
-    """All that an honest model reaches: the system, its own files, caches and temporary files; no other model's files.
+    """Make the rules for ``standard``: the system, a model's own files, caches and temporary files.
 
     Args:
-        server: what is hidden.
-        model: what is its own.
-        as_root: the process keeps the superuser's id, to whom files that nobody may read are open too.
+        server: places to hide.
+        model: places to open.
+        as_root: whether the process keeps the superuser's id, which can read even files that others cannot.
     """
-    hidden = _hidden(server)
+    hidden = hidden_places(server) | {"/proc", "/sys", "/dev"}  # the last three have separate rules
     writable = [os.path.realpath(path) for path in temporary_directories()]
     rules = list(_beside(hidden, writable, as_root))
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
-    rules += _devices(("shm", *_TERMINALS), gpu=True)
+    rules += _devices(gpu=True)
     rules += [(path, OWN) for path in (*writable, *_caches(server.home))]
     if not _is_beside(server.working_directory, hidden):
-        rules.append((server.working_directory, LIST))  # else modules that lie there would not be found
+        rules.append((server.working_directory, LIST))  # otherwise modules in it would not be found
     return rules + _own(server, model, OWN)
 
 
 def strict_rules(server: ServerPlaces, model: ModelPlaces) -> Rules:
-    """What a model needs to run at all, and what it declares."""
+    """Make the rules for ``strict``: the least that a model needs to run, and the paths that it declares."""
     rules: Rules = [(path, _PROGRAMS) for path in _LIBRARIES]
     rules += [(path, _READ_ONLY) for path in _FACTS]
-    rules += _devices((), gpu=model.gpu)
+    rules += _devices(gpu=model.gpu)
     if model.network:
         rules += [(path, _READ_ONLY) for path in _NAME_LOOKUP]
     if model.subprocesses:
         rules += [(path, _PROGRAMS) for path in _PROGRAM_DIRECTORIES]
-        rules += [("/proc", _READ_ONLY), ("/dev/shm", READ + WRITE)]  # noqa: S108  pools keep their locks there
+        rules += [("/proc", _READ_ONLY), ("/dev/shm", READ + WRITE)]  # noqa: S108  process pools keep locks there
     return rules + _own(server, model, _PROGRAMS)
 
 
+def resolved(rules: Iterable[Sequence[str]]) -> Rules:
+    """Resolve links and merge rules for the same path. Processes follow no links: their author could redirect them."""
+    joined: dict[str, set[str]] = {}
+    for path, letters in rules:
+        real = path if contains("/proc", path) else os.path.realpath(path)
+        joined.setdefault(real, set()).update(letters)
+    return [(path, "".join(sorted(letters))) for path, letters in joined.items()]
+
+
 def temporary_directories() -> tuple[str, ...]:
-    """Where models may leave temporary files at standard: the usual places, and the one that the server was told."""
+    """Return the directories for temporary files at ``standard``: the usual ones, and the server's TMPDIR."""
     told = os.environ.get("TMPDIR", "")
     return (*TEMPORARY, told) if os.path.isabs(told) else TEMPORARY
 
 
 def usual_caches(home: str) -> Iterator[str]:
-    """Those of :func:`_caches` that libraries make below a directory for such things, or where the operator says."""
+    """Return the caches that libraries create below a cache directory, or where the operator says."""
     for path in _caches(home):
         if not path.startswith(home + "/") or path.startswith((f"{home}/.cache/", f"{home}/.config/")):
             yield path
 
 
 def exposed(server: ServerPlaces) -> list[str]:
-    """What cannot be hidden at standard: it lies where every model may write."""
+    """Return the places that cannot be hidden at ``standard`` because they lie where every model may write."""
     open_to_all = {os.path.realpath(path) for path in temporary_directories()}
-    places = (*server.repositories, os.path.dirname(server.bundle))
-    return [path for path in places if any(_contains(top, path) for top in open_to_all)]
+    places = (*server.repositories, os.path.dirname(server.bundle), *server.environments)
+    return [path for path in places if any(contains(top, path) for top in open_to_all)]
 
 
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:
@@ -192,17 +205,20 @@ def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) ->
     return rules + [(path, OWN) for path in (model.scratch, *model.write) if path]
 
 
-def _hidden(server: ServerPlaces) -> set[str]:
-    hidden = {os.path.realpath(path) for path in (*server.repositories, *server.private, *_SECRETS)}
-    for repository in server.repositories:  # a model may lie elsewhere, with a link to it
+def hidden_places(server: ServerPlaces) -> set[str]:
+    """Return the places that no model may reach, except for those that belong to it."""
+    hidden = {
+        os.path.realpath(path) for path in (*server.repositories, *server.private, *server.environments, *_SECRETS)
+    }
+    for repository in server.repositories:  # a link in a repository may point to a model elsewhere
         hidden.update(os.path.realpath(entry.path) for entry in _entries(repository) if entry.is_symlink())
     if server.home:
         hidden.update(_private_of_home(server.home))
-    return hidden | {"/proc", "/sys", "/dev"}  # not hidden: they have rules of their own
+    return hidden
 
 
 def _private_of_home(home: str) -> Iterator[str]:
-    """Keys, tokens, mail and settings lie in a home directory's hidden entries, and so do start-up files of shells."""
+    """Return hidden entries of a home directory: keys, tokens, mail, settings, and start-up files of shells."""
     shown = {name.partition("/")[0] for name in (*_OF_HOME, *_CACHES)}
     for entry in _entries(home):
         if entry.name.startswith(".") and entry.name not in shown:
@@ -213,16 +229,16 @@ def _private_of_home(home: str) -> Iterator[str]:
 
 
 def _beside(hidden: set[str], writable: Collection[str], as_root: bool) -> Iterator[tuple[str, str]]:
-    """Everything that is not hidden: what lies beside the ways there, but for directories that are writable as a whole."""
+    """Return all entries beside the paths to hidden places, except below directories that are writable as a whole."""
     ways = {str(parent) for path in hidden for parent in Path(path).parents}
     if as_root:
         ways.update(("/etc", "/etc/ssl", "/etc/ssh", "/home", "/var", "/var/lib", "/var/log", "/var/spool", "/run"))
     for way in sorted(ways - hidden):
-        if any(_contains(path, way) for path in (*hidden, *writable)):
+        if any(contains(path, way) for path in (*hidden, *writable)):
             continue
         for entry in _entries(way):
             if entry.path in hidden or entry.path in ways or entry.is_symlink():
-                continue  # a link needs no rule: what counts is where it leads
+                continue  # a link needs no rule: the place it leads to has one or not
             if not as_root or _is_public(entry):
                 yield entry.path, _PROGRAMS
 
@@ -237,14 +253,17 @@ def _is_public(entry: os.DirEntry[str]) -> bool:
 
 
 def _no_models(repository: str) -> Iterator[str]:
-    """What lies in a repository and is no model: models may share it."""
+    """Return the entries of a repository that are not models; models may share them."""
     for entry in _entries(repository):
         if entry.is_symlink() or entry.name.startswith("."):
             continue
-        if not entry.is_dir() or not any(
-            inner.name == "config.pbtxt" or inner.name.isdecimal() for inner in _entries(entry.path)
-        ):
+        if not entry.is_dir() or not is_model(entry.path):
             yield entry.path
+
+
+def is_model(directory: str) -> bool:
+    """Whether a directory of a repository belongs to a model, judging by the names in it."""
+    return any(inner.name == "config.pbtxt" or inner.name.isdecimal() for inner in _entries(directory))
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
@@ -267,8 +286,8 @@ def _caches(home: str) -> Iterator[str]:
             yield path
 
 
-def _devices(more: Iterable[str], *, gpu: bool) -> Rules:
-    rules = [(f"/dev/{name}", DEVICE) for name in (*_DEVICES, *more) if name != "shm"]
+def _devices(*, gpu: bool) -> Rules:
+    rules = [(f"/dev/{name}", DEVICE) for name in _DEVICES]
     if gpu:
         numbered = [entry.path for entry in _entries("/dev") if entry.name.removeprefix("nvidia").isdecimal()]
         rules += [(path, DEVICE) for path in (*numbered, *(f"/dev/{name}" for name in _GPU_DEVICES))]
@@ -277,10 +296,11 @@ def _devices(more: Iterable[str], *, gpu: bool) -> Rules:
 
 
 def _is_beside(path: str, hidden: set[str]) -> bool:
-    """True if a path is readable as a whole, or not at all."""
+    """Whether a path is either readable as a whole or entirely hidden."""
     real = os.path.realpath(path)
-    return real == "/" or not any(_contains(real, other) for other in hidden)
+    return real == "/" or not any(contains(real, other) for other in hidden)
 
 
-def _contains(directory: str, path: str) -> bool:
+def contains(directory: str, path: str) -> bool:
+    """Whether a path is a directory or lies below it, judging by names alone."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

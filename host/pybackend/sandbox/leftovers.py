@@ -1,4 +1,4 @@
-"""What a model's process has started and left behind, where it had a user of its own: all of that user's processes end."""
+"""Kills leftover processes of a model that had a separate user: all of that user's processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -16,10 +16,10 @@ _MOST_ROUNDS = 5
 
 
 def end_processes_of(uid: int, gid: int) -> bool:
-    """Kill every process of a user; True if none is left.
+    """Kill every process of a user; True if none remains.
 
-    The signal comes from a process that is that user: the kernel then sends it to all of them at once, so that nothing
-    can fork away from it, and to nobody else.
+    A process of that user sends the signal: the kernel then delivers it to all of the user's processes at once, so that
+    none can escape by forking, and to no others.
     """
     for _ in range(_MOST_ROUNDS):
         if not any(_processes_of(uid)):
@@ -27,14 +27,14 @@ def end_processes_of(uid: int, gid: int) -> bool:
         try:
             _kill_all_as(uid, gid)
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("processes of user %d cannot be ended: %s", uid, error)
+            log.warning("cannot kill the processes of user %d: %s", uid, error)
             return False
     return not any(_processes_of(uid))
 
 
 def users_with_processes(numbers: Collection[int]) -> set[int]:
-    """Which of these users have any."""
-    return {uid for users, _ in _running() for uid in users if uid in numbers}
+    """Return those of these ids that running processes have as a user or group."""
+    return {uid for users, _ in _running((b"Uid", b"Gid", b"Groups")) for uid in users if uid in numbers}
 
 
 def _kill_all_as(uid: int, gid: int) -> None:
@@ -42,7 +42,7 @@ def _kill_all_as(uid: int, gid: int) -> None:
     python = [sys.executable, "-I", "-S", "-c", _KILL_ALL]
     for command in (shell, python):
         try:
-            # It does not count itself among those that it signals, so it ends with a status; what that is does not matter.
+            # The sender does not signal itself, so it exits with a status, which does not matter.
             subprocess.run(
                 command,
                 user=uid,
@@ -55,7 +55,7 @@ def _kill_all_as(uid: int, gid: int) -> None:
                 timeout=_TIMEOUT_S,
             )
         except (FileNotFoundError, PermissionError):
-            continue  # there is no such program, or that user cannot reach it
+            continue  # there is no such program, or that user cannot run it
         return
     raise FileNotFoundError("there is neither a shell nor a Python that other users can run")
 
@@ -64,14 +64,14 @@ def _processes_of(uid: int) -> Iterator[int]:
     return (pid for users, pid in _running() if uid in users)
 
 
-def _running() -> Iterator[tuple[set[int], int]]:
-    """Users and process id of all that run; one that has ended and was not waited for can do no harm."""
+def _running(kinds: Iterable[bytes] = (b"Uid",)) -> Iterator[tuple[set[int], int]]:
+    """Yield ids (of users, or other ``kinds``) and process id of running processes; zombies are left out."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 with open(f"{entry.path}/status", "rb") as file:
                     lines = dict(line.split(b":", 1) for line in file)
             except OSError:
-                continue  # gone meanwhile
+                continue  # it is gone already
             if lines[b"State"].split()[0] not in {b"Z", b"X"}:
-                yield set(map(int, lines[b"Uid"].split())), int(entry.name)
+                yield {int(number) for name in kinds for number in lines[name].split()}, int(entry.name)

@@ -1,4 +1,4 @@
-"""Bounds of a model's processes, by the names of the kernel's resource limits."""
+"""Resource limits of a model's processes, by the kernel's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend_wire.confinement import STRICT
 MIB = 1024 * 1024
 
 PROCESSES, SHARED_PROCESSES, STRICT_PROCESSES = 4096, 32_768, 1024
-"""Processes and threads of a user. The kernel counts all that a user has: where that is the server's, more is there already."""
+"""Processes and threads per user. The kernel counts all of a user's, and the server's user already has others."""
 
 DESCRIPTORS, STRICT_DESCRIPTORS = 65_536, 4096
 
@@ -23,7 +23,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def resource_limits(level: str, options: SandboxOptions, *, own_user: bool) -> dict[str, int]:
-    """The limits of each process; descriptors, files and memory count by process, processes by user."""
+    """Return the limits of each process. Descriptors, file sizes and memory count per process, processes per user."""
     strict = level == STRICT
     memory_bytes = machine_memory_bytes() // (2 if strict else 1)
     processes = STRICT_PROCESSES if strict else PROCESSES
@@ -40,18 +40,18 @@ def resource_limits(level: str, options: SandboxOptions, *, own_user: bool) -> d
 
 
 def raised_limit(level: str, options: SandboxOptions, *, own_user: bool) -> str:
-    """The parameter that asks for a higher bound than the level has, ``""`` for none."""
+    """Return the parameter that asks for a higher limit than the level's, ``""`` for none."""
     usual = resource_limits(level, SandboxOptions(), own_user=own_user)
     asked = resource_limits(level, options, own_user=own_user)
     return next((name for limit, name in _ASKED_BY.items() if asked[limit] > usual[limit]), "")
 
 
 def machine_memory_bytes() -> int:
-    """What there is, or what the container may have of it."""
+    """Return the machine's memory, or the container's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
         try:
             return min(physical, int(path.read_text()))
         except (OSError, ValueError):
-            continue  # there is none, or it says "max"
+            continue  # there is no such file, or it says "max"
     return physical

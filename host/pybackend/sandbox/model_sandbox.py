@@ -1,25 +1,26 @@
-"""The sandbox of one version of a model, and of each of its instances' processes."""
+"""The sandbox of one version of a model, and of the processes of each instance."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.environment.environment import Environment
-from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.sandbox.file_rules import ModelPlaces, standard_rules, strict_rules
+from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
+from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
+from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.leftovers import end_processes_of
 from pybackend.sandbox.limits import resource_limits
-from pybackend.sandbox.options import HOST_UID, SandboxOptions
-from pybackend.sandbox.reach import obstacle, obstacle_below
+from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
+from pybackend.sandbox.python_places import python_places
+from pybackend.sandbox.reach import obstacle, obstacle_below, obstacle_on_way
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
-from pybackend.sandbox.users import NoUsersError, UserRange
+from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
 
@@ -27,11 +28,15 @@ log = logging.getLogger(__name__)
 
 _NOT_CHANGED = -1
 
+_BEST_EFFORT = ("uid", "signals", "memory_pressure")
+"""Layers that a strict model may lack. "signals": before Linux 6.12 the system call filter and the user replace it.
+"memory_pressure": it protects only the server's memory. "uid": it is decided before there is a process."""
+
 _OOM_SCORE_ADJ = 500
-"""Half of all memory: whoever has that more than a model is ended before it."""
+"""Half of all memory: a process that uses that much more than a model is killed before it."""
 
 _GROUP_MAY, _NOBODY_MAY = 0o007, 0o077
-"""Masks for new files. Instances of a model share their group and nothing else."""
+"""File creation masks. Instances of a model share only their group."""
 
 _NAMES_OF_USER = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
@@ -41,17 +46,17 @@ _KEPT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GOMP_", "KMP_
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a version consists of.
+    """The files of a version.
 
     Attributes:
-        directory: of the model.
-        version_directory: of the version.
-        model_file: that is imported.
-        environment: that it runs in.
-        of_backend: the file is that of a Python-based backend.
-        gpu: an instance uses a GPU.
-        sharing: tells the directories of all models that name this environment as this one does; None if its processes
-            are to be forked from nothing that others are forked from.
+        directory: the model's directory.
+        version_directory: the version's directory.
+        model_file: the file to import.
+        environment: the environment that it runs in.
+        of_backend: whether the file belongs to a Python-based backend.
+        gpu: whether an instance uses a GPU.
+        sharing: returns the directories of all models that name this environment in the same way; None if its processes
+            must not be forked from a zygote that others use.
     """
 
     directory: Path
@@ -62,55 +67,69 @@ class ModelFiles:
     gpu: bool = False
     sharing: Callable[[], Collection[Path]] | None = None
 
-    @property
-    def python(self) -> tuple[str, ...]:
-        """Directories of the interpreter and of its packages."""
-        return python_directories(self.environment)
-
 
 def sandbox_of(
-    sandbox: Sandbox, name: str, options: SandboxOptions, files: ModelFiles, source: str
+    sandbox: Sandbox, name: str, options: SandboxOptions, files: ModelFiles, source: str, required: Collection[str] = ()
 ) -> ModelSandbox | None:
-    """The sandbox of a version that is about to be loaded, None if it has none.
+    """Make the sandbox of a version that is about to be loaded; None at level ``off``.
 
     Args:
-        sandbox: of the server.
-        name: of the model.
-        options: from its configuration as it is written: its own code has no say.
+        sandbox: the server's.
+        name: the model's name.
+        options: from its configuration in the repository; the model's code cannot change them.
         files: of the version.
         source: of the configuration, for messages.
+        required: layers without which it is not loaded, besides those that the operator requires.
 
     Raises:
-        ModelConfigError: it asks for what it must not have.
+        ModelConfigError: the configuration asks for something that it must not have.
     """
     level = sandbox.level_of(name, options, source)
-    return None if level == OFF else ModelSandbox(sandbox, name, level, options, files)
+    if level == OFF:
+        return None
+    model = ModelSandbox(sandbox, name, level, options, files, required)
+    if level == STRICT and model.objection:
+        raise ModelConfigError(f"model '{name}' is not loaded at SANDBOX '{STRICT}': {model.objection} ({source})")
+    return model
 
 
 class ModelSandbox:
-    """What all instances of a version have in common.
+    """The sandbox that all instances of a version share.
 
     Attributes:
         level: ``standard`` or ``strict``.
-        missing: layers that are not in force, and why, as far as processes have reported.
+        missing: layers that are not in force, with reasons, as far as processes have reported.
+        objection: the reason why its environment is unsuitable for an untrusted model; ``""`` if it is suitable.
     """
 
-    def __init__(self, sandbox: Sandbox, name: str, level: str, options: SandboxOptions, files: ModelFiles) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        name: str,
+        level: str,
+        options: SandboxOptions,
+        files: ModelFiles,
+        required: Collection[str] = (),
+    ) -> None:
         self._sandbox = sandbox
+        self._needed = frozenset(required)
         self._name = name
         self.level = level
         self._options = options
         self._files = files
         self._group = _NOT_CHANGED
         self._instances: dict[int, InstanceSandbox] = {}
+        self._confined: Confinement | None = None
         self.missing: dict[str, str] = {}
-        self._uid_obstacle: str | None = None
+        self._reached: tuple[str, str] | None = None
+        places = python_places(files.environment, sandbox.places, files.directory)
+        self._python, self.objection = places.directories, places.objection
         self._domain: TrustDomain | None = None
         for path in (*options.read, *options.write):
             if not os.path.exists(path):
                 log.warning(
-                    "model '%s': SANDBOX_READ or SANDBOX_WRITE names %s, which is not there: it is of use only if it is made "
-                    "before the model is loaded",
+                    "model '%s': SANDBOX_READ or SANDBOX_WRITE names %s, which does not exist. It has an effect only if the "
+                    "path is created before the model is loaded",
                     name,
                     path,
                 )
@@ -120,17 +139,17 @@ class ModelSandbox:
             self._domain.join(self, files.sharing)
 
     def of_instance(self, index: int) -> InstanceSandbox:
-        """The sandbox of an instance, the same for every process that it will have.
+        """Return the sandbox of an instance; all its processes share it.
 
         Raises:
-            ModelLoadError: a layer that is required cannot be had.
+            ModelLoadError: a required layer cannot be applied.
         """
         if index not in self._instances:
             self._instances[index] = self._make()
         return self._instances[index]
 
     def prepare(self, count: int) -> None:
-        """Make those of so many instances; blocks for a while.
+        """Make the sandboxes of the first ``count`` instances. Blocking.
 
         Raises:
             ModelLoadError: see :meth:`of_instance`.
@@ -140,7 +159,7 @@ class ModelSandbox:
 
     @property
     def has_own_user(self) -> bool:
-        """True if processes are to run as somebody else than the server."""
+        """Whether processes should run as another user than the server's."""
         return os.geteuid() == 0 and self._options.uid != HOST_UID
 
     def _make(self) -> InstanceSandbox:
@@ -148,10 +167,7 @@ class ModelSandbox:
         uid = gid = _NOT_CHANGED
         scratch = ""
         if self.has_own_user:
-            try:
-                uid, gid = self._take_user()
-            except NoUsersError as error:
-                left_out["uid"] = str(error)
+            uid, gid = self._user(left_out)
         own_user = uid != _NOT_CHANGED
         if not own_user and self.level == STANDARD:
             self._sandbox.make_caches()
@@ -161,85 +177,116 @@ class ModelSandbox:
                 scratch = maker(uid, gid)
             except OSError as error:
                 raise ModelLoadError(
-                    f"no private directory can be made for model '{self._name}': {error.strerror or error}",
+                    f"cannot create a private directory for model '{self._name}': {error.strerror or error}",
                     ErrorCode.UNAVAILABLE,
                 ) from error
         if self.level == STANDARD and self._sandbox.exposed:
             left_out["neighbours"] = self._sandbox.exposed
         confinement = self._confinement(uid, gid, scratch, left_out)
+        self._confined = confinement
         if self._domain is not None:
             self._domain.add(self, confinement)
         return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
+
+    def _user(self, left_out: dict[str, str]) -> tuple[int, int]:
+        """Return user and group; they stay the server's if others are impossible and the level allows that."""
+        try:
+            uid, gid = self._take_user()
+        except NoUsersError as error:
+            if isinstance(error, UsersNotMappedError) and self.level != STRICT:
+                left_out["uid"] = str(error)
+                return _NOT_CHANGED, _NOT_CHANGED
+            raise ModelLoadError(
+                f"model '{self._name}' cannot have its own user: {error}. Set parameters SANDBOX_UID: \"host\" to let it "
+                "run as the server's user",
+                ErrorCode.UNAVAILABLE,
+            ) from error
+        if self._options.uid is not None:
+            return uid, gid
+        of_operator, of_author = self._obstacles(uid, gid)
+        if of_author and not of_operator and self.level == STRICT:
+            self._users.give_back(uid)
+            raise ModelLoadError(
+                f"model '{self._name}' is not loaded at SANDBOX '{STRICT}': it could not have its own user, because "
+                f"{of_author}",
+                ErrorCode.UNAVAILABLE,
+            )
+        if of_operator or of_author:
+            self._users.give_back(uid)
+            left_out["uid"] = of_operator or of_author
+            return _NOT_CHANGED, _NOT_CHANGED
+        return uid, gid
 
     def _take_user(self) -> tuple[int, int]:
         if self._options.uid is not None:
             return self._options.uid, self._options.uid
         users = self._users
-        uid = users.take()
-        try:
-            if self._group == _NOT_CHANGED:
-                self._group = users.take()
-            if self._uid_obstacle is None:
-                self._uid_obstacle = self._obstacle(uid, self._group)
-            if self._uid_obstacle:
-                raise NoUsersError(self._uid_obstacle)
-        except NoUsersError:
-            users.give_back(uid)
-            raise
-        return uid, self._group
+        if self._group == _NOT_CHANGED:
+            self._group = users.take()
+        return users.take(), self._group
 
     @property
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
 
-    def _obstacle(self, uid: int, gid: int) -> str:
-        files = self._files
-        needed = [str(files.environment.python), *files.python, self._sandbox.places.bundle]
-        needed += [str(files.directory), str(files.version_directory), str(files.model_file)]
-        found = obstacle([path for path in needed if os.path.exists(path)], uid, gid)
-        return found or obstacle_below(str(files.version_directory), uid, gid)
+    def _obstacles(self, uid: int, gid: int) -> tuple[str, str]:
+        """Find obstacles between its user and its files: in the operator's places, and in the model author's."""
+        if self._reached is None:
+            files = self._files
+            brought = [str(path) for path in (files.directory, files.environment.prefix) if path]
+            needed = [str(files.environment.python), *self._python, self._sandbox.places.bundle]
+            needed += [str(files.directory), str(files.version_directory), str(files.model_file)]
+            needed = [path for path in needed if os.path.exists(path)]
+            others = [path for path in needed if not any(contains(top, path) for top in brought)]
+            of_operator = obstacle_on_way(brought, uid, gid) or obstacle(others, uid, gid)
+            of_author = obstacle(needed, uid, gid) or obstacle_below(str(files.version_directory), uid, gid)
+            self._reached = of_operator, of_author
+        return self._reached
 
     def _confinement(self, uid: int, gid: int, scratch: str, left_out: dict[str, str]) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
-        network = not strict if options.network is None else options.network
-        unix_sockets = (network or not strict) if options.unix_sockets is None else options.unix_sockets
-        subprocesses = not strict if options.subprocesses is None else options.subprocesses
+        may = permissions(self.level, options)
         places = ModelPlaces(
             directory=str(self._files.directory),
-            python=self._files.python,
+            python=self._python,
             backend=str(self._files.model_file.parent) if self._files.of_backend else "",
             scratch=scratch,
             read=options.read,
             write=options.write,
             gpu=self._files.gpu,
-            subprocesses=subprocesses,
-            network=network,
+            subprocesses=may.subprocesses,
+            network=may.network,
         )
         server = self._sandbox.places
         as_root = os.geteuid() == 0 and not own_user
         return Confinement(
             level=self.level,
-            paths=strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root),
+            paths=resolved(strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root)),
             limits=resource_limits(self.level, options, own_user=own_user),
             variables=self._variables(scratch, strict=strict),
             left_out=left_out,
-            required=self._required(),
+            required=self._required(own_user=own_user),
             uid=uid,
             gid=gid,
             umask=_NOBODY_MAY if strict else _GROUP_MAY if own_user else _NOT_CHANGED,
-            network=network,
-            unix_sockets=unix_sockets,
-            subprocesses=subprocesses,
+            network=may.network,
+            unix_sockets=may.unix_sockets,
+            subprocesses=may.subprocesses,
             changes_modes=own_user or not strict,
             oom_score_adj=_OOM_SCORE_ADJ,
             scrubbed=strict,
             canary="" if left_out.get("neighbours") else self._sandbox.canary(),
         )
 
-    def _required(self) -> list[str]:
-        if not self._sandbox.settings.required:
-            return []
-        return [layer for layer in LAYERS if layer != "uid" or self.has_own_user]
+    def _required(self, *, own_user: bool) -> list[str]:
+        """Return the layers without which its processes must not continue."""
+        if self._sandbox.settings.required:
+            required = {layer for layer in LAYERS if layer != "uid" or self.has_own_user}
+        elif self.level == STRICT:
+            required = {layer for layer in LAYERS if layer not in _BEST_EFFORT or (layer == "uid" and own_user)}
+        else:
+            required = set()
+        return [layer for layer in LAYERS if layer in required or layer in self._needed]
 
     def _variables(self, scratch: str, *, strict: bool) -> dict[str, str | None]:
         variables: dict[str, str | None] = {}
@@ -253,39 +300,79 @@ class ModelSandbox:
             )
             variables |= {"USER": "model", "LOGNAME": "model"}
         elif scratch and not any(map(os.environ.get, _NAMES_OF_USER)):
-            variables["LOGNAME"] = "model"  # its user has no name, and libraries ask for one
+            variables["LOGNAME"] = "model"  # its user has no name, and libraries need one
         if scratch:
             variables |= {"HOME": scratch, "TMPDIR": scratch, "XDG_CACHE_HOME": os.path.join(scratch, ".cache")}
         return variables
 
-    def note(self, pid: int, confinement: Confinement, report: Mapping[str, str]) -> None:
-        """Hold a process's report against what can be seen of it, and say what is not in force.
+    def note(self, pid: int, confinement: Confinement, report: Mapping[str, str], *, is_entered: bool) -> None:
+        """Check a report about a process against the kernel's view of it, and log the layers that are not in force.
+
+        Args:
+            pid: of the process.
+            confinement: the one that it was given.
+            report: by layer the reason why it is not in force.
+            is_entered: True if the host's own Python confined the process before starting another program; False if the
+                process confined itself.
 
         Raises:
-            ModelLoadError: the report is not true, or a layer that is required is not in force.
+            ModelLoadError: the report is not true, or a required layer is not in force.
         """
-        filters = 2 if self._files.environment.is_foreign else 1
+        # A process that was forked from an environment's zygote has the zygote's filter too.
+        filters = 2 if self._files.environment.is_foreign and not is_entered else 1
         wrong = contradictions(pid, confinement, report, filters)
         if wrong:
-            raise ModelLoadError(f"the process of model '{self._name}' is not confined as it says: {wrong}")
-        missing = {layer: report.get(layer, "nothing is known about it") for layer in LAYERS}
+            raise ModelLoadError(f"the process of model '{self._name}' is not confined as it reports: {wrong}")
+        missing = {layer: report.get(layer, "it was not reported") for layer in LAYERS}
         missing = {layer: reason for layer, reason in missing.items() if reason}
         if not self.has_own_user:
             missing.pop("uid", None)
+        needed = [f"{layer}: {reason}" for layer, reason in missing.items() if layer in confinement.required]
+        if needed:
+            raise ModelLoadError(
+                f"the process of model '{self._name}' lacks required layers of its sandbox: {'; '.join(needed)}"
+            )
         self.missing = missing
         for layer, reason in missing.items():
             self._sandbox.tell(self._name, layer, reason)
 
+    @property
+    def had(self) -> Grant | None:
+        """The bound for models that its processes loaded, even if they have ended; None if there were none."""
+        return None if self._confined is None else self.grant(self._confined)
+
+    def grant(self, confinement: Confinement) -> Grant:
+        """Return the bound for models that one of its processes loads."""
+        options = self._options
+        control = options.model_control
+        if control is None and self.level == STRICT:
+            control = ()
+        own_user = confinement.uid >= 0
+        return Grant(
+            model=self._name,
+            level=self.level,
+            network=confinement.network,
+            unix_sockets=confinement.unix_sockets,
+            subprocesses=confinement.subprocesses,
+            limits=dict(confinement.limits),
+            uid=options.uid,
+            control=control,
+            overrides=self._sandbox.settings.overrides,
+            user=(confinement.uid, confinement.gid),
+            rules=confinement.paths,
+            in_force=[layer for layer in LAYERS if layer not in self.missing and (layer != "uid" or own_user)],
+        )
+
     def summary(self) -> dict[str, object]:
-        """Its level, and what is not in force of it, for whoever looks at the model from outside."""
+        """Return its level and the layers that are not in force, for reports about the model."""
         return {"level": self.level, "not_in_force": dict(self.missing)}
 
     def end_leftovers(self, confinement: Confinement) -> None:
-        """Blocks for a while: end what a process has left behind."""
+        """Kill the leftovers of a process. Blocking."""
         end_processes_of(confinement.uid, confinement.gid)
 
     async def close(self) -> None:
-        """The processes are gone: end what they have started, remove what they have written, give back their users."""
+        """Clean up once the processes are gone: kill leftovers, remove files, release users."""
         instances, self._instances = list(self._instances.values()), {}
         await asyncio.gather(*(asyncio.to_thread(self._remove, instance) for instance in instances))
         if self._group != _NOT_CHANGED:
@@ -310,8 +397,8 @@ class InstanceSandbox:
 
     Attributes:
         confinement: of each of its processes.
-        domain: what its processes may be forked in, None if they may not.
-        exclusive: nobody else has its user.
+        domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
+        exclusive: whether no other instance has its user.
     """
 
     def __init__(
@@ -327,40 +414,16 @@ class InstanceSandbox:
         """Its private directory, "" for none."""
         return self.confinement.variables.get("TMPDIR") or ""
 
-    def check(self, pid: int, report: Mapping[str, str]) -> None:
-        """Look whether a process is confined as it says; see :meth:`ModelSandbox.note`."""
-        self._model.note(pid, self.confinement, report)
+    @property
+    def grant(self) -> Grant:
+        """The bound for models that its processes load."""
+        return self._model.grant(self.confinement)
+
+    def check(self, pid: int, report: Mapping[str, str], *, is_entered: bool) -> None:
+        """Check that a process is confined as reported; see :meth:`ModelSandbox.note`."""
+        self._model.note(pid, self.confinement, report, is_entered=is_entered)
 
     async def end_leftovers(self) -> None:
-        """End what the process that has just ended has started and left behind."""
+        """Kill the leftovers of the process that has just ended."""
         if self.exclusive:
             await asyncio.to_thread(self._model.end_leftovers, self.confinement)
-
-
-def python_directories(environment: Environment) -> tuple[str, ...]:
-    """Where an interpreter and its packages lie: its own directory, and that of the one that a virtual environment uses."""
-    python = str(environment.python)
-    found = [environment.prefix and str(environment.prefix), os.path.dirname(os.path.dirname(python))]
-    found.append(os.path.dirname(os.path.dirname(os.path.realpath(python))))
-    if python == sys.executable:
-        found += [sys.prefix, sys.base_prefix, sys.exec_prefix, *_search_path()]
-    found.append(_home_of_virtual_environment(os.path.dirname(os.path.dirname(python))))
-    return tuple(dict.fromkeys(path for path in found if path and path != "/"))
-
-
-def _search_path() -> list[str]:
-    """Where this Python finds packages outside its own directories; models find them too, but not by PYTHONPATH."""
-    not_theirs = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    return [path for path in sys.path if path not in not_theirs and os.path.isdir(path)]
-
-
-def _home_of_virtual_environment(prefix: str) -> str:
-    try:
-        lines = Path(prefix, "pyvenv.cfg").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    for line in lines:
-        name, _, value = line.partition("=")
-        if name.strip() == "home":
-            return os.path.dirname(value.strip())
-    return ""

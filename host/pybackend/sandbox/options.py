@@ -1,18 +1,18 @@
-"""What models ask of the sandbox."""
+"""The sandbox parameters of models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pybackend_wire.confinement import LEVELS
+from pybackend_wire.confinement import LEVELS, STRICT
 
 HOST_UID = -1
-"""As :attr:`SandboxOptions.uid`: the user that the server runs as."""
+"""Value of :attr:`SandboxOptions.uid` for the server's user."""
 
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What one model's parameters say; None where they are silent.
+    """One model's sandbox parameters; None if not set.
 
     Attributes:
         level: SANDBOX.
@@ -21,9 +21,10 @@ class SandboxOptions:
         subprocesses: SANDBOX_SUBPROCESSES.
         read: SANDBOX_READ, more paths to read.
         write: SANDBOX_WRITE, more paths to write.
-        memory_mb: SANDBOX_MEMORY_MB, most memory of each of its processes.
-        processes: SANDBOX_PROCESSES, most processes and threads of its user.
+        memory_mb: SANDBOX_MEMORY_MB, memory limit of each of its processes.
+        processes: SANDBOX_PROCESSES, limit for processes and threads of its user.
         uid: SANDBOX_UID, the user to run as.
+        model_control: SANDBOX_MODEL_CONTROL, the models that it may load and unload.
     """
 
     level: str | None = None
@@ -35,10 +36,10 @@ class SandboxOptions:
     memory_mb: int | None = None
     processes: int | None = None
     uid: int | None = None
+    model_control: tuple[str, ...] | None = None
 
-    @property
-    def widening(self) -> str:
-        """The first parameter that lets the model have more than its level does, bounds aside; ``""`` for none."""
+    def widening(self, level: str) -> str:
+        """Return the first parameter that gives the model more than its level does, limits aside; ``""`` for none."""
         asked = {
             "SANDBOX_NETWORK": self.network,
             "SANDBOX_UNIX_SOCKETS": self.unix_sockets,
@@ -46,10 +47,37 @@ class SandboxOptions:
             "SANDBOX_READ": self.read,
             "SANDBOX_WRITE": self.write,
             "SANDBOX_UID": self.uid is not None,
+            "SANDBOX_MODEL_CONTROL": level == STRICT and self.model_control,
         }
         return next((name for name, value in asked.items() if value), "")
 
 
+@dataclass(frozen=True)
+class Permissions:
+    """The result of a level and options.
+
+    Attributes:
+        network: whether the internet protocols may be used.
+        unix_sockets: whether socket files may be used.
+        subprocesses: whether processes may be started.
+    """
+
+    network: bool
+    unix_sockets: bool
+    subprocesses: bool
+
+
+def permissions(level: str, options: SandboxOptions) -> Permissions:
+    """Return the permissions of a model with these options at this level."""
+    usual = level != STRICT
+    network = usual if options.network is None else options.network
+    return Permissions(
+        network=network,
+        unix_sockets=(network or usual) if options.unix_sockets is None else options.unix_sockets,
+        subprocesses=usual if options.subprocesses is None else options.subprocesses,
+    )
+
+
 def rank(level: str) -> int:
-    """Levels in order of their strength."""
+    """Return a level's strength for comparisons."""
     return LEVELS.index(level)

@@ -1,4 +1,4 @@
-"""Whether another user can reach what a model needs; asked before its process becomes one."""
+"""Checks whether another user can reach a model's files, before its process becomes that user."""
 
 from __future__ import annotations
 
@@ -9,29 +9,41 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MOST_FILES = 10_000
-"""Of a model's directory that are looked at: what a model needs, and the host has not seen, fails later, and says so."""
+"""Most files of a model's directory to check; an unreadable file beyond them causes an error when the model uses it."""
 
 
 def obstacle(paths: Iterable[str], uid: int, gid: int) -> str:
-    """Why some user cannot read one of these files, or what is below one of these directories; ``""`` if nothing is in the way.
+    """Explain why a user cannot read one of these files, or use a directory; ``""`` if nothing is in the way.
 
-    The sentence names what is in the way, and the command that changes it.
+    The sentence names the obstacle and the command that removes it.
     """
     seen: set[str] = set()
     for path in paths:
-        for way in _ways(path):
-            if way not in seen:
-                seen.add(way)
-                if not _lets(way, uid, gid, stat.S_IXOTH):
-                    return _sentence(way, f"chmod o+x {shlex.quote(way)}", "entered")
+        ways = [way for way in _ways(path) if way not in seen]
+        seen.update(ways)
+        blocked = _first_closed(ways, uid, gid)
+        if blocked:
+            return blocked
         readable = stat.S_IROTH | (stat.S_IXOTH if os.path.isdir(path) else 0)
         if not _lets(path, uid, gid, readable):
             return _sentence(path, f"chmod -R o+rX {shlex.quote(path)}", "read")
     return ""
 
 
+def obstacle_on_way(paths: Iterable[str], uid: int, gid: int) -> str:
+    """Explain why a user cannot reach one of these, checking only the directories above them; ``""`` if he can."""
+    return _first_closed([way for path in paths for way in _ways(path)], uid, gid)
+
+
+def _first_closed(ways: Iterable[str], uid: int, gid: int) -> str:
+    for way in ways:
+        if not _lets(way, uid, gid, stat.S_IXOTH):
+            return _sentence(way, f"chmod o+x {shlex.quote(way)}", "entered")
+    return ""
+
+
 def obstacle_below(directory: str, uid: int, gid: int) -> str:
-    """The same for every file below a directory."""
+    """Explain why a user cannot read a file below a directory; ``""`` if all are readable."""
     count = 0
     for parent, names, files in os.walk(directory):
         for name in (*names, *files):
@@ -45,20 +57,20 @@ def obstacle_below(directory: str, uid: int, gid: int) -> str:
 
 
 def _ways(path: str) -> Iterator[str]:
-    """Every directory on the way to a path, and to where it leads if links are followed."""
+    """Return every directory above a path, and above the place that its links lead to."""
     for start in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         yield from (str(parent) for parent in reversed(Path(start).parents))
 
 
 def _lets(path: str, uid: int, gid: int, wanted: int) -> bool:
-    """True if a path's mode gives some user what is wanted, as bits for others."""
+    """Whether a path's mode grants a user these permissions, given as bits for others."""
     try:
         status = os.stat(path)
     except OSError:
-        return True  # nothing is in the way of what is not there
+        return True  # a missing path is not an obstacle
     shift = 6 if status.st_uid == uid else 3 if status.st_gid == gid else 0
     return status.st_mode & (wanted << shift) == wanted << shift
 
 
 def _sentence(path: str, command: str, verb: str) -> str:
-    return f"{path} cannot be {verb} by other users than its own: `{command}` changes that"
+    return f"{path} cannot be {verb} by other users: run `{command}`"

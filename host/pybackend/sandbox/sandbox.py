@@ -1,4 +1,4 @@
-"""The server's sandbox: what holds for all models, and what is handed out to them."""
+"""The server's sandbox: settings and resources that all models share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
 from pybackend.sandbox.limits import raised_limit
 from pybackend.sandbox.options import SandboxOptions, rank
-from pybackend.sandbox.scratch import ScratchRoom
+from pybackend.sandbox.scratch import ScratchRoom, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
@@ -22,30 +22,43 @@ from pybackend_wire.confinement import LAYERS, OFF
 log = logging.getLogger(__name__)
 
 _CANARY = "sandbox-canary"
-_CANARY_TEXT = "Processes of models try to read this file, and must not be able to.\n"
+_CANARY_TEXT = "Processes of models try to read this file, and must fail.\n"
 
 
 class Sandbox:
     """Makes the sandboxes of models.
 
+    Args:
+        settings: see below.
+        repositories: directories of models.
+        bundle: the code of stubs, in the server's own directory.
+        environments: directories where environments of models are unpacked.
+
     Attributes:
-        settings: what the operator says.
-        places: what the server has on disk.
-        users: numbers for processes' users.
-        scratch: where private directories are made.
-        exposed: what cannot be hidden at standard, as a reason; "" if all can.
+        settings: the operator's.
+        places: the server's places on disk.
+        users: user ids for processes.
+        scratch: makes private directories.
+        exposed: reason why some places cannot be hidden at ``standard``; "" if all can be.
     """
 
-    def __init__(self, settings: SandboxSettings, repositories: Sequence[Path], bundle: Path) -> None:
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        repositories: Sequence[Path],
+        bundle: Path,
+        environments: Sequence[Path] = (),
+    ) -> None:
         self.settings = settings
         self.users = UserRange()
-        self.scratch = ScratchRoom()
+        self.scratch = ScratchRoom(scratch_places(bundle.parent))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
-            private=(str(bundle.parent), *self.scratch.parents),
+            private=(str(bundle.parent), *self.scratch.places),
             bundle=str(bundle),
             home=_home(),
             working_directory=os.getcwd(),
+            environments=tuple(os.path.realpath(path) for path in environments),
         )
         open_to_all = exposed(self.places)
         self.exposed = f"models may write where {', '.join(open_to_all)} lies: move it elsewhere" if open_to_all else ""
@@ -54,7 +67,7 @@ class Sandbox:
         self._domains: dict[Environment, TrustDomain] = {}
 
     def level_of(self, model: str, options: SandboxOptions, source: str) -> str:
-        """The level of a model.
+        """Return the level of a model.
 
         Raises:
             ModelConfigError: it asks for less than the floor.
@@ -67,7 +80,7 @@ class Sandbox:
                 f"model '{model}': parameters SANDBOX is '{level}', and this server has --sandbox-floor={floor}. "
                 f"Leave it out, or ask the server's operator ({source})"
             )
-        widening = options.widening or raised_limit(level, options, own_user=os.geteuid() == 0)
+        widening = options.widening(level) or raised_limit(level, options, own_user=os.geteuid() == 0)
         if level == floor != OFF and widening:
             raise ModelConfigError(
                 f"model '{model}': parameters {widening} would let it have more than the server's "
@@ -76,21 +89,21 @@ class Sandbox:
         return level
 
     def domain_of(self, environment: Environment) -> TrustDomain:
-        """What models share that run in an environment; for those of them that have the usual users."""
+        """Return the trust domain of models that run in an environment; only for models with the usual users."""
         if environment not in self._domains:
             users = self.users if os.geteuid() == 0 else None
             self._domains[environment] = TrustDomain(users, self.scratch)
         return self._domains[environment]
 
     def end_domain(self, domain: TrustDomain) -> None:
-        """Nobody is left in it: whoever comes next gets another one."""
+        """End a domain that no model uses; the next model gets a new one."""
         self._domains = {key: other for key, other in self._domains.items() if other is not domain}
         domain.end()
 
     def make_caches(self) -> None:
-        """Make the directories in which libraries keep weights, for models that are the same user as the server.
+        """Create the directories where libraries keep weights, for models that run as the server's user.
 
-        What is not there when a process is confined cannot be made by it.
+        A confined process cannot create directories that did not exist when it was confined.
         """
         for path in usual_caches(self.places.home):
             with suppress(OSError):
@@ -98,7 +111,7 @@ class Sandbox:
                 self._made_caches.append(path)
 
     def canary(self) -> str:
-        """A file that anybody may read and no model can; made when it is first needed. "" if there can be none."""
+        """Return a world-readable file that no model can read, created on first use; "" if that fails."""
         path = Path(self.places.private[0]) / _CANARY
         try:
             if not path.exists():
@@ -109,7 +122,7 @@ class Sandbox:
         return str(path)
 
     def tell(self, model: str, layer: str, reason: str) -> None:
-        """Say once in the log that a layer is not in force, however many models that is so for."""
+        """Log once per reason that a layer is not in force, however many models that concerns."""
         if (layer, reason) not in self._told:
             self._told.add((layer, reason))
             log.warning(
@@ -121,7 +134,7 @@ class Sandbox:
             )
 
     def close(self) -> None:
-        """Give everything back; the models are gone."""
+        """Release all resources; the models are gone."""
         for path in self._made_caches:
             with suppress(OSError):  # it is in use now
                 os.rmdir(path)

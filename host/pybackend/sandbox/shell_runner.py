@@ -1,4 +1,4 @@
-"""Runs the shell that finds out what the hooks of an environment set, with less than a model of that environment may have."""
+"""Runs the shell that captures an environment's hook variables, with fewer permissions than any of its models."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OPTIONS = SandboxOptions(network=False, unix_sockets=False, subprocesses=True)
 _PROCESSOR_S = 5
 _LIMITS = {"CPU": _PROCESSOR_S, "FSIZE": 16 * MIB, "DATA": 512 * MIB}
 _PROCESSES = 256
-"""Where it has a user of its own: the kernel counts all that a user has."""
+"""Limit if it has a separate user: the kernel counts all processes of a user."""
 
 _MOST_SAID_BYTES = 64 * 1024
 _CHUNK_BYTES = 64 * 1024
 _LOOK_EVERY_S = 0.05
 _PATIENCE_S = 20.0
-"""For the process that ends what a shell has started."""
+"""Extra time for the process that kills the shell's leftovers."""
 
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from pybackend_stub.sandbox.keeper import main; main(sys.argv[2:])"
@@ -42,11 +42,11 @@ _START = (
 
 
 class ShellRunner:
-    """Runs shells for environments, always confined, whatever models are.
+    """Runs shells for environments, confined at all times, whatever level models have.
 
     Args:
-        sandbox: of the server.
-        limit_s: how long each may take.
+        sandbox: the server's.
+        limit_s: time limit of each shell.
     """
 
     def __init__(self, sandbox: Sandbox, limit_s: float = 10.0) -> None:
@@ -56,21 +56,21 @@ class ShellRunner:
     def run(
         self, environment: Environment, directory: Path, command: Sequence[str], cancelled: threading.Event
     ) -> tuple[ShellRun, str]:
-        """Run a shell to its end, and end all that it has started. Blocking: not for the event loop.
+        """Run a shell to its end, and kill everything it has started. Blocking: not for the event loop.
 
         Args:
-            environment: that it belongs to; its variables are those of the shell.
-            directory: of the scripts.
+            environment: its variables are those of the shell.
+            directory: directory of the scripts.
             command: the shell and its arguments.
-            cancelled: set when nobody waits any more.
+            cancelled: set when the result is no longer needed.
 
         Returns:
-            How it went, and the private directory that it had.
+            The outcome, and the private directory that the shell had.
 
         Raises:
-            ModelLoadError: there is no room for it.
+            ModelLoadError: no private directory or user is available.
             OSError: it cannot be started.
-            Cancelled: before it has ended.
+            Cancelled: it was cancelled before its end.
         """
         files = ModelFiles(directory, directory, Path(command[0]), environment)
         room = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)
@@ -88,7 +88,7 @@ class ShellRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=own,  # the host's own Python may need it to start; the shell gets what the confinement says
+            env=own,  # the host's own Python may need it to start; the shell gets the confinement's variables
             cwd="/",
             start_new_session=True,
         ) as keeper:
@@ -106,23 +106,23 @@ class ShellRunner:
     def _outcome(self, hearing: _Hearing) -> ShellRun:
         output, _, told = bytes(hearing.output).rpartition(b"\0")
         if hearing.is_flooded:
-            return ShellRun(output, bytes(hearing.said), f"told more than {MOST_OUTPUT_BYTES >> 20} MiB", 0)
+            return ShellRun(output, bytes(hearing.said), f"printed more than {MOST_OUTPUT_BYTES >> 20} MiB", 0)
         try:
             ending = Ending.from_json(told)
         except ValueError:
-            return ShellRun(bytes(hearing.output), bytes(hearing.said), "was killed with what looked after it", 0)
+            return ShellRun(bytes(hearing.output), bytes(hearing.said), "was killed together with its supervisor", 0)
         return ShellRun(output, bytes(hearing.said), self._clause(ending.status), ending.left)
 
     def _clause(self, status: int | None) -> str:
         if status is None:
-            return f"did not end within {self._limit_s:g} s"
+            return f"exceeded its limit of {self._limit_s:g} s"
         if status < 0:
-            return f"was ended by signal {-status}; it may use {_PROCESSOR_S} s of the processor"
+            return f"was killed by signal {-status}; its limit is {_PROCESSOR_S} s of CPU time"
         return f"ended the shell with status {status}"
 
 
 class _Hearing:
-    """What the process says that looks after the shell, as far as it is of use."""
+    """Output and messages of the process that supervises the shell."""
 
     def __init__(self, keeper: subprocess.Popen[bytes]) -> None:
         self._keeper = keeper
@@ -136,7 +136,7 @@ class _Hearing:
             stdin.write(text)
 
     def listen(self, deadline_s: float, cancelled: threading.Event) -> None:
-        """Hear it to its end, which is that of all that holds its output: it has ended what does."""
+        """Read to the end of file, when no process holds the output any more; the supervisor kills those that do."""
         with selectors.DefaultSelector() as selector:
             for stream in (self._keeper.stdout, self._keeper.stderr):
                 assert stream is not None
@@ -163,8 +163,8 @@ class _Hearing:
 
 
 def _tightened(confinement: Confinement) -> Confinement:
-    """Less than a model may have that starts processes: it leaves nothing anywhere, and has an answer within seconds."""
-    scratch = confinement.variables["TMPDIR"]
+    """Restrict further than a model that starts processes: the shell can leave no files and must end within seconds."""
+    scratch = os.path.realpath(confinement.variables["TMPDIR"] or "")
     limits = {**confinement.limits, **_LIMITS}
     if confinement.uid >= 0:
         limits["NPROC"] = _PROCESSES

@@ -1,23 +1,24 @@
-"""What models share whose processes are forked from one: that one runs the code of their environment before it is any of them.
+"""The models that share a zygote, which runs the code of their environment before it forks any of their processes.
 
-So it is confined too, to what they may reach together, and each of its forks to what is its own.
+So the zygote is confined too: it may reach what these models may reach together, and each fork is confined to its own
+part.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pybackend.sandbox.file_rules import OWN, Rules
+from pybackend.sandbox.file_rules import OWN, resolved
 from pybackend.sandbox.leftovers import end_processes_of, users_with_processes
 from pybackend.sandbox.scratch import ScratchRoom
 from pybackend.sandbox.users import NoUsersError, UserRange
 from pybackend_wire.confinement import Confinement
 
 _ALWAYS = ("uid", "capabilities", "no_new_privileges", "system_calls")
-"""Layers without which nothing may keep the privilege of changing its user."""
+"""Layers without which a process must not keep the privilege of changing its user."""
 
 _NOT_CHANGED = -1
 
@@ -26,11 +27,11 @@ class TrustDomain:
     """The models that run in one environment and are confined by its files' rules. Used from several threads.
 
     Args:
-        users: where numbers for users come from; None where all processes are the host's user.
-        scratch: where private directories are made.
+        users: source of user ids; None if all processes have the host's user.
+        scratch: makes private directories.
 
     Attributes:
-        has_ended: nothing is to be started for it any more.
+        has_ended: whether nothing must be started for it any more.
     """
 
     def __init__(self, users: UserRange | None, scratch: ScratchRoom) -> None:
@@ -48,38 +49,39 @@ class TrustDomain:
     # Members
 
     def join(self, member: object, directories: Callable[[], Collection[Path]]) -> None:
-        """A model runs in this environment.
+        """Add a model that runs in this environment.
 
         Args:
             member: the model.
-            directories: those of all models that name this environment as it does, loaded or not.
+            directories: returns the directories of all models that name this environment in the same way, loaded or
+                not.
         """
         with self._changing:
             self._members[member] = _Member(directories)
 
     def add(self, member: object, confinement: Confinement) -> None:
-        """A process of a member is to be confined so."""
+        """Add the confinement of a member's process."""
         with self._changing:
             self._members[member].confinements.append(confinement)
 
     def leave(self, member: object) -> bool:
-        """A model has ended; True if it was the last one."""
+        """Remove a model that has ended; True if it was the last one."""
         with self._changing:
             self._members.pop(member, None)
             return not self._members
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Something has been started for this domain, and is to be ended with it."""
+        """Register a function that ends something started for this domain."""
         self._at_end.append(close)
 
     def end(self) -> None:
-        """Nobody is left: end what was started; on the loop's thread."""
+        """End everything started for this domain, which has no members left; on the loop's thread."""
         self.has_ended = True
         while self._at_end:
             self._at_end.pop()()
 
     def clean_up(self) -> None:
-        """After :meth:`end`, which has ended its processes: remove their files, give back their users. Blocking."""
+        """After :meth:`end`, which ended its processes, remove their files and release their users. Blocking."""
         if self._block is not None and self._users is not None:
             alive = [uid for uid in users_with_processes(self._block) if not end_processes_of(uid, uid)]
             if not alive:
@@ -87,10 +89,10 @@ class TrustDomain:
         if self._room:
             self._scratch.remove(self._room)
 
-    # What its members' processes need
+    # Resources for its members' processes
 
     def take(self) -> int:
-        """The number of a user or group: one that :attr:`Confinement.users` allows if there is one left.
+        """Return a user or group id: one that :attr:`Confinement.users` allows if one is left.
 
         Raises:
             NoUsersError: there is none at all.
@@ -104,7 +106,7 @@ class TrustDomain:
         return self._users.take()
 
     def give_back(self, number: int) -> None:
-        """No process has this number any more."""
+        """Take back an id that no process has any more."""
         assert self._users is not None
         with self._changing:
             if self._block is not None and number in self._block:
@@ -113,10 +115,10 @@ class TrustDomain:
         self._users.give_back(number)
 
     def make_scratch(self, uid: int, gid: int) -> str:
-        """A private directory, which forks can reach.
+        """Create a private directory that forks can reach.
 
         Raises:
-            OSError: there is nowhere to make one.
+            OSError: no place is usable.
         """
         with self._changing:
             if not self._room:
@@ -130,32 +132,32 @@ class TrustDomain:
             self._block = range(0)
         self._free = list(self._block[1:])
 
-    # What they are forked from
+    # The zygote that they are forked from
 
     def forks(self, confinement: Confinement) -> bool:
-        """True if something in this domain could become a process that is confined so."""
+        """Whether a zygote of this domain could fork a process with this confinement."""
         if self._users is None:
             return confinement.uid == _NOT_CHANGED
         return bool(self._block) and {confinement.uid, confinement.gid} <= set(self._block or ())
 
     def expects_more(self) -> bool:
-        """True if models name this environment that have not come yet, or others than the first have."""
+        """Whether models that name this environment are still to come, or lie in another directory than the first."""
         with self._changing:
             members = list(self._members.values())
         return len({path for member in members for path in member.directories()}) > 1
 
     def confinement(self) -> Confinement:
-        """Of what the members' processes are forked from: what one of them may do it may do. Blocking.
+        """Return the confinement of the members' zygote: it may do whatever any of them may. Blocking.
 
         Raises:
-            OSError: it has nowhere for its own files.
+            OSError: there is no place for its own files.
             LookupError: it has no members any more.
         """
         with self._changing:
             members = list(self._members.values())
         confinements = [one for member in members for one in member.confinements if self.forks(one)]
         if not confinements:
-            raise LookupError("there is no model left that it could be for")
+            raise LookupError("none of its models is left")
         first = confinements[0]
         rules: list[Sequence[str]] = [rule for one in confinements for rule in one.paths]
         rules += [(str(path), OWN) for member in members for path in member.directories()]
@@ -167,7 +169,7 @@ class TrustDomain:
         if self._room:
             rules.append((self._room, OWN))
         return first._replace(
-            paths=_joined(rules),
+            paths=resolved(rules),
             limits={name: max(one.limits[name] for one in confinements) for name in first.limits},
             variables=dict.fromkeys(first.variables, self._own_scratch),
             required=tuple({*first.required, *_ALWAYS}) if self._block else first.required,
@@ -187,9 +189,9 @@ class _Member:
 
 
 class Reach:
-    """What a process that was confined some time ago can pass on to its forks.
+    """The permissions that a process, confined some time ago, can pass on to its forks.
 
-    Rules for files hold for what lay at their paths at that time: what has come there since is reached by nobody.
+    File rules apply to what was at their paths at that time: files put there since are out of reach.
     """
 
     def __init__(self, confinement: Confinement) -> None:
@@ -197,7 +199,7 @@ class Reach:
         self._rules = {path: (set(letters), _identity(path)) for path, letters in confinement.paths}
 
     def covers(self, wanted: Confinement) -> bool:
-        """True if a fork that is confined so is not confined further by what it was forked from. Blocking."""
+        """Whether a fork with this confinement would not be confined further by its zygote's. Blocking."""
         had = self._confinement
         return (
             had.network >= wanted.network
@@ -211,19 +213,12 @@ class Reach:
         if self._has(path, letters):
             return True
         if _identity(path) is None:
-            return True  # nobody does
+            return True  # nothing is there to reach
         return any(self._has(str(parent), letters) for parent in Path(os.path.realpath(path)).parents)
 
     def _has(self, path: str, letters: set[str]) -> bool:
         given, identity = self._rules.get(path, (set(), None))
         return letters <= given and identity is not None and identity == _identity(path)
-
-
-def _joined(rules: Iterable[Sequence[str]]) -> Rules:
-    joined: dict[str, set[str]] = {}
-    for path, letters in rules:
-        joined.setdefault(path, set()).update(letters)
-    return [(path, "".join(sorted(letters))) for path, letters in joined.items()]
 
 
 def _identity(path: str) -> tuple[int, int] | None:

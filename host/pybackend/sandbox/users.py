@@ -1,114 +1,185 @@
-"""Users for models' processes: numbers out of a range that nobody else on this machine has."""
+"""User ids for models' processes, from a range that nothing else on this machine uses."""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
-import socket
+import secrets
+import stat
+import tempfile
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from pybackend.sandbox.leftovers import users_with_processes
+
+log = logging.getLogger(__name__)
+
 PER_SERVER = 4096
-"""Users of one server at a time. Another server on this machine has others."""
+"""User ids per running server. Each server on a machine has a separate range."""
 
 _MOST_SERVERS = 64
 
 _BLOCKS = 16
-"""In how many blocks a server's users can be handed out."""
+"""Number of blocks in which a server's user ids can be handed out."""
 
 _RANGES = (1_879_100_000, 61_184)
-"""Where the range may begin, the best place first: what systemd leaves to nobody, and what it gives to services for a while,
-for servers in a container that maps few numbers."""
+"""Possible starts of the range, the best first: ids that systemd assigns to nothing, and ids that it lends to services
+temporarily, for servers in a container that maps few ids."""
+
+_MOST_DIGITS = 20
 
 
 class NoUsersError(Exception):
-    """There are no numbers to be had; the text says why."""
+    """No user ids are available; the text says why."""
+
+
+class UsersNotMappedError(NoUsersError):
+    """This machine, or the container, does not have these user ids at all."""
 
 
 class UserRange:
-    """Hands out numbers for users and groups.
+    """Hands out ids for users and groups.
 
-    The range is held by the name of a socket: it is free again when this process is gone, however it ends.
+    A lock on a file reserves the range, in a directory that only the superuser can enter: the range is free again when
+    this process is gone, however it ends. The file stores the next id, for the next server too: files that one user has
+    left in ``/tmp`` belong to no other until all ids have had their turn.
+
+    Args:
+        directories: places for the locks, the best first.
     """
 
-    def __init__(self) -> None:
-        self._claim: socket.socket | None = None
+    def __init__(self, directories: Iterable[Path] | None = None) -> None:
+        self._directories = list(directories or _places())
+        self._claim = -1
         self._first = 0
         self._count = 0
         self._taken: set[int] = set()
         self._next = 0
-        self._changing = threading.Lock()  # models are loaded side by side, in threads
+        self._next_block = 0
+        self._changing = threading.Lock()  # models load concurrently, in threads
 
     def take(self) -> int:
-        """A number that no process has.
+        """Return an id that no process has.
 
         Raises:
             NoUsersError: there is none.
         """
         with self._changing:
-            if self._claim is None:
+            if self._claim < 0:
                 self._open()
             for _ in range(self._count):
                 number = self._first + self._next
                 self._next = (self._next + 1) % self._count
                 if number not in self._taken:
                     self._taken.add(number)
+                    self._keep_place()
                     return number
         raise NoUsersError(f"all {self._count} users for models are taken")
 
     def take_block(self) -> range:
-        """Numbers in a row that no process has.
+        """Return consecutive ids that no process has.
 
         Raises:
             NoUsersError: there are none.
         """
         with self._changing:
-            if self._claim is None:
+            if self._claim < 0:
                 self._open()
             size = self._count // _BLOCKS
-            for start in reversed(range(self._first, self._first + self._count, size)):
-                block = range(start, start + size)
+            for turn in range(_BLOCKS):  # from the end opposite to single ids, so that these leave blocks whole
+                place = (self._next_block - turn) % _BLOCKS
+                block = range(self._first + place * size, self._first + (place + 1) * size)
                 if self._taken.isdisjoint(block):
                     self._taken.update(block)
+                    self._next_block = (place - 1) % _BLOCKS
                     return block
-        raise NoUsersError("there are no users in a row left for models")
+        raise NoUsersError("no block of consecutive users for models is left")
 
     def give_back(self, *numbers: int) -> None:
-        """No process has these numbers any more."""
+        """Take back ids that no process has any more."""
         with self._changing:
             self._taken.difference_update(numbers)
 
     def close(self) -> None:
         """Give up the range."""
-        if self._claim is not None:
-            self._claim.close()
-            self._claim = None
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
 
     def _open(self) -> None:
         first, count, servers = _usable_range()
-        for server in range(servers):
-            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        directory = self._directory()
+        slots = list(range(servers))
+        secrets.SystemRandom().shuffle(slots)
+        for slot in slots:
+            claim = _locked(directory / str(first + slot * count))
+            if claim >= 0:
+                self._claim, self._first, self._count = claim, first + slot * count, count
+                break
+        else:
+            raise NoUsersError(f"{servers} servers on this machine have taken all users for models")
+        with suppress(ValueError):
+            self._next = int(os.pread(claim, _MOST_DIGITS, 0)) % count
+        if not os.fstat(claim).st_size:
+            self._next = secrets.randbelow(count)
+        self._next_block = (self._next * _BLOCKS // count - 1) % _BLOCKS
+        alive = users_with_processes(range(self._first, self._first + count))
+        if alive:
+            log.warning("users with processes left by an earlier server are not given to models: %s", sorted(alive))
+            self._taken.update(alive)
+
+    def _keep_place(self) -> None:
+        with suppress(OSError):  # then the next server begins elsewhere
+            os.pwrite(self._claim, f"{self._next:0{_MOST_DIGITS}}".encode(), 0)
+
+    def _directory(self) -> Path:
+        why = ""
+        for path in self._directories:
             try:
-                claim.bind(f"\0pybackend-users-{first + server * count}")
-            except OSError:
-                claim.close()
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                status = path.lstat()
+            except OSError as error:
+                why = f"{path}: {error.strerror}"
                 continue
-            self._claim, self._first, self._count = claim, first + server * count, count
-            return
-        raise NoUsersError(f"{servers} servers on this machine have taken all users for models")
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                return path
+            why = f"{path} does not belong to the superuser alone"
+        raise NoUsersError(f"they cannot be reserved: {why}")
+
+
+def _places() -> list[Path]:
+    return [Path("/run/pybackend-users"), Path(tempfile.gettempdir()) / "pybackend-users"]
+
+
+def _locked(path: Path) -> int:
+    """Open and lock a file for this process alone; returns a descriptor, -1 if another process has locked it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise NoUsersError(f"they cannot be reserved: {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def _usable_range() -> tuple[int, int, int]:
-    """First number, how many there are for a server, and for how many servers."""
+    """Return the first id, the number of ids per server, and the number of servers."""
     for first in _RANGES:
         if first == _RANGES[-1] and _is_mapped(first, 4096):
             return first, 256, 16
         if _is_mapped(first, PER_SERVER * _MOST_SERVERS):
             return first, PER_SERVER, _MOST_SERVERS
-    raise NoUsersError("this container maps no users that models could have")
+    raise UsersNotMappedError("this container maps no users that models could have")
 
 
 def _is_mapped(first: int, count: int) -> bool:
-    """True if these users and groups exist in the user namespace of this process."""
+    """Whether these users and groups exist in the user namespace of this process."""
     for name in ("uid_map", "gid_map"):
         ranges = [tuple(map(int, line.split())) for line in Path(f"/proc/self/{name}").read_text().splitlines()]
         if not any(inside <= first and first + count <= inside + size for inside, _, size in ranges):

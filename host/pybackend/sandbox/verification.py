@@ -1,4 +1,4 @@
-"""What the kernel says about a process that says that it is confined."""
+"""Checks a process's report about its confinement against the kernel's view."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ _SECCOMP_FILTER = "2"
 
 
 def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str], filters: int) -> str:
-    """Where the kernel contradicts the report of a process; ``""`` if nowhere.
+    """Describe how the kernel contradicts the report of a process; ``""`` if it does not.
 
     Args:
         pid: of the process.
-        confinement: that it was given.
-        report: what it says.
-        filters: how many filters of system calls it is to have loaded.
+        confinement: the one that it was given.
+        report: the process's report.
+        filters: number of system call filters that it must have loaded.
 
-    Files cannot be seen from outside: the process itself tries one that it must not reach, before it runs the model's code.
+    File access cannot be seen from outside: the process itself tries to open a forbidden file, before it runs the
+    model's code.
     """
     try:
         status = _status_of(pid)
     except OSError:
-        return ""  # it is gone, which its end will say
+        return ""  # it is gone, and its end will be reported
     wrong = []
     if confinement.uid >= 0 and not report.get("uid"):
         if set(status.get("Uid", ())) != {str(confinement.uid)} or set(status.get("Gid", ())) != {str(confinement.gid)}:
@@ -38,7 +39,7 @@ def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str]
     ):
         wrong.append("it has privileges")
     if not report.get("no_new_privileges") and status.get("NoNewPrivs") != ["1"]:
-        wrong.append("it can get privileges")
+        wrong.append("it can gain privileges")
     if not report.get("system_calls") and status.get("Seccomp") != [_SECCOMP_FILTER]:
         wrong.append("its system calls are not filtered")
     elif not report.get("system_calls") and "Seccomp_filters" in status and _filters(status) - _own_filters() < filters:
@@ -57,7 +58,7 @@ def _filters(status: Mapping[str, list[str]]) -> int:
 
 @cache
 def _own_filters() -> int:
-    """Those of the container that this server is in, which its processes have too; it never gets more itself."""
+    """Count the filters of the container around this server, which its processes inherit; the server adds none."""
     return _filters(_status_of("self"))
 
 

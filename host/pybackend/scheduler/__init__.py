@@ -1,1 +1,1 @@
-"""In which order, and to which instance, requests go."""
+"""Schedulers choose the order of requests and the instances that execute them."""

@@ -1,15 +1,17 @@
-"""The scheduler that a model's configuration asks for."""
+"""Chooses a model's scheduler from its configuration, and composes the scheduler's stages of the response path."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from pybackend.inference.response_path import ResponsePath
 from pybackend.modelconfig.batching import batching_of
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
+from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend.scheduler.sequence_state import ImplicitStates
@@ -17,24 +19,53 @@ from pybackend.scheduler.shape_rule import shape_key_of
 
 
 def make_scheduler(
-    config: ModelConfig, instances: Sequence[BatchExecutor], owner: SchedulerOwner, directory: Path
-) -> Scheduler:
+    config: ModelConfig,
+    instances: Sequence[BatchExecutor],
+    owner: SchedulerOwner,
+    states: ImplicitStates | None,
+    pass_on: ResponsePath,
+) -> tuple[Scheduler, ResponsePath]:
     """Make a model's scheduler.
 
     Args:
-        config: finished.
-        instances: those that take requests.
+        config: the completed configuration.
+        instances: the instances that accept requests.
         owner: the model.
-        directory: of the model's versions.
+        states: from :func:`read_states`.
+        pass_on: receives the responses after the scheduler's stages.
 
-    Raises:
-        ModelLoadError: a file that the scheduler needs cannot be read.
+    Returns:
+        The scheduler, and the path through its stages, which must receive all responses of the model; ``pass_on``
+        itself if there are no stages.
     """
     if config.scheduling is Scheduling.DYNAMIC_BATCHING:
-        return DynamicBatcher(batching_of(config.document), instances, owner, shape_key_of(config))
+        batching = batching_of(config.document)
+        if not batching.preserve_ordering:
+            return DynamicBatcher(batching, instances, owner, shape_key_of(config)), pass_on
+        delivery = OrderedDelivery(pass_on)
+        batcher = DynamicBatcher(batching, instances, owner, shape_key_of(config), delivery.new_line())
+        return batcher, delivery.on_response
     if config.scheduling is Scheduling.SEQUENCE_BATCHING:
         sequences = sequences_of(config.document)
         output_names = tuple(tensor.name for tensor in config.outputs)
-        states = ImplicitStates(sequences, directory)
-        return SequenceBatcher(sequences, states, instances, owner, output_names, shape_key_of(config))
-    return DefaultScheduler(instances)
+        assert states is not None
+        sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key_of(config), pass_on)
+        return sequencer, sequencer.path
+    return DefaultScheduler(instances), pass_on
+
+
+def read_states(config: ModelConfig, directory: Path) -> ImplicitStates | None:
+    """Read the initial states of a model's sequences; None for a model without sequences.
+
+    Blocking: not for the event loop.
+
+    Args:
+        config: the completed configuration.
+        directory: the model directory.
+
+    Raises:
+        ModelLoadError: an initial state's file cannot be read.
+    """
+    if config.scheduling is not Scheduling.SEQUENCE_BATCHING:
+        return None
+    return ImplicitStates(sequences_of(config.document), directory)

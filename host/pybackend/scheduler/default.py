@@ -1,4 +1,4 @@
-"""The scheduler of models that ask for none: first in, first out, each request an execution of its own."""
+"""The default scheduler: first in, first out, one request per execution."""
 
 from __future__ import annotations
 
@@ -8,70 +8,71 @@ from collections.abc import Iterable, Sequence
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.ipc.turn import turn_of
+from pybackend.loop_turn import loop_turn_of
 from pybackend.scheduler.request_queue import arrival
 from pybackend.scheduler.scheduler import BatchExecutor
 
 
 class DefaultScheduler:
-    """A queue in front of instances.
+    """A queue in front of the instances.
 
-    Idle instances get work first; only when all are busy is more sent ahead, as much as each has room for. Requests that
-    arrive in one turn of the event loop are handed out together, so that they share a frame.
+    Idle instances get work first. When all are busy, each receives further requests ahead of time, as far as it has
+    room. Requests that arrive in one turn of the event loop are dispatched together, so that they share a frame.
     """
 
     def __init__(self, instances: Sequence[BatchExecutor]) -> None:
-        self._turn = turn_of(asyncio.get_running_loop())
+        self._turn = loop_turn_of(asyncio.get_running_loop())
         self._instances = instances
         self._queue: deque[PendingRequest] = deque()
         self._next = 0
         self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return len(self._queue)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Take a request; it is handed out before the loop's next turn."""
+        """Accept a request; it is dispatched before the loop's next turn."""
         self._queue.append(pending)
         if not self._scheduled:
             self._scheduled = True
             self._turn.soon(self._dispatch_scheduled)
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Put requests back to where they were: before all that came later, behind all that came before."""
+        """Return requests to their places in the queue, in order of arrival."""
         returned = list(waiting)
         latest_ns = max((arrival(pending) for pending in returned), default=0)
         queue = self._queue
-        # Others may be back already: what an instance was sent ahead comes back piece by piece.
+        # Other returned requests may already be in the queue: an instance hands back prefetched requests in pieces.
         while queue and arrival(queue[0]) < latest_ns:
             returned.append(queue.popleft())
         returned.sort(key=arrival)
         queue.extendleft(reversed(returned))
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Take a request once more, after those that wait."""
+        """Accept a request again, behind the waiting ones."""
         self.enqueue(pending)
 
     def on_lost(self, instance: object, error: InferenceError) -> None:
-        """Any other instance does as well."""
+        """Do nothing: any other instance can serve the requests."""
 
     def remove(self, pending: PendingRequest) -> None:
-        """Forget a request that waits."""
+        """Remove a waiting request."""
         self._queue.remove(pending)
 
     def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, for whoever has to answer what cannot be served."""
+        """Empty the queue, so that the caller can answer requests that cannot be served."""
         taken = list(self._queue)
         self._queue.clear()
         return taken
 
     def dispatch(self) -> None:
-        """Hand out what instances can take now."""
+        """Dispatch as many requests as instances can accept now."""
         queue, instances = self._queue, self._instances
         if not queue:
             return
-        # The instance that was idle for longest comes first; one that runs several executions at once may come again.
+        # The instance that has been idle longest comes first; one with several concurrent executions may come
+        # repeatedly.
         busy = 0
         while busy < len(instances):
             instance = instances[self._next % len(instances)]
@@ -88,7 +89,7 @@ class DefaultScheduler:
                 instance.execute([queue.popleft()])
 
     def close(self) -> None:
-        """Nothing will be enqueued any more."""
+        """Close the scheduler; no more requests will be enqueued."""
 
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False

@@ -1,4 +1,4 @@
-"""The dynamic batcher: requests that wait together are executed together."""
+"""The dynamic batcher combines waiting requests into one execution."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.ipc.turn import turn_of
+from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.batching import BatchingConfig
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine
 from pybackend.scheduler.precise_timer import PreciseTimer
 from pybackend.scheduler.request_queue import RequestQueue
 from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
@@ -24,13 +24,14 @@ class _Batch(NamedTuple):
 
 
 class DynamicBatcher:
-    """A queue in front of instances that take several requests at once.
+    """A queue in front of instances that execute several requests at once.
 
     Args:
-        config: when batches are sent.
-        instances: those that take them.
-        owner: told of batches, and of requests that have waited for too long.
-        shape_key: what must be equal within a batch; None if any requests may go together.
+        config: determines when batches are sent.
+        instances: execute the batches.
+        owner: notified of batches, and of requests that timed out.
+        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
+        line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.
     """
 
     def __init__(
@@ -39,14 +40,15 @@ class DynamicBatcher:
         instances: Sequence[BatchExecutor],
         owner: SchedulerOwner,
         shape_key: Callable[[InferenceRequest], object] | None = None,
+        line: DeliveryLine | None = None,
     ) -> None:
-        self._turn = turn_of(asyncio.get_running_loop())
+        self._turn = loop_turn_of(asyncio.get_running_loop())
         self._config = config
         self._instances = instances
         self._owner = owner
         self._shape_key = shape_key
         self._queue = RequestQueue(config)
-        self._delivery = OrderedDelivery() if config.preserve_ordering else None
+        self._line = line
         self._delay_ns = config.max_queue_delay_us * 1000
         self._largest_preferred = max(config.preferred_batch_sizes, default=0)
         self._timer = PreciseTimer(self.dispatch)
@@ -54,38 +56,38 @@ class DynamicBatcher:
         self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return len(self._queue)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Take a request; it is handed out before the loop's next turn, if a batch is due then.
+        """Accept a request; it is dispatched before the loop's next turn, if a batch is due then.
 
         Raises:
             InferenceError: UNAVAILABLE, the queue is full.
         """
         self._queue.append(pending)
-        if self._delivery is not None:
-            self._delivery.add(pending)
+        if self._line is not None:
+            self._line.add(pending)
         self._schedule()
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Put requests back to where they were."""
+        """Return requests to their places in the queue."""
         self._queue.put_back(waiting)
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Take a request once more, after those that wait; its place in the order of responses is the one it has."""
+        """Accept a request again, behind the waiting ones; it keeps its place in the order of responses."""
         self._queue.append(pending)
         self._schedule()
 
     def on_lost(self, instance: object, error: InferenceError) -> None:
-        """Any other instance does as well."""
+        """Do nothing: any other instance can serve the requests."""
 
     def remove(self, pending: PendingRequest) -> None:
-        """Forget a request that waits."""
+        """Remove a waiting request; its answer keeps its place in the order of responses."""
         self._queue.remove(pending)
 
     def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, for whoever has to answer what cannot be served."""
+        """Empty the queue, so that the caller can answer requests that cannot be served."""
         taken = list(self._queue)
         for pending in taken:
             self._queue.remove(pending)
@@ -93,11 +95,11 @@ class DynamicBatcher:
         return taken
 
     def close(self) -> None:
-        """Nothing will be enqueued any more."""
+        """Close the scheduler; no more requests will be enqueued."""
         self._timer.close()
 
     def dispatch(self) -> None:
-        """Send the batches that are due to instances that are free."""
+        """Send the batches that are due to free instances."""
         now_ns = time.monotonic_ns()
         for pending in self._queue.expire(now_ns):
             expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)
@@ -127,7 +129,7 @@ class DynamicBatcher:
         self.dispatch()
 
     def _idle_instance(self) -> BatchExecutor | None:
-        """The instance that was idle for longest."""
+        """The instance that has been idle longest."""
         instances = self._instances
         for offset in range(len(instances)):
             index = (self._next + offset) % len(instances)
@@ -137,7 +139,7 @@ class DynamicBatcher:
         return None
 
     def _roomy_instance(self) -> BatchExecutor | None:
-        """An instance that is about to be free, so that its next batch may be on its way."""
+        """An instance that will soon be free, so that its next batch may be sent ahead."""
         return next((instance for instance in self._instances if instance.room), None)
 
     def _send(self, instance: BatchExecutor, batch: _Batch) -> None:
@@ -152,7 +154,7 @@ class DynamicBatcher:
         instance.execute(requests)
 
     def _form(self, now_ns: int) -> _Batch | None:
-        """The batch to send to an instance that is free; None if what waits may still grow."""
+        """The batch to send to a free instance; None if the waiting batch may still grow."""
         config = self._config
         count = size = preferred_count = 0
         cannot_grow = False

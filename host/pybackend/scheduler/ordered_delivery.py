@@ -1,51 +1,73 @@
-"""Responses in the order of their requests, whoever is ready first."""
+"""Sends responses in the order of their requests, even if they are ready in another order."""
 
 from __future__ import annotations
 
-import logging
-from collections import deque
+from collections import OrderedDict, deque
 
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.response import InferenceResponse, OnResponse
-
-log = logging.getLogger(__name__)
-
-
-class _Turn:
-    """One request's place in the order, and its responses that may not leave yet."""
-
-    __slots__ = ("deliver", "responses")
-
-    def __init__(self, deliver: OnResponse) -> None:
-        self.deliver = deliver
-        self.responses: deque[InferenceResponse] = deque()
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response_path import ResponsePath, guarded
 
 
 class OrderedDelivery:
-    """Stands between requests and those who wait for them."""
+    """A stage of the response path. It keeps any number of lines, each in its own order.
 
-    def __init__(self) -> None:
-        self._turns: deque[_Turn] = deque()
+    Args:
+        pass_on: receives responses whose turn has come, and responses to requests in no line.
+    """
+
+    def __init__(self, pass_on: ResponsePath) -> None:
+        self.pass_on = guarded(pass_on)
+        self.lines: dict[PendingRequest, DeliveryLine] = {}
+        """The line of each request that is in one; the lines update it."""
+
+    def new_line(self) -> DeliveryLine:
+        """Create an empty line."""
+        return DeliveryLine(self)
+
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Pass a response on, or hold it back until all earlier requests are answered."""
+        line = self.lines.get(pending)
+        if line is None:
+            self.pass_on(pending, response)
+        else:
+            line.on_response(pending, response)
+
+
+class DeliveryLine:
+    """Requests that are answered one after another. Each stays in the line until its final response is passed on."""
+
+    def __init__(self, delivery: OrderedDelivery) -> None:
+        self._delivery = delivery
+        self._held: OrderedDict[PendingRequest, deque[InferenceResponse]] = OrderedDict()
+        """The responses held back for each request, by request."""
 
     def add(self, pending: PendingRequest) -> None:
-        """Let this request's responses leave after those of all that were added before."""
-        turn = _Turn(pending.on_response)
-        self._turns.append(turn)
+        """Send this request's responses after those of all requests in the line."""
+        self._held[pending] = deque()
+        self._delivery.lines[pending] = self
 
-        def on_response(response: InferenceResponse) -> None:
-            turn.responses.append(response)
-            self._deliver()
+    def withdraw(self, pending: PendingRequest) -> None:
+        """Remove a request: its held-back responses are dropped, and later requests no longer wait for it."""
+        responses = self._held.pop(pending)
+        del self._delivery.lines[pending]
+        for response in responses:
+            response.release()
+        self._advance()
 
-        pending.on_response = on_response
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Accept a response to a request in the line."""
+        self._held[pending].append(response)
+        self._advance()
 
-    def _deliver(self) -> None:
-        while self._turns and self._turns[0].responses:
-            turn = self._turns[0]
-            response = turn.responses.popleft()
+    def _advance(self) -> None:
+        """Pass on all responses whose turn has come; receivers may change the line meanwhile."""
+        while self._held:
+            first, responses = next(iter(self._held.items()))
+            if not responses:
+                return
+            response = responses.popleft()
             if response.final:
-                self._turns.popleft()
-            try:
-                turn.deliver(response)
-            except Exception:  # another request's receiver must not cost this one its answer
-                log.exception("the receiver of a response of model '%s' failed", response.model_name)
-                response.release()
+                del self._held[first]
+                del self._delivery.lines[first]
+            self._delivery.pass_on(first, response)

@@ -1,4 +1,4 @@
-"""A timer that keeps microseconds: the event loop's own ones count milliseconds, too coarse for the delays of batches."""
+"""A timer with microsecond resolution; the event loop's own have milliseconds, too coarse for batch delays."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PreciseTimer:
-    """One alarm at a time, on the kernel's timer descriptor.
+    """One alarm at a time, based on a kernel timer descriptor.
 
     Args:
-        callback: called on the loop once an alarm is due.
+        callback: called on the loop when the alarm is due.
 
     Raises:
-        OSError: the system has no descriptor left.
+        OSError: the system has no file descriptors left.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class PreciseTimer:
         self._loop.add_reader(self._descriptor, self._ring)
 
     def set(self, due_ns: int) -> None:
-        """Ring at this time of ``time.monotonic_ns()``, at once if it is past, and not at any other; 0 for never."""
+        """Ring only at this ``time.monotonic_ns()`` time, immediately if it has passed; 0 cancels the alarm."""
         if due_ns == self._due_ns:
             return
         self._due_ns = due_ns
@@ -54,7 +54,7 @@ class PreciseTimer:
         _libc.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(self._spec), None)
 
     def close(self) -> None:
-        """Never ring again."""
+        """Close the timer; it never rings again."""
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -63,7 +63,7 @@ class PreciseTimer:
     def _ring(self) -> None:
         try:
             os.read(self._descriptor, 8)
-        except BlockingIOError:  # it was set anew since
+        except BlockingIOError:  # it was set again in the meantime
             return
         self._due_ns = 0
         self._callback()

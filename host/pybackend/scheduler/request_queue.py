@@ -1,4 +1,4 @@
-"""Requests that wait: by priority, then by arrival, each for as long as its policy allows."""
+"""Waiting requests, ordered by priority, then by arrival, with their queue policy's timeouts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
+from operator import itemgetter
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 
 _FEW = 64
-"""Deadlines of requests that have left, which are not worth the work."""
+"""Number of stale deadlines that is not worth cleaning up."""
 
 
 class _Level:
     """The requests of one priority.
 
     Attributes:
-        fresh: in the order of their arrival, with their deadlines (0 for none).
-        late: those whose time is over and that let all others of their level pass.
+        fresh: in order of arrival, with their deadlines (0 for none).
+        late: requests past their deadline, which wait behind all fresh ones of their level.
     """
 
     __slots__ = ("fresh", "late", "policy")
@@ -43,7 +44,9 @@ class RequestQueue:
 
     def __init__(self, config: BatchingConfig) -> None:
         self._config = config
-        self._levels = [_Level(config.policy(level)) for level in range(1, max(1, config.priority_levels) + 1)]
+        self._first = _Level(config.policy(1))
+        self._levels = {1: self._first}
+        """The levels in use, by ascending priority."""
         self._count = 0
         self._deadlines: list[tuple[int, int, PendingRequest]] = []
         self._numbers = count()
@@ -52,11 +55,11 @@ class RequestQueue:
         return self._count
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        """The requests in the order in which they are to be executed."""
-        return chain.from_iterable(chain(level.fresh, level.late) for level in self._levels)
+        """The requests in execution order."""
+        return chain.from_iterable(chain(level.fresh, level.late) for level in self._levels.values())
 
     def append(self, pending: PendingRequest) -> None:
-        """Take a request that has just arrived.
+        """Accept a new request.
 
         Raises:
             InferenceError: UNAVAILABLE, its level is full.
@@ -73,7 +76,7 @@ class RequestQueue:
         level.fresh[pending] = self._watch(pending, level.policy)
 
     def put_back(self, returned: Iterable[PendingRequest]) -> None:
-        """Take requests again that were taken out: in each level before all that came later, behind all that came before."""
+        """Put removed requests back, in each level in order of arrival."""
         by_level: dict[_Level, dict[PendingRequest, int]] = {}
         for pending in returned:
             level = self._level(pending)
@@ -82,7 +85,7 @@ class RequestQueue:
         for level, deadlines in by_level.items():
             fresh = level.fresh
             latest_ns = max(map(arrival, deadlines))
-            # Others may be back already: what instances were sent ahead comes back piece by piece.
+            # Other returned requests may already be in the queue: instances hand back prefetched requests in pieces.
             while fresh and arrival(first := next(iter(fresh))) < latest_ns:
                 deadlines[first] = fresh.pop(first)
             in_order = sorted(deadlines, key=arrival)
@@ -91,7 +94,7 @@ class RequestQueue:
                 fresh.move_to_end(pending, last=False)
 
     def remove(self, pending: PendingRequest) -> None:
-        """Take a request out."""
+        """Remove a request."""
         level = self._level(pending)
         if level.fresh.pop(pending, None) is None:
             del level.late[pending]
@@ -99,15 +102,15 @@ class RequestQueue:
 
     @property
     def next_deadline_ns(self) -> int:
-        """When the next request will have waited for too long; 0 if none ever will."""
-        if len(self._deadlines) > 2 * self._count + _FEW:  # most are those of requests that have left
+        """The earliest deadline of a waiting request; 0 if there is none."""
+        if len(self._deadlines) > 2 * self._count + _FEW:  # most deadlines belong to requests that have left
             self._forget_the_gone()
         while self._deadlines and not self._is_current(self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else 0
 
     def expire(self, now_ns: int) -> list[PendingRequest]:
-        """Take out those whose time is over and that are to be refused; those that are to let others pass do."""
+        """Remove and return requests past their deadline that must be refused; delay those that the policy keeps."""
         refused = []
         while 0 < self.next_deadline_ns <= now_ns:
             pending = heapq.heappop(self._deadlines)[2]
@@ -123,14 +126,21 @@ class RequestQueue:
     def _level(self, pending: PendingRequest) -> _Level:
         config = self._config
         if not config.priority_levels:
-            return self._levels[0]
+            return self._first
         priority = pending.request.priority
         if not 1 <= priority <= config.priority_levels:
             priority = config.default_priority
-        return self._levels[priority - 1]
+        level = self._levels.get(priority)
+        return self._make(priority) if level is None else level
+
+    def _make(self, priority: int) -> _Level:
+        """Create a level for its first request: configurations may define many more levels than requests use."""
+        made = _Level(self._config.policy(priority))
+        self._levels = dict(sorted([*self._levels.items(), (priority, made)], key=itemgetter(0)))
+        return made
 
     def _watch(self, pending: PendingRequest, policy: QueuePolicy) -> int:
-        """Note when a request will have waited for too long; returns that time, 0 for never."""
+        """Record a request's deadline; returns that time, 0 for none."""
         timeout_us, wanted_us = policy.timeout_us, pending.request.timeout_us
         if policy.allows_override and 0 < wanted_us < timeout_us:
             timeout_us = wanted_us
@@ -141,10 +151,10 @@ class RequestQueue:
         return deadline_ns
 
     def _forget_the_gone(self) -> None:
-        """Keep the deadlines of those who wait. To take the others off the heap one by one costs several times as much."""
+        """Rebuild the heap from waiting requests' deadlines; popping the others singly takes several times longer."""
         self._deadlines = [
             (deadline_ns, next(self._numbers), pending)
-            for level in self._levels
+            for level in self._levels.values()
             for pending, deadline_ns in level.fresh.items()
             if deadline_ns
         ]
@@ -155,5 +165,5 @@ class RequestQueue:
 
 
 def arrival(pending: PendingRequest) -> int:
-    """When a request came, for sorting."""
+    """A request's arrival time, as a sort key."""
     return pending.request.queued_ns

@@ -1,4 +1,4 @@
-"""What every scheduler is to the model it serves, and what instances and the model are to a scheduler."""
+"""The interfaces between a scheduler, the instances and the model."""
 
 from __future__ import annotations
 
@@ -12,87 +12,87 @@ from pybackend.inference.tensor import Lease
 
 
 class BatchReason(StrEnum):
-    """Why a batch was sent with no more requests than it had."""
+    """The reason for a batch's size."""
 
     FULL = "full"
-    """Nothing more fits: it has the largest size, or the next request is too large or of another shape."""
+    """Nothing more fits: the batch has its maximum size, or the next request is too large or has another shape."""
     PREFERRED = "preferred"
-    """It has a preferred size."""
+    """The batch has a preferred size."""
     DELAY = "delay"
-    """Its oldest request has waited for as long as it may."""
+    """The batch's oldest request has reached the maximum queue delay."""
     IDLE = "idle"
     """An instance was free, and no delay is configured."""
 
 
 class BatchExecutor(Protocol):
-    """An instance, as far as a scheduler cares."""
+    """An instance, as schedulers see it."""
 
     @property
     def is_idle(self) -> bool:
-        """True if an execution would start at once."""
+        """True if an execution would start immediately."""
 
     @property
     def room(self) -> int:
-        """How many short executions may be sent ahead although another one runs."""
+        """Number of short executions that may be sent ahead while another one runs."""
 
     @property
     def is_up(self) -> bool:
-        """True if there is a process that can serve, be it busy or not."""
+        """True if there is a process that can serve, whether busy or idle."""
 
     def execute(self, batch: list[PendingRequest]) -> None:
         """Run ``execute`` on these requests."""
 
 
 class SchedulerOwner(Protocol):
-    """The model, as far as a scheduler cares."""
+    """The model, as schedulers see it."""
 
     def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
-        """A request will not be executed, e.g. because it has waited for too long: answer it."""
+        """A request will not be executed, e.g. because it timed out: answer it."""
 
     def lease(self, nbytes: int, name: str) -> Lease:
-        """Input memory, for what the scheduler adds to requests.
+        """Allocate input memory for tensors that the scheduler adds to requests.
 
         Raises:
             InferenceError: UNAVAILABLE when the model's limit is reached.
         """
 
     def on_batch(self, reason: BatchReason) -> None:
-        """A batch was put together and sent."""
+        """A batch was sent."""
 
 
 class Scheduler(Protocol):
     """A queue in front of a model's instances."""
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Take a request; it is handed out in one of the loop's next turns, never from inside this call.
+        """Accept a request; it is dispatched in one of the loop's next turns, never from inside this call.
 
         Raises:
-            InferenceError: it is not taken.
+            InferenceError: the request is refused.
         """
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Put requests back to where they were: an instance had them, and has not begun them."""
+        """Return requests to their places in the queue: an instance had received them, and has not started them."""
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Take a request that was executed and is to be executed once more: the model is not through with it."""
+        """Accept an executed request again, because the model asked for another execution."""
 
     def on_lost(self, instance: object, error: InferenceError) -> None:
-        """The process of one of the instances is dead, and what the model kept there is gone; ``error`` says why.
+        """An instance's process has died, and the model's state in it is lost; ``error`` gives the reason.
 
-        What it had begun is answered by then, and what it had not begun is here again.
+        Requests it had started are already answered, and those it had not started are back in the queue.
         """
 
     def remove(self, pending: PendingRequest) -> None:
-        """Forget a request that waits."""
+        """Remove a waiting request."""
 
     def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, for whoever has to answer what cannot be served."""
+        """Empty the queue, so that the caller can answer requests that cannot be served."""
 
     def dispatch(self) -> None:
-        """Hand out what instances can take now; called whenever an instance may have become free."""
+        """Dispatch as many requests as instances can accept now; called whenever an instance may have become free."""
 
     def close(self) -> None:
-        """Nothing will be enqueued any more, and nothing waits."""
+        """Close the scheduler; the queue is empty, and no more requests will be enqueued."""

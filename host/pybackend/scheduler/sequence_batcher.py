@@ -1,7 +1,7 @@
-"""The sequence batcher: requests that belong together reach the same instance, one after another.
+"""The sequence batcher sends all requests of a sequence to the same instance, one after another.
 
-A new sequence waits, in the order of arrival, for a slot at an instance; it keeps the slot until its last request is
-answered, or nothing was heard of it for too long. How the slots' requests become batches is the lanes' business.
+A new sequence waits, in order of arrival, for a slot at an instance; it keeps the slot until its last request is
+answered, or it has been idle for too long. The lanes combine the slots' requests into batches.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
-from pybackend.ipc.turn import turn_of
+from pybackend.inference.response_path import ResponsePath, to_sender
+from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.sequences import SequenceConfig
+from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.precise_timer import PreciseTimer
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
 from pybackend.scheduler.sequence_controls import ControlTensors
 from pybackend.scheduler.sequence_inputs import SequenceInputs
-from pybackend.scheduler.sequence_lanes import DirectLane, OldestLane, SequenceLane
+from pybackend.scheduler.sequence_lanes import make_lanes
 from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest, SlotPool
 from pybackend.scheduler.sequence_state import ImplicitStates
 
@@ -32,15 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class SequenceBatcher:
-    """Slots in front of instances.
+    """Slots in front of instances, and a stage of the response path.
 
     Args:
-        config: strategy, times, control tensors.
-        states: what is kept for the model.
-        instances: those that take requests.
-        owner: told of requests that will not be executed.
-        output_names: outputs that clients get if they name none.
-        shape_key: what must be equal within a batch; None if any requests may go together.
+        config: strategy, timeouts, control tensors.
+        states: the model's implicit states.
+        instances: the instances that accept requests.
+        owner: notified of requests that will not be executed.
+        output_names: outputs for clients that request none by name.
+        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
+        pass_on: receives the responses after this stage.
+
+    Attributes:
+        path: must receive all responses of the model: this stage, after ordered delivery if that is configured.
     """
 
     def __init__(
@@ -51,29 +57,30 @@ class SequenceBatcher:
         owner: SchedulerOwner,
         output_names: Sequence[str],
         shape_key: Callable[[InferenceRequest], object] | None = None,
+        pass_on: ResponsePath = to_sender,
     ) -> None:
-        self._turn = turn_of(asyncio.get_running_loop())
+        self._turn = loop_turn_of(asyncio.get_running_loop())
         self._config = config
         self._states = states
         self._owner = owner
         self._output_names = output_names
         self._controls = ControlTensors(config)
         inputs = SequenceInputs(self._controls, states, owner)
-        self._lanes: list[SequenceLane] = [
-            DirectLane(config, instance, owner, inputs, shape_key)
-            if config.oldest is None
-            else OldestLane(config.oldest, instance, owner, inputs, shape_key)
-            for instance in (_CountingInstance(instance, self._on_sent) for instance in instances)
-        ]
+        self._pass_on = pass_on
+        is_ordered = config.oldest is not None and config.oldest.preserve_ordering
+        delivery = OrderedDelivery(self.on_response) if is_ordered else None
+        self.path: ResponsePath = self.on_response if delivery is None else delivery.on_response
+        counting = [_CountingInstance(instance, self._on_sent) for instance in instances]
+        self._lanes = make_lanes(config, counting, owner, inputs, shape_key, delivery)
         self._numbers: dict[object, int] = {instance: number for number, instance in enumerate(instances)}
         self._served: list[dict[LiveSequence, None]] = [{} for _ in instances]
         self._pool = SlotPool(instances, config.slot_count)
         self._live: dict[int | str, LiveSequence] = {}
-        """Sequences that go on, by their ids; one whose last request has arrived is not among them."""
+        """Active sequences by id; excludes those whose last request has arrived."""
         self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
         self._items: dict[PendingRequest, SequenceRequest] = {}
         self._sent_count = 0
-        """How many of them instances have."""
+        """Number of requests that instances hold."""
         self._changed: dict[LiveSequence, None] = {}
         self._idle_ns = config.idle_us * 1000
         self._alarms: list[tuple[int, int, LiveSequence | SequenceRequest]] = []
@@ -83,17 +90,17 @@ class SequenceBatcher:
         self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return len(self._items) - self._sent_count
 
-    # Requests come and go
+    # Arrival and departure of requests
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Take a request of a sequence.
+        """Accept a request of a sequence.
 
         Raises:
-            InferenceError: INVALID_ARG, it names no sequence, or one that has not begun; UNAVAILABLE, the sequence
-                cannot go on because its instance's process died.
+            InferenceError: INVALID_ARG, it names no sequence, or one that has not started; UNAVAILABLE, the sequence
+                cannot continue because its instance's process died.
         """
         request = pending.request
         now_ns = time.monotonic_ns()
@@ -102,7 +109,7 @@ class SequenceBatcher:
         if request.flags & RequestFlags.SEQUENCE_END or self._config.iterative:
             sequence.ended = True
             self._live.pop(sequence.id, None)
-        item = SequenceRequest(pending, sequence, self._on_response)
+        item = SequenceRequest(pending, sequence)
         self._items[pending] = item
         sequence.waiting[item] = None
         if sequence.slot is None and item.deadline_ns:
@@ -123,7 +130,7 @@ class SequenceBatcher:
         sequence = self._live.get(request.correlation_id)
         if request.flags & RequestFlags.SEQUENCE_START:
             if sequence is not None and sequence.lost is None:
-                log.warning("sequence %s of %s begins again although it has not ended", request.correlation_id, model)
+                log.warning("sequence %s of %s starts again although it has not ended", request.correlation_id, model)
                 return sequence
             return self._begin(request.correlation_id, now_ns)
         if sequence is None:
@@ -143,7 +150,7 @@ class SequenceBatcher:
         return sequence
 
     def _iterative(self, request: InferenceRequest, now_ns: int) -> LiveSequence:
-        """Each request is a sequence of its own, whatever its id."""
+        """Each request is a separate sequence, whatever its id."""
         if not request.correlation_id:
             number = next(self._given_ids)
             request.correlation_id = str(number) if self._controls.wants_text_ids else number
@@ -153,12 +160,15 @@ class SequenceBatcher:
         self._backlog[sequence] = None
         return sequence
 
-    def _on_response(self, item: SequenceRequest, response: InferenceResponse) -> None:
-        if self._states.states and response.error is None:
-            self._states.take(response, item.sequence.states, item.requested or self._output_names)
-        if response.final:
-            self._finish(item)
-        item.deliver(response)
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Store the states in a response, continue its sequence if the response is final, and pass it on."""
+        item = self._items.get(pending)
+        if item is not None:
+            if self._states.states and response.error is None:
+                self._states.keep(response, item.sequence.states, item.requested or self._output_names)
+            if response.final:
+                self._finish(item)
+        self._pass_on(pending, response)
 
     def _on_sent(self, batch: Sequence[PendingRequest]) -> None:
         for pending in batch:
@@ -167,12 +177,12 @@ class SequenceBatcher:
                 self._sent_count += 1
 
     def _come_back(self, item: SequenceRequest) -> None:
-        """No instance has a request any more."""
+        """No instance holds the request any more."""
         self._sent_count -= item.sent
         item.sent = False
 
     def _finish(self, item: SequenceRequest) -> None:
-        """A request is answered."""
+        """A request was answered."""
         del self._items[item.pending]
         self._come_back(item)
         sequence = item.sequence
@@ -190,14 +200,13 @@ class SequenceBatcher:
     def _drop(self, item: SequenceRequest) -> None:
         """A request will not be executed."""
         if item.pending.request.flags & RequestFlags.SEQUENCE_START and item.sequence.lost is None:
-            # The model would take what follows for the rest of something else.
+            # The model would mistake later requests for parts of another sequence.
             self._lose(item.sequence, "its first request was not executed")
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Put requests back to where they were."""
+        """Return requests to their places in the queue."""
         by_lane: dict[int, list[SequenceRequest]] = {}
         for pending in waiting:
-            pending.execution = 0
             if pending.is_filler:
                 pending.request.release()
                 continue
@@ -210,7 +219,7 @@ class SequenceBatcher:
             self._lanes[number].requeue(items)
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Take a request that was executed and is to be executed once more."""
+        """Accept an executed request again, because the model asked for another execution."""
         item = self._items[pending]
         self._come_back(item)
         sequence = item.sequence
@@ -221,10 +230,9 @@ class SequenceBatcher:
         self._lanes[sequence.slot.instance].reschedule(item)
 
     def remove(self, pending: PendingRequest) -> None:
-        """Forget a request that waits; its answer follows."""
+        """Remove a waiting request; it is answered later."""
         item = self._items[pending]
         sequence = item.sequence
-        pending.execution = 0
         if sequence.current is item:
             assert sequence.slot is not None
             self._lanes[sequence.slot.instance].withdraw(item)
@@ -235,14 +243,14 @@ class SequenceBatcher:
         self._note(sequence)
 
     def take_all(self) -> list[PendingRequest]:
-        """Take out all that waits, for whoever has to answer what cannot be served."""
-        taken = [pending for pending in self._items if pending.runner is None and not pending.answered]
+        """Remove all waiting requests, so that the caller can answer those that cannot be served."""
+        taken = [pending for pending in self._items if pending.is_waiting and not pending.answered]
         for pending in taken:
             self.remove(pending)
         return taken
 
     def close(self) -> None:
-        """Nothing will be enqueued any more."""
+        """Close the scheduler; no more requests will be enqueued."""
         self._timer.close()
         for lane in self._lanes:
             lane.close()
@@ -250,12 +258,12 @@ class SequenceBatcher:
     # Slots
 
     def dispatch(self) -> None:
-        """Give slots to sequences that wait, and send what is due to instances that are free."""
+        """Give slots to waiting sequences, and send due requests to free instances."""
         now_ns = time.monotonic_ns()
         self._ring(now_ns)
         changed, self._changed = self._changed, {}
         for sequence in changed:
-            self._settle(sequence)
+            self._advance(sequence)
         if self._backlog:
             self._assign()
         due_ns = [lane.dispatch(now_ns) for lane in self._lanes]
@@ -264,7 +272,7 @@ class SequenceBatcher:
         self._timer.set(min(filter(None, due_ns), default=0))
 
     def _note(self, sequence: LiveSequence) -> None:
-        """See to a sequence before the loop's next turn."""
+        """Process a sequence before the loop's next turn."""
         self._changed[sequence] = None
         if not self._scheduled:
             self._scheduled = True
@@ -274,7 +282,8 @@ class SequenceBatcher:
         self._scheduled = False
         self.dispatch()
 
-    def _settle(self, sequence: LiveSequence) -> None:
+    def _advance(self, sequence: LiveSequence) -> None:
+        """Act on a sequence's changed state."""
         if sequence.over:
             return
         if sequence.lost is not None:
@@ -290,7 +299,7 @@ class SequenceBatcher:
     def _assign(self) -> None:
         self._pool.revive()
         while self._backlog:
-            slot = self._pool.take()
+            slot = self._pool.acquire()
             if slot is None:
                 return
             sequence, _ = self._backlog.popitem(last=False)
@@ -299,13 +308,13 @@ class SequenceBatcher:
             self._lanes[slot.instance].update(sequence)
 
     def _leave(self, sequence: LiveSequence) -> None:
-        """A sequence gives up its slot, or its place among those that wait for one."""
+        """A sequence leaves its slot, or the queue for a slot."""
         self._backlog.pop(sequence, None)
         slot = sequence.slot
         if slot is not None:
             self._lanes[slot.instance].leave(sequence)
             del self._served[slot.instance][sequence]
-            self._pool.give(slot)
+            self._pool.release(slot)
             sequence.slot = None
 
     def _close(self, sequence: LiveSequence) -> None:
@@ -314,12 +323,12 @@ class SequenceBatcher:
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
 
-    # Sequences that cannot go on
+    # Sequences that cannot continue
 
     def on_lost(self, instance: object, error: InferenceError) -> None:
-        """An instance's process is dead: what it had begun cannot go on, the rest begins elsewhere."""
+        """An instance's process died: sequences that had started there cannot continue, the others start elsewhere."""
         number = self._numbers.get(instance)
-        if number is None:  # one that takes no requests
+        if number is None:  # an instance that accepts no requests
             return
         elsewhere = []
         for sequence in list(self._served[number]):
@@ -339,10 +348,10 @@ class SequenceBatcher:
             self._backlog.move_to_end(sequence, last=False)
 
     def _lose(self, sequence: LiveSequence, cause: str) -> None:
-        """End a sequence; what waits is refused soon, and who sends more of it is told why until that is old."""
+        """End a sequence: its waiting requests are refused soon, and later ones get the reason for a limited time."""
         sequence.lost = InferenceError(
             f"sequence {sequence.id} of model '{self._config.model_name}' is ended: {cause.removesuffix('.')}. "
-            "What the model kept of it is gone: begin it again, with the START flag",
+            "The model's state for it is lost: start it again with the START flag",
             ErrorCode.UNAVAILABLE,
         )
         self._note(sequence)
@@ -357,7 +366,7 @@ class SequenceBatcher:
 
     def _set_alarm(self, due_ns: int, of: LiveSequence | SequenceRequest) -> None:
         heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), of))
-        if len(self._alarms) > 2 * (len(self._live) + len(self._items)) + 64:  # most are of what is over
+        if len(self._alarms) > 2 * (len(self._live) + len(self._items)) + 64:  # most alarms are obsolete
             self._alarms = [alarm for alarm in self._alarms if self._is_awaited(alarm[2])]
             heapq.heapify(self._alarms)
 
@@ -377,7 +386,7 @@ class SequenceBatcher:
                 self._check_idle(of, now_ns)
 
     def _expire(self, sequence: LiveSequence) -> None:
-        """A sequence has not got a slot in time."""
+        """A sequence did not get a slot in time."""
         self._close(sequence)
         sequence.lost = InferenceError("timeout of the corresponding sequence has been expired", ErrorCode.UNAVAILABLE)
         self._refuse(sequence, sequence.lost)
@@ -389,7 +398,7 @@ class SequenceBatcher:
             return
         if sequence.lost is None:
             log.info(
-                "sequence %s of model '%s' is ended: nothing was heard of it for %g s (max_sequence_idle_microseconds)",
+                "sequence %s of model '%s' has ended: it was idle for %g s (max_sequence_idle_microseconds)",
                 sequence.id,
                 self._config.model_name,
                 self._idle_ns / 1e9,
@@ -398,7 +407,7 @@ class SequenceBatcher:
 
 
 class _CountingInstance:
-    """An instance as its lane sees it: the batcher hears what it is sent."""
+    """A lane's view of an instance, which reports sent requests to the batcher."""
 
     def __init__(self, instance: BatchExecutor, on_sent: Callable[[Sequence[PendingRequest]], None]) -> None:
         self._instance = instance

@@ -1,4 +1,4 @@
-"""Control tensors: the inputs by which a model learns where in its sequence a request is."""
+"""Control tensors: the inputs that tell a model a request's position in its sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ControlTensors:
     """Makes the control inputs of requests.
 
     Args:
-        config: which there are, and what their values mean.
+        config: the configured controls and their values.
     """
 
     def __init__(self, config: SequenceConfig) -> None:
@@ -36,14 +36,14 @@ class ControlTensors:
 
     @property
     def wants_text_ids(self) -> bool:
-        """True if the model gets correlation ids as strings."""
+        """True if the model receives correlation ids as strings."""
         return self._correlation is not None and self._correlation.datatype == "BYTES"
 
     def check_id(self, request: InferenceRequest) -> None:
-        """Hold a request's correlation id against the datatype in which the model gets it.
+        """Check a request's correlation id against the datatype that the model expects.
 
         Raises:
-            InferenceError: INVALID_ARG, a string for a number or a number for a string.
+            InferenceError: INVALID_ARG, a string instead of a number or a number instead of a string.
         """
         control = self._correlation
         is_text = isinstance(request.correlation_id, str)
@@ -56,11 +56,11 @@ class ControlTensors:
         )
 
     def inputs(self, request: InferenceRequest, *, ready: bool = True) -> list[InputTensor]:
-        """The control inputs of a request, ``[1]`` each, or ``[1, 1]`` with a batch dimension.
+        """The control inputs of a request, each of shape ``[1]``, or ``[1, 1]`` with a batch dimension.
 
         Args:
-            request: its flags and its correlation id count.
-            ready: False for what stands in for a slot in which there is nothing to do.
+            request: supplies the flags and the correlation id.
+            ready: False for a filler in an empty slot.
         """
         tensors = []
         for control, low, high in self._values:
@@ -82,4 +82,4 @@ def _encoded_id(datatype: str, correlation_id: int | str) -> bytes:
         return encode_elements([correlation_id or ""])
     itemsize = ITEMSIZE[datatype]
     number = correlation_id if isinstance(correlation_id, int) else 0
-    return (number & ((1 << 8 * itemsize) - 1)).to_bytes(itemsize, "little")  # numbers of 32 bits lose the upper half
+    return (number & ((1 << 8 * itemsize) - 1)).to_bytes(itemsize, "little")  # 32-bit numbers lose the upper half

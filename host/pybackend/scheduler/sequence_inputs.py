@@ -1,11 +1,11 @@
-"""What a sequence batcher adds to requests before they are executed, and what it fills empty slots with."""
+"""Adds the sequence batcher's inputs to requests, and makes fillers for empty slots."""
 
 from __future__ import annotations
 
 from math import prod
 
 from pybackend.errors import InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
@@ -25,7 +25,7 @@ class SequenceInputs:
     Args:
         controls: of the model.
         states: of the model.
-        owner: the model, whose input memory large states need.
+        owner: the model, which provides input memory for large states.
     """
 
     def __init__(self, controls: ControlTensors, states: ImplicitStates, owner: SchedulerOwner) -> None:
@@ -34,7 +34,7 @@ class SequenceInputs:
         self._owner = owner
 
     def add(self, item: SequenceRequest) -> None:
-        """Give a request, which is the next of its sequence, what its flags and the sequence's states are now.
+        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next.
 
         Raises:
             InferenceError: UNAVAILABLE, there is no memory for a state.
@@ -55,10 +55,10 @@ class SequenceInputs:
             request.requested_outputs = tuple(dict.fromkeys((*item.requested, *self._states.output_names)))
 
     def filler(self, like: SequenceRequest) -> PendingRequest:
-        """A request that stands in for a slot in which nothing is ready; nobody waits for its responses.
+        """A request that fills an empty slot; its responses are dropped.
 
         Args:
-            like: another request of the batch; the filler's inputs are as large, and zero.
+            like: another request of the batch; the filler's inputs have the same size and are zero.
 
         Raises:
             InferenceError: UNAVAILABLE, there is no memory for it.
@@ -74,7 +74,7 @@ class SequenceInputs:
         except InferenceError:
             request.release()
             raise
-        filler = PendingRequest(request, InferenceResponse.release, lambda _pending: None)
+        filler = PendingRequest(request, InferenceResponse.release, NoHolder())
         filler.is_filler = True
         return filler
 

@@ -1,4 +1,4 @@
-"""How the requests of one instance's sequences become batches: the two strategies of the sequence batcher."""
+"""Combines the requests of one instance's sequences into batches: the sequence batcher's two strategies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.response import InferenceResponse
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
 from pybackend.scheduler.sequence_inputs import SequenceInputs
 from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest
@@ -23,36 +23,36 @@ class SequenceLane(Protocol):
     """One instance's slots."""
 
     def update(self, sequence: LiveSequence) -> None:
-        """A sequence in one of the slots has requests that wait, or none any more."""
+        """The waiting requests of a sequence in a slot have changed."""
 
     def leave(self, sequence: LiveSequence) -> None:
-        """A sequence leaves its slot; nothing of it is under way."""
+        """A sequence leaves its slot; none of its requests is running."""
 
     def requeue(self, items: Sequence[SequenceRequest]) -> None:
-        """These were sent, and not begun."""
+        """Accept requests that were sent to the instance and not started."""
 
     def reschedule(self, item: SequenceRequest) -> None:
-        """This was executed, and is to be executed once more."""
+        """Accept an executed request again."""
 
     def withdraw(self, item: SequenceRequest) -> None:
-        """Forget a request that is about to be sent."""
+        """Remove a request that is about to be sent."""
 
     def dispatch(self, now_ns: int) -> int:
-        """Send what is due; returns when to be asked again, 0 if nothing waits for the time to pass."""
+        """Send the batches that are due; returns the time for the next call, 0 if no batch waits for a delay."""
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Close the lane; no requests wait."""
 
 
 class DirectLane:
-    """Each sequence has its place in every batch: what is not ready is filled up.
+    """The direct strategy: each sequence has a fixed place in every batch, and fillers take unready places.
 
     Args:
-        config: when batches are sent.
-        instance: that takes them.
-        owner: told of requests that cannot be executed.
-        inputs: what requests get before they are sent.
-        shape_key: what must be equal within a batch; None if any requests may go together.
+        config: determines when batches are sent.
+        instance: executes the batches.
+        owner: notified of requests that cannot be executed.
+        inputs: adds inputs to requests before they are sent.
+        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DirectLane:
         self._ready: dict[int, LiveSequence] = {}
 
     def update(self, sequence: LiveSequence) -> None:
-        """A sequence in one of the slots has requests that wait, or none any more."""
+        """The waiting requests of a sequence in a slot have changed."""
         assert sequence.slot is not None
         if sequence.is_ready:
             self._ready[sequence.slot.number] = sequence
@@ -85,26 +85,26 @@ class DirectLane:
         self._ready.pop(sequence.slot.number, None)
 
     def requeue(self, items: Sequence[SequenceRequest]) -> None:
-        """These were sent, and not begun."""
+        """Accept requests that were sent to the instance and not started."""
         for item in items:
             self.reschedule(item)
 
     def reschedule(self, item: SequenceRequest) -> None:
-        """This was executed, and is to be executed once more, before what follows in its sequence."""
+        """Accept an executed request again, before later requests of its sequence."""
         item.sequence.put_back(item)
         self.update(item.sequence)
 
     def withdraw(self, item: SequenceRequest) -> None:
-        """Nothing is about to be sent: what is not under way waits in its sequence."""
+        """Do nothing: requests wait in their sequences until they are sent."""
 
     def dispatch(self, now_ns: int) -> int:
-        """Send a batch of all that is ready, unless it is to wait for more."""
+        """Send a batch of all ready requests, unless it should wait for more."""
         while self._ready and self._instance.is_idle:
             oldest = min(self._ready.values(), key=_arrival)
             ripe_ns = _arrival(oldest) + self._delay_ns
             if len(self._ready) < self._enough and now_ns < ripe_ns:
                 return ripe_ns
-            items = self._take(oldest)
+            items = self._pop_batch(oldest)
             if not items:
                 continue
             try:
@@ -116,8 +116,8 @@ class DirectLane:
             self._instance.execute(batch)
         return 0
 
-    def _take(self, oldest: LiveSequence) -> dict[int, SequenceRequest]:
-        """The next requests that can go together, by slot, ready to be sent."""
+    def _pop_batch(self, oldest: LiveSequence) -> dict[int, SequenceRequest]:
+        """The next compatible requests, by slot, ready to be sent."""
         key_of = self._shape_key
         key = None if key_of is None else key_of(oldest.front.pending.request)
         taken: dict[int, SequenceRequest] = {}
@@ -137,7 +137,7 @@ class DirectLane:
         return taken
 
     def _filled(self, items: dict[int, SequenceRequest]) -> list[PendingRequest]:
-        """One request for each slot up to the last that is ready."""
+        """One request for each slot up to the last ready one."""
         like = next(iter(items.values()))
         batch: list[PendingRequest] = []
         try:
@@ -152,18 +152,19 @@ class DirectLane:
         return batch
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Close the lane; no requests wait."""
 
 
 class OldestLane:
-    """The next request of each sequence goes through a dynamic batcher, oldest first.
+    """The oldest strategy: the next request of each sequence goes through a dynamic batcher.
 
     Args:
         config: of that batcher.
-        instance: that takes its batches.
-        owner: told of batches, and of requests that cannot be executed.
-        inputs: what requests get before they are sent.
-        shape_key: what must be equal within a batch; None if any requests may go together.
+        instance: executes its batches.
+        owner: notified of batches, and of requests that cannot be executed.
+        inputs: adds inputs to requests before they are sent.
+        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
+        line: orders responses to requests in this lane; None if responses may be sent in any order.
     """
 
     def __init__(
@@ -173,50 +174,45 @@ class OldestLane:
         owner: SchedulerOwner,
         inputs: SequenceInputs,
         shape_key: ShapeKey,
+        line: DeliveryLine | None,
     ) -> None:
         self._owner = owner
         self._inputs = inputs
-        self._ordered = config.preserve_ordering
-        self._batcher = DynamicBatcher(config, [instance], owner, shape_key)
+        self._line = line
+        self._batcher = DynamicBatcher(config, [instance], owner, shape_key, line)
 
     def update(self, sequence: LiveSequence) -> None:
-        """A sequence in one of the slots has requests that wait, or none any more."""
+        """The waiting requests of a sequence in a slot have changed."""
         while sequence.is_ready:
             item = sequence.pop()
             if self._add_inputs(item):
-                if self._ordered:
-                    item.pending.on_response = _Way(item)
                 self._batcher.enqueue(item.pending)
 
     def leave(self, sequence: LiveSequence) -> None:
         """A sequence leaves its slot."""
 
     def requeue(self, items: Sequence[SequenceRequest]) -> None:
-        """These were sent, and not begun."""
+        """Accept requests that were sent to the instance and not started."""
         self._batcher.requeue([item.pending for item in items])
 
     def reschedule(self, item: SequenceRequest) -> None:
-        """This was executed, and is to be executed once more, after what others wait for."""
+        """Accept an executed request again, behind the waiting ones."""
         if self._add_inputs(item):
             self._batcher.reschedule(item.pending)
 
     def withdraw(self, item: SequenceRequest) -> None:
-        """Forget a request that is about to be sent; it may come back, or go to another lane."""
+        """Remove a request that is about to be sent; it may return, or go to another lane."""
         self._batcher.remove(item.pending)
-        if self._ordered:
-            # Those behind it must not wait for it: its place in their order ends with a response that nobody gets.
-            ordered, item.pending.on_response = item.pending.on_response, item.receive
-            request = item.pending.request
-            item.ways += 1
-            ordered(InferenceResponse(request.model_name, request.model_version, request.id, empty=True))
+        if self._line is not None:
+            self._line.withdraw(item.pending)
 
     def dispatch(self, now_ns: int) -> int:
-        """Send the batches that are due; the batcher has a timer of its own."""
+        """Send the batches that are due; the batcher has a separate timer."""
         self._batcher.dispatch()
         return 0
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Close the lane; no requests wait."""
         self._batcher.close()
 
     def _add_inputs(self, item: SequenceRequest) -> bool:
@@ -228,20 +224,30 @@ class OldestLane:
         return True
 
 
-class _Way:
-    """A request's way out through the order of one lane; closed once the request has left that lane."""
+def make_lanes(
+    config: SequenceConfig,
+    instances: Sequence[BatchExecutor],
+    owner: SchedulerOwner,
+    inputs: SequenceInputs,
+    shape_key: ShapeKey,
+    delivery: OrderedDelivery | None,
+) -> list[SequenceLane]:
+    """Make a lane for each instance, with the configured strategy.
 
-    __slots__ = ("_item", "_way")
-
-    def __init__(self, item: SequenceRequest) -> None:
-        self._item = item
-        self._way = item.ways
-
-    def __call__(self, response: InferenceResponse) -> None:
-        if self._way == self._item.ways:
-            self._item.receive(response)
-        else:
-            response.release()
+    Args:
+        config: of the model.
+        instances: the instances that accept requests.
+        owner: the model.
+        inputs: adds inputs to requests before they are sent.
+        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
+        delivery: keeps the order of responses in each lane; None if responses may be sent in any order.
+    """
+    if config.oldest is None:
+        return [DirectLane(config, instance, owner, inputs, shape_key) for instance in instances]
+    return [
+        OldestLane(config.oldest, instance, owner, inputs, shape_key, None if delivery is None else delivery.new_line())
+        for instance in instances
+    ]
 
 
 def _arrival(sequence: LiveSequence) -> int:

@@ -1,43 +1,41 @@
-"""Sequences, their requests, and the slots in which they are served.
+"""Sequences, their requests, and their slots.
 
-A slot is a place at one instance. A sequence keeps its slot until it is over, so that all its requests reach that instance.
+A slot is a place at one instance. A sequence keeps its slot to its end, so that all its requests reach that instance.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.scheduler.scheduler import BatchExecutor
 from pybackend.scheduler.sequence_state import StateValues
 
 
 class Slot(NamedTuple):
-    """A place: its number at its instance, and the instance's number. Slots sort as they are to be filled."""
+    """A slot: its number at its instance, and the instance's number. Slots sort in the order of their use."""
 
     number: int
     instance: int
 
 
 class LiveSequence:
-    """A sequence that has begun and is not over.
+    """A sequence that has started and not ended.
 
     Attributes:
         id: its correlation id.
-        slot: where it is served; None while it waits for a slot, and once it is over.
-        waiting: its requests that are not under way, in order.
-        current: its request that is under way, or about to be.
-        ended: its last request has arrived.
-        begun: an instance has worked for it, so that only that one can go on.
-        lost: why it cannot go on; None while it can.
-        over: nothing of it is left.
-        active_ns: when a request of it came, or was answered, last.
+        slot: its slot; None while it waits for one, and after its end.
+        waiting: its requests that are not running, in order.
+        current: its request that is running, or about to run.
+        ended: True once its last request has arrived.
+        begun: True once an instance has worked for it; only that instance can continue it.
+        lost: the reason why it cannot continue; None while it can.
+        over: True once it has ended and none of its requests remains.
+        active_ns: time of its latest request or answer.
         states: its implicit states.
     """
 
@@ -62,22 +60,22 @@ class LiveSequence:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing of it is under way, and nothing waits."""
+        """True if none of its requests is running or waiting."""
         return self.current is None and not self.waiting
 
     @property
     def front(self) -> SequenceRequest:
-        """The first request that waits."""
+        """The first waiting request."""
         return next(iter(self.waiting))
 
     def pop(self) -> SequenceRequest:
-        """Its next request, which is under way from now on."""
+        """Take its next request, which counts as running from now on."""
         request, _ = self.waiting.popitem(last=False)
         self.current = request
         return request
 
     def put_back(self, request: SequenceRequest) -> None:
-        """The request that was under way waits again, before all others."""
+        """Return the running request to the front of the waiting ones."""
         self.current = None
         self.waiting[request] = None
         self.waiting.move_to_end(request, last=False)
@@ -88,38 +86,26 @@ class SequenceRequest:
 
     Attributes:
         pending: the request.
-        sequence: what it is a part of.
-        deliver: takes its responses, in the end.
-        receive: takes them first, for the batcher.
-        ways: how often it has left an order in which responses leave.
-        input_count: inputs of its own; what follows is the server's.
-        requested: outputs that its sender asked for.
-        sent: an instance has it.
-        deadline_ns: until when its sequence must have a slot; 0 for any time.
+        sequence: its sequence.
+        input_count: number of the sender's inputs; inputs after them were added by the server.
+        requested: the outputs that its sender requested.
+        sent: True while an instance holds it.
+        deadline_ns: deadline for its sequence to get a slot; 0 for none.
     """
 
-    __slots__ = ("deadline_ns", "deliver", "input_count", "pending", "receive", "requested", "sent", "sequence", "ways")
+    __slots__ = ("deadline_ns", "input_count", "pending", "requested", "sent", "sequence")
 
-    def __init__(
-        self,
-        pending: PendingRequest,
-        sequence: LiveSequence,
-        on_response: Callable[[SequenceRequest, InferenceResponse], None],
-    ) -> None:
+    def __init__(self, pending: PendingRequest, sequence: LiveSequence) -> None:
         request = pending.request
         self.pending = pending
         self.sequence = sequence
-        self.deliver = pending.on_response
-        self.receive: OnResponse = partial(on_response, self)
-        pending.on_response = self.receive
-        self.ways = 0
         self.sent = False
         self.input_count = len(request.inputs)
         self.requested = request.requested_outputs
         self.deadline_ns = request.queued_ns + request.timeout_us * 1000 if request.timeout_us else 0
 
     def strip(self) -> None:
-        """Take the server's inputs off."""
+        """Remove the inputs that the server added."""
         inputs = self.pending.request.inputs
         for tensor in inputs[self.input_count :]:
             tensor.release()
@@ -127,34 +113,41 @@ class SequenceRequest:
 
 
 class SlotPool:
-    """The slots that are free: those of low numbers go first, so that sequences spread over the instances.
+    """The free slots. Low numbers are used first, so that sequences spread over the instances.
+
+    A slot is created when the previous slot at the same instance is first taken.
 
     Args:
-        instances: where they are.
-        slot_count: at each.
+        instances: the instances with slots.
+        slot_count: slots per instance, at least 1.
     """
 
     def __init__(self, instances: Sequence[BatchExecutor], slot_count: int) -> None:
         self._instances = instances
-        self._free = [Slot(number, index) for number in range(slot_count) for index in range(len(instances))]
+        self._slot_count = slot_count
+        self._made = [1] * len(instances)
+        self._free = [Slot(0, index) for index in range(len(instances))]
         self._parked: list[Slot] = []
-        """Those of instances that are down, as far as that was noticed."""
+        """Slots of instances that are known to be down."""
 
     def revive(self) -> None:
-        """Offer the slots again whose instances are back."""
+        """Offer the slots of recovered instances again."""
         parked, self._parked = self._parked, []
         for slot in parked:
-            self.give(slot)
+            self.release(slot)
 
-    def give(self, slot: Slot) -> None:
-        """Take a slot back."""
+    def release(self, slot: Slot) -> None:
+        """Return a slot to the pool."""
         heapq.heappush(self._free, slot)
 
-    def take(self) -> Slot | None:
-        """The next slot of an instance that is up, None if there is none."""
+    def acquire(self) -> Slot | None:
+        """Take the next slot of a running instance; None if there is none."""
         while self._free:
             slot = heapq.heappop(self._free)
             if self._instances[slot.instance].is_up:
+                if slot.number + 1 == self._made[slot.instance] < self._slot_count:
+                    heapq.heappush(self._free, Slot(slot.number + 1, slot.instance))
+                    self._made[slot.instance] += 1
                 return slot
             self._parked.append(slot)
         return None

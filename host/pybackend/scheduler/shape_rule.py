@@ -1,4 +1,4 @@
-"""Which requests may share a batch: each keeps its own tensors, but their shapes must agree where the model says so."""
+"""Decides which requests may share a batch: their shapes must agree where the model requires it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pybackend.modelconfig.schema import ModelConfig
 
 
 def shape_key_of(config: ModelConfig) -> Callable[[InferenceRequest], object] | None:
-    """A function of requests that is equal for those which may share a batch; None if all may.
+    """A function that returns equal keys for requests that may share a batch; None if all may.
 
-    Inputs of a variable shape must agree unless ``allow_ragged_batch`` is set. Where inputs are optional, all requests
-    must give the same ones.
+    Inputs with variable shapes must agree unless ``allow_ragged_batch`` is set. If inputs are optional, requests that
+    share a batch must have the same inputs.
     """
     compared = {tensor.name for tensor in config.inputs if -1 in tensor.dims and not tensor.allow_ragged_batch}
     if any(tensor.optional for tensor in config.inputs):

@@ -1,10 +1,10 @@
-"""Tests of models without a server: :class:`ModelHarness` runs a ``model.py`` in this process.
+"""Tests models without a server: :class:`ModelHarness` runs a ``model.py`` in this process.
 
     with ModelHarness("models/add_sub") as harness:
         result = harness.infer(INPUT0=np.ones(4, np.float32), INPUT1=np.ones(4, np.float32))
         assert result["OUTPUT0"].tolist() == [2, 2, 2, 2]
 
-pytest finds the fixture ``model_harness`` by itself; ``python -m pybackend_sdk.testing MODEL_DIR`` runs a model once.
+pytest finds the fixture ``model_harness`` by itself. ``python -m pybackend_sdk.testing MODEL_DIR`` runs a model once.
 """
 
 from importlib import import_module
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Late, because pytest imports this package in every test run of whoever has it installed.
+    # Late, because pytest imports this package in every test run wherever it is installed.
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

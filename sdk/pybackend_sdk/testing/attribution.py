@@ -1,7 +1,7 @@
-"""Which model of this process is calling: what ``pb_utils`` does in a test is done on behalf of that model.
+"""Finds the model that is calling: a ``pb_utils`` call in a test is served on behalf of that model.
 
-A server runs one model per process and binds its runtime once. Here one runtime is bound for all open models, and hands
-every call on to the runtime of the model that makes it.
+A server runs one model per process and binds its runtime once. Here one runtime is bound for all open models and passes
+every call on to the runtime of the calling model.
 """
 
 import threading
@@ -22,7 +22,7 @@ _entered: "ContextVar[Optional[HarnessRuntime]]" = ContextVar("pybackend_sdk_tes
 
 
 def attach(runtime: "HarnessRuntime") -> None:
-    """From now on, model code may call for this runtime."""
+    """Let model code call this runtime from now on."""
     global _bound_before
     with _lock:
         if not _attached:
@@ -31,18 +31,18 @@ def attach(runtime: "HarnessRuntime") -> None:
 
 
 def detach(runtime: "HarnessRuntime") -> None:
-    """The model has ended. With the last one, what was bound before the first is bound again."""
+    """Forget a model that has ended. After the last one, the runtime bound before the first is bound again."""
     with _lock:
         if runtime not in _attached:
             return
         _attached.remove(runtime)
-        if not _attached and current_runtime() is _dispatcher:  # else a test has bound its own since
+        if not _attached and current_runtime() is _dispatcher:  # otherwise a test has bound its own since
             bind_runtime(_bound_before)
 
 
 @contextmanager
 def entered(runtime: "HarnessRuntime") -> Iterator[None]:
-    """The calling thread runs the model's code; coroutines and contexts made inside do so too."""
+    """Mark the calling thread as running the model's code; this includes coroutines and contexts made inside."""
     token = _entered.set(runtime)
     try:
         yield
@@ -51,11 +51,11 @@ def entered(runtime: "HarnessRuntime") -> Iterator[None]:
 
 
 def _runtime_of_caller() -> Runtime:
-    """The runtime of the model that calls.
+    """Return the runtime of the calling model.
 
-    Whoever has been entered in this context calls. A thread that a model has started has no such context, but the model's
-    code, or that of a library which a model has handed work to; in doubt it is the model that was opened last. What is left
-    is the test's own code, which no server runs.
+    The runtime entered in this context is the caller's. A thread that a model started has no such context; it runs the
+    model's code, or that of a library that a model gave work to. In doubt the caller is the model opened last. Any
+    other code is the test's own and runs without a server.
     """
     runtime = _entered.get()
     if runtime is not None:
@@ -70,7 +70,7 @@ def _runtime_of_caller() -> Runtime:
 
 
 class _Dispatcher:
-    """A runtime in name only: every attribute is that of the caller's. Metrics know themselves where they belong."""
+    """Stands in for the caller's runtime: every attribute is the caller's. Metrics know their own registry."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_runtime_of_caller(), name)
@@ -92,7 +92,7 @@ class _Dispatcher:
         return value
 
     def drop_metric(self, handle: Any) -> None:
-        """The garbage collector calls, so this only leaves a note."""
+        """Called by the garbage collector, so this only records the handle."""
         handle.registry.dropped.append(handle.item)
 
 

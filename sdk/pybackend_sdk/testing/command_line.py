@@ -1,4 +1,4 @@
-"""The command that runs a model once: reads inputs, prints outputs, logs and times."""
+"""The command that runs a model once: it reads inputs and prints outputs, log lines and times."""
 
 import argparse
 import json
@@ -18,20 +18,20 @@ SUCCESS, MODEL_FAILED, WRONG_USAGE = 0, 1, 2
 
 _EPILOG = """\
 values of --input:
-  NAME=file.npy          an array that numpy.save() has written
+  NAME=file.npy          an array saved with numpy.save()
   NAME=text:some words   one string
   NAME=bytes:photo.jpg   one string: the contents of a file
-  NAME=[[1, 2], [3, 4]]  JSON, given the configured datatype; a number, text or truth value is an array of one element
+  NAME=[[1, 2], [3, 4]]  JSON, in the configured datatype; a number, text or truth value is an array of one element
 
 example:
   python -m pybackend_sdk.testing models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=right.npy
 
-exit status: 0 if all requests succeeded, 1 if the model failed, 2 if the command, an input or the configuration is wrong
+exit status: 0 if all requests succeeded, 1 if the model failed, 2 if the command, an input or a configuration is bad
 """
 
 
 class _Usage(Exception):
-    """The command line is wrong; the text says how."""
+    """The command line is wrong; the message says why."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -59,20 +59,20 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model_dir", help="the model's directory, which holds config.pbtxt and version directories")
+    parser.add_argument("model_dir", help="the model's directory, with config.pbtxt and version directories")
     add = parser.add_argument
-    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input, see below; once for each")
+    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below); repeat for each")
     add("--output", action="append", default=[], metavar="NAME=FILE", help="save an output with numpy.save()")
     add("--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the request")
-    add("--requests", type=_positive, default=1, metavar="N", help="send the request N times, one after the other")
+    add("--requests", type=_positive, default=1, metavar="N", help="send the request N times, one after another")
     add("--request-id", default="", metavar="ID", help="the request's id")
     add("--version", type=int, metavar="N", help="the model's version (default: the highest)")
-    add("--config", metavar="FILE", help="a .pbtxt or .json file to take in place of config.pbtxt")
+    add("--config", metavar="FILE", help="a .pbtxt or .json file to use instead of config.pbtxt")
     add("--config-parameter", action="append", default=[], metavar="NAME=TEXT", help="a parameter of the configuration")
-    add("--model", action="append", default=[], metavar="NAME=DIR", help="another model that this one may run")
-    add("--backend-directory", metavar="DIR", help="where Python-based backends lie")
+    add("--model", action="append", default=[], metavar="NAME=DIR", help="another model that this one may call")
+    add("--backend-directory", metavar="DIR", help="directory of Python-based backends")
     add("--wait", type=float, default=WAIT_S, metavar="S", help="seconds to wait for a response (default: %(default)g)")
-    add("--no-strict", action="store_true", help="warn of outputs that are not as configured, rather than fail")
+    add("--no-strict", action="store_true", help="warn about outputs that do not match the configuration, do not fail")
     return parser
 
 

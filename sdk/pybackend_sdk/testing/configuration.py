@@ -1,7 +1,8 @@
-"""A model's configuration for the harness: as the server reads it where the server is installed, plainly where it is not.
+"""Reads a model's configuration for the harness: with the server's parser if it is installed, otherwise plainly.
 
-The only place where the SDK looks at the server: its parser reads config.pbtxt, fills defaults and checks. In a model's own
-environment, which need not have it, the configuration has to come from the test or from ``auto_complete_config``.
+This is the only module of the SDK that uses the server's package, whose parser reads config.pbtxt, fills in defaults
+and checks the result. A model's own environment need not have that package; there the configuration must come from the
+test or from ``auto_complete_config``.
 """
 
 import os
@@ -22,15 +23,15 @@ ConfigSource = Union[None, str, "os.PathLike[str]", Mapping[str, Any]]
 """None for config.pbtxt in the model's directory; a dict; JSON text; or the path of a .pbtxt or .json file."""
 
 CONFIG_FILENAME = "config.pbtxt"
-_NO_SERVER = "the package 'pybackend' is not installed here (Python {python}), and it is what reads config.pbtxt"
+_NO_SERVER = "the package 'pybackend', which reads config.pbtxt, is not installed here (Python {python})"
 
 
 class Configuration(NamedTuple):
     """A configuration on its way to the model.
 
     Attributes:
-        document: as models get it in ``args["model_config"]``, parsed.
-        source: where it came from, for messages.
+        document: the parsed form of ``args["model_config"]``.
+        source: its origin, for messages.
     """
 
     document: Document
@@ -40,11 +41,11 @@ class Configuration(NamedTuple):
 def read_configuration(
     model_directory: str, given: ConfigSource, overrides: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> Configuration:
-    """What is configured, before the model's code has completed it.
+    """Read the configuration, before the model's code completes it.
 
     Args:
-        model_directory: its name is the model's name, unless the configuration names another.
-        given: what to take in place of config.pbtxt.
+        model_directory: its name is the model's name, unless the configuration has another.
+        given: used instead of config.pbtxt.
         overrides: fields that replace the configured ones.
         parameters: values of ``parameters``, added to the configured ones.
 
@@ -69,16 +70,16 @@ def read_configuration(
 def finish_configuration(
     configuration: Configuration, completed: "Optional[Dict[str, Any]]", gpu_count: int, *, check: bool = True
 ) -> Configuration:
-    """The configuration with what ``auto_complete_config`` returned, and all defaults.
+    """Merge the result of ``auto_complete_config`` into the configuration, and fill in all defaults.
 
     Args:
         configuration: from :func:`read_configuration`.
         completed: None if the model does not complete it.
-        gpu_count: how many GPUs to believe in.
-        check: False to fill defaults only, before the model has completed it.
+        gpu_count: number of GPUs to assume.
+        check: False to fill in defaults only, before the model completes it.
 
     Raises:
-        ConfigError: the whole contradicts itself.
+        ConfigError: the merged configuration contradicts itself.
     """
     document, source = configuration
     server = _server()
@@ -115,8 +116,8 @@ def _read_file(path: str) -> Document:
     if server is None:
         raise ConfigError(
             f"failed to read {path}: {_NO_SERVER.format(python=sys.version.split()[0])}. Pass the configuration as "
-            "config={...} or as a .json file (`GET v2/models/<model>/config` of a server gives one), or let the model's "
-            "auto_complete_config make it and pass config={}"
+            "config={...} or as a .json file (a server sends one for `GET v2/models/<model>/config`), or pass config={} "
+            "and let the model's auto_complete_config fill it in"
         )
     return server.read_file(path)
 
@@ -124,7 +125,7 @@ def _read_file(path: str) -> Document:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigError(
-            f"parameters= holds texts, as config.pbtxt does: {name!r} is {type(value).__name__}, write {str(value)!r}"
+            f"parameters= takes strings, as config.pbtxt does: {name!r} is {type(value).__name__}, write {str(value)!r}"
         )
     return value
 
@@ -133,7 +134,7 @@ def _text(name: str, value: Any) -> str:
 
 
 class _Server:
-    """The server's package, as far as it is needed here."""
+    """The functions of the server's package that the harness uses."""
 
     def read_file(self, path: str) -> Document:
         from pathlib import Path
@@ -184,7 +185,7 @@ class _Server:
 
 
 def _server() -> Optional[_Server]:
-    """The server's configuration reader, None where it is not installed."""
+    """Return the server's configuration reader, None if the server is not installed."""
     try:
         import_module("pybackend.modelconfig.parser")
     except ImportError:

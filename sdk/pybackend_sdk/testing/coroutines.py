@@ -1,15 +1,15 @@
-"""The event loop for a model's coroutines: one per model, in a thread of its own, made when first needed."""
+"""The event loop for a model's coroutines: one per model, in a separate thread that starts on first use."""
 
 import asyncio
 import threading
 from typing import Any, Callable, Coroutine, Optional, Tuple
 
 Outcome = Tuple[Any, Optional[BaseException]]
-"""A coroutine's value, or what it raised."""
+"""A coroutine's value, or the exception it raised."""
 
 
 class CoroutineRunner:
-    """Runs coroutines until it is closed."""
+    """Runs coroutines until closed."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -17,14 +17,14 @@ class CoroutineRunner:
         self._thread.start()
 
     def run(self, coroutine: "Coroutine[Any, Any, Any]") -> Any:
-        """Wait for a coroutine's value, or raise what it raises."""
+        """Wait for a coroutine; return its value or raise its exception."""
         value, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
         if error is not None:
             raise error
         return value
 
     def start(self, coroutine: "Coroutine[Any, Any, Any]", on_done: "Callable[[Outcome], None]") -> None:
-        """Begin a coroutine; ``on_done`` is called in the loop's thread."""
+        """Start a coroutine; ``on_done`` is called in the loop's thread."""
 
         async def run() -> None:
             on_done(await _outcome(coroutine))
@@ -32,7 +32,7 @@ class CoroutineRunner:
         asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def close(self, wait_s: float) -> None:
-        """Cancel what still runs and end the loop; gives up after ``wait_s`` if a coroutine does not end."""
+        """Cancel running coroutines and end the loop; gives up after ``wait_s`` if a coroutine does not end."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join(wait_s)
 

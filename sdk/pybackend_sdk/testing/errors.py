@@ -1,25 +1,25 @@
-"""What can go wrong in a test of a model. Every message says what was found, what was expected and what to do.
+"""Errors in a test of a model. Each message says what was found, what was expected and what to do.
 
 HarnessError
-├── ModelDirectoryError  there is no such model where the test says
+├── ModelDirectoryError  there is no such model at that path
 ├── ConfigError          the model's configuration is missing or wrong
 ├── LoadError            the model cannot be imported, completed or initialised; the text is the server's
 ├── InputError           a request does not fit the model
 ├── InferenceFailed      the model answered with an error, or raised
 ├── OutputError          a response does not fit the model's configuration
-├── NoResponse           a request is not answered, or its last response was not marked as the last one
-└── FinalizeError        the model did not end as it should
+├── NoResponse           a request got no answer, or its last response did not carry the final flag
+└── FinalizeError        the model did not end properly
 """
 
 from pybackend_sdk.error import TritonError
 
 
 class HarnessError(Exception):
-    """The base of all errors of the harness itself."""
+    """Base class of the harness's own errors."""
 
 
 class ModelDirectoryError(HarnessError):
-    """There is no such model, or no such version of it, where the test says."""
+    """There is no such model, or no such version, at that path."""
 
 
 class ConfigError(HarnessError):
@@ -27,30 +27,30 @@ class ConfigError(HarnessError):
 
 
 class LoadError(HarnessError):
-    """The model cannot be loaded: what its code raised is the cause of this exception."""
+    """The model cannot be loaded; the exception from its code, if there was one, is the cause of this one."""
 
 
 class InputError(HarnessError):
-    """A request that the model would never see, because a server refuses it."""
+    """A server would refuse this request, so the model would never see it."""
 
 
 class OutputError(HarnessError):
-    """A response whose outputs are not as the configuration says."""
+    """The outputs of a response do not match the configuration."""
 
 
 class NoResponse(HarnessError):
-    """Nothing came, and a client of a server would wait on."""
+    """No response arrived; a server's client would wait on."""
 
 
 class FinalizeError(HarnessError):
-    """``finalize`` raised, or the model could not be ended."""
+    """``finalize`` raised an exception, or the model could not be ended."""
 
 
 class InferenceFailed(HarnessError):
-    """The response is an error. What the model raised, if it did, is the cause of this exception.
+    """The response is an error. The exception from the model, if there was one, is the cause of this one.
 
     Attributes:
-        error: code and message as the client sees them.
+        error: code and message, as a client receives them.
     """
 
     def __init__(self, error: TritonError) -> None:

@@ -1,4 +1,4 @@
-"""One request on its way through a model, and the responses as they come: what a server's connection is to a client."""
+"""One request on its way through a model and its responses as they arrive; the counterpart of a client's connection."""
 
 import queue
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -13,13 +13,13 @@ from pybackend_sdk.testing.signature import Signature
 
 
 class Arrival(NamedTuple):
-    """What came: a response, the final flag, or both.
+    """A response, the final flag, or both.
 
     Attributes:
-        response: with outputs in memory of their own, as they were when they were sent; None for the flag alone.
-        final: nothing comes after it.
-        dropped: names of outputs that nobody asked for.
-        exception: what the model raised in place of an answer.
+        response: its outputs are copies made when it was sent; None for the flag alone.
+        final: whether it is the last arrival.
+        dropped: names of outputs that the request did not want.
+        exception: the exception that the model raised instead of answering.
     """
 
     response: Optional[InferenceResponse]
@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
 
 
 class RequestOptions(NamedTuple):
-    """What few requests set; see :class:`~pybackend_sdk.request.InferenceRequest`."""
+    """Rarely used fields of a request; see :class:`~pybackend_sdk.request.InferenceRequest`."""
 
     request_id: str = ""
     correlation_id: Any = 0
@@ -40,14 +40,14 @@ class RequestOptions(NamedTuple):
 
 
 class Exchange:
-    """A request and its responses. The model knows it as the key of its request.
+    """A request and its responses. It is the key of the model's request object.
 
     Args:
-        signature: of the model.
-        inputs: tensors that the model gets; they are the request's from then on.
+        signature: the model's.
+        inputs: tensors for the model; they belong to the request from then on.
         requested: names of the outputs to send.
-        batch_size: of the request.
-        options: of the request.
+        batch_size: the request's.
+        options: the request's.
     """
 
     def __init__(
@@ -64,29 +64,29 @@ class Exchange:
         self.cancelled = False
         self.began = False
         self.ended = False
-        """``execute`` was called, and it and its coroutine have come to their end."""
+        """``execute`` was called, and it and its coroutine have ended."""
         self.finished = False
         """The final flag was sent."""
         self.exception: Optional[BaseException] = None
-        """What ``execute`` raised, where the response stream tells the client about it."""
+        """The exception that ``execute`` raised, if the response stream reports it to the client."""
         self._signature = signature
         self._parents: Sequence[Exchange] = ()
         self._children: List[Exchange] = []
         self._inputs: Optional[List[Tensor]] = inputs
-        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # may be put into by the garbage collector
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # the garbage collector may put into it
 
     def take_inputs(self) -> List[Tensor]:
-        """The tensors, once for each execution: whether they stay in memory is the model's business."""
+        """Return the tensors, once for each execution: from then on the model decides how long they live."""
         inputs, self._inputs = self._inputs, None
         assert inputs is not None
         return inputs
 
     def give_back(self, inputs: List[Tensor]) -> None:
-        """The request is to be executed once more, with these."""
+        """Set the inputs for the next execution of this request."""
         self._inputs = inputs
 
     def transmit(self, response: Optional[InferenceResponse], final: bool) -> None:
-        """Send a response, the final flag, or both; what a model may send is the response stream's business."""
+        """Send a response, the final flag, or both; the response stream has checked that the model may send it."""
         if response is None:
             self._put(Arrival(None, final))
         elif response.has_error():
@@ -102,14 +102,14 @@ class Exchange:
         self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
 
     def cancel(self) -> None:
-        """Nobody waits any more; neither for what was asked on behalf of this request and no other that is waited for."""
+        """Stop waiting. BLS calls made for this request alone are cancelled with it."""
         self.cancelled = True
         for child in list(self._children):
             if all(parent.cancelled for parent in child._parents):
                 child.cancel()
 
     def serve(self, parents: "Sequence[Exchange]") -> None:
-        """This request is a model's own, and is to be cancelled when all of these are."""
+        """Tie this BLS call to the requests that it serves: it is cancelled once all of these are."""
         self._parents = parents
         for parent in parents:
             parent._children.append(self)
@@ -117,7 +117,7 @@ class Exchange:
             self.cancel()
 
     def receive(self, wait_s: float) -> Optional[Arrival]:
-        """The next arrival; None if none comes in time."""
+        """Wait for the next arrival; None if none comes in time."""
         try:
             return self._arrivals.get(timeout=max(0.0, wait_s))
         except queue.Empty:

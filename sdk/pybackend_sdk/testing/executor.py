@@ -1,7 +1,7 @@
-"""Runs ``execute`` of a model under test, and waits for what comes of it.
+"""Runs ``execute`` of a model under test, and waits for its responses.
 
-On a request's path this stands between the harness's checks and the model's code. The rules of what ``execute`` may return
-and of response senders are those of the stub: both use :mod:`pybackend_sdk.execution` and
+On a request's path this module sits between the harness's checks and the model's code. The rules for return values of
+``execute`` and for response senders are those of the stub: both use :mod:`pybackend_sdk.execution` and
 :mod:`pybackend_sdk.response_stream`.
 """
 
@@ -36,22 +36,22 @@ from pybackend_sdk.testing.turns import MOST_TURNS, Turns
 _executing: "contextvars.ContextVar[Tuple[ModelExecutor, ...]]" = contextvars.ContextVar(
     "pybackend_sdk_testing_executing", default=()
 )
-"""The models that wait for the code that runs here, the outermost first."""
+"""The models that wait for the code running here, the outermost first."""
 
 _served: "contextvars.ContextVar[Sequence[Exchange]]" = contextvars.ContextVar(
     "pybackend_sdk_testing_served", default=()
 )
-"""The requests with which what the code here asks for is to be cancelled."""
+"""The requests whose cancellation cancels BLS calls made by the code running here."""
 
 
 class ExecutionOptions(NamedTuple):
-    """What a configuration says about executions.
+    """The settings for executions in a configuration.
 
     Attributes:
-        decoupled: the model answers any number of times.
-        concurrency: how many executions of an ``async def execute`` may overlap where each answers once.
-        cancels_calls: a cancelled request cancels what the model runs on its behalf.
-        turns: of requests that the model may have executed once more; None if it may not.
+        decoupled: the model sends any number of responses per request.
+        concurrency: how many executions of an ``async def execute`` may overlap if each answers once.
+        cancels_calls: cancelling a request cancels the BLS calls that the model makes for it.
+        turns: the turns of rescheduled requests; None if the model may not reschedule.
     """
 
     decoupled: bool
@@ -64,13 +64,13 @@ class ModelExecutor:
     """Executes requests on one model object, one call after another.
 
     Args:
-        runtime: what the model's calls of ``pb_utils`` reach.
+        runtime: serves the model's ``pb_utils`` calls.
         model: the object.
         model_file: path of its file, for messages.
-        signature: what it takes and gives.
+        signature: its inputs and outputs.
         options: how it answers.
         wait_s: how long to wait for the model where a server would wait for ever.
-        failures: takes what the test has to see.
+        failures: collects exceptions that must reach the test.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ModelExecutor:
             return self._runner
 
     def drain(self) -> Optional[str]:
-        """Wait for what waits for its turn or executes; says what is being executed if that does not end."""
+        """Wait for queued and running executions; returns a message about the current one if that does not end."""
         if self._worker is not None:
             self._jobs.put(None)
             self._worker.join(self._wait_s)
@@ -124,32 +124,30 @@ class ModelExecutor:
 
     @property
     def waits_for_caller(self) -> bool:
-        """Whether the code that runs here is what this model waits for: it could take no further request."""
+        """Whether this model is waiting for the code running here, so that it could accept no further request."""
         return self in _executing.get() and self._turn.locked()
 
     @staticmethod
     def served() -> "Sequence[Exchange]":
-        """The requests with which what the calling code asks for is to be cancelled."""
+        """The requests whose cancellation cancels BLS calls made by the calling code."""
         return _served.get()
 
     def cycle(self) -> List[str]:
-        """The models that wait for each other, if this one is called once more."""
+        """The models that would wait for each other if this one were called again."""
         names = [executor.signature.model_name for executor in _executing.get()]
         own = self.signature.model_name
         return [*names[names.index(own) :], own]
 
     def execute(self, exchanges: "Sequence[Exchange]") -> None:
-        """Call ``execute``, in this thread; responses arrive at the exchanges.
+        """Call ``execute`` in this thread; responses arrive at the exchanges.
 
-        It is called once, and again with those requests that the model wants to be executed once more.
+        It is called once, and again with the requests that the model reschedules.
 
         Raises:
-            HarnessError: the model is busy and does not come back, or has requests executed without end.
+            HarnessError: the model is busy and stays so, or reschedules requests without end.
         """
         if self.waits_for_caller:
-            raise HarnessError(
-                f"instance '{self.runtime.instance_name}' is busy with the request that this call is a part of"
-            )
+            raise HarnessError(f"instance '{self.runtime.instance_name}' is busy with the request that made this call")
         if not self._turn.acquire(timeout=self._wait_s):
             raise HarnessError(f"instance '{self.runtime.instance_name}' is busy: {self._whereabouts()}")
         chain = _executing.set((*_executing.get(), self))
@@ -179,12 +177,12 @@ class ModelExecutor:
             if not exchanges:
                 return
         raise HarnessError(
-            f"'{self.runtime.instance_name}' has had a request executed {MOST_TURNS} times, and wants to see it once more "
+            f"'{self.runtime.instance_name}' has rescheduled a request {MOST_TURNS} times "
             "(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE): in a server this would go on for ever"
         )
 
     def start(self, exchange: Exchange) -> None:
-        """Call ``execute`` in the thread that the model has for requests which nobody waits for at once."""
+        """Call ``execute`` in the model's thread for requests whose responses are read later."""
         with self._lock:
             self._start_worker()
         context = contextvars.copy_context()
@@ -202,7 +200,7 @@ class ModelExecutor:
             if job is None:
                 return
             job()
-            del job  # with it the request, which the model may have let go of
+            del job  # and with it the request, which the model may have let go of
 
     def _execute_job(self, exchange: Exchange) -> None:
         try:
@@ -214,7 +212,7 @@ class ModelExecutor:
     # Models that answer each request once
 
     def _run_once(self, exchanges: "Sequence[Exchange]") -> "List[Exchange]":
-        """Returns those that are to be executed once more."""
+        """Return the exchanges to execute again."""
         requests = [self._request(exchange) for exchange in exchanges]
 
         def on_done(outcome: Outcome) -> None:
@@ -259,7 +257,7 @@ class ModelExecutor:
     def _again(
         self, requests: "Sequence[InferenceRequest]", exchanges: "Sequence[Exchange]", responses: "Sequence[Any]"
     ) -> "List[Exchange]":
-        """Those that the model wants to be executed once more, ready for it."""
+        """Return the exchanges that the model reschedules, ready for their next execution."""
         turns = self._options.turns
         if turns is None:
             return []
@@ -271,9 +269,9 @@ class ModelExecutor:
     # Models that answer any number of times
 
     def _run_decoupled(self, exchanges: "Sequence[Exchange]") -> "List[Exchange]":
-        """Returns those that are to be executed once more."""
+        """Return the exchanges to execute again."""
         requests = [self._request(exchange) for exchange in exchanges]
-        # Made now, so that a request which the model drops without a trace is answered too.
+        # Made now, so that a request that the model simply drops is answered too.
         streams = [request.get_response_sender()._stream for request in requests]
         again: List[Exchange] = []
         try:
@@ -348,7 +346,7 @@ class ModelExecutor:
         )
 
     def new_stream(self, exchange: Exchange) -> ResponseStream:
-        """The way out of a request that was passed to ``execute``."""
+        """Return the response stream of a request that was passed to ``execute``."""
 
         def transmit(response: Any, final: bool) -> None:
             self._transmit(exchange, response, final)
@@ -362,13 +360,13 @@ class ModelExecutor:
             exchange.fail(TritonError(self.raised(error)), error)
 
     def raised(self, error: BaseException) -> str:
-        """The text for requests whose ``execute`` raised, or broke the rules."""
+        """The error text for requests whose ``execute`` raised or broke the rules."""
         return (
             f"Failed to process the request(s) for model '{self.runtime.instance_name}', message: {format_error(error)}"
         )
 
     def output_problems(self, exchange: Exchange, arrival: Arrival, *, complete: bool) -> List[str]:
-        """What is not as configured in a response."""
+        """Describe how a response differs from the configuration."""
         assert arrival.response is not None
         return output_problems(
             self.signature,
@@ -383,11 +381,11 @@ class ModelExecutor:
 
         Args:
             exchange: the request.
-            wait_s: how long.
-            received: how many responses came before, for the message.
+            wait_s: how long to wait.
+            received: number of responses before this one, for the message.
 
         Raises:
-            NoResponse: nothing came; says what the model is doing, or what it forgot.
+            NoResponse: none arrived; the message says what the model is doing or what it forgot.
         """
         arrival = exchange.receive(wait_s)
         self.failures.raise_first()
@@ -403,12 +401,12 @@ class ModelExecutor:
             raise NoResponse(f"{head}'execute' has not returned: {self._whereabouts()}")
         raise NoResponse(
             f"{head}'execute' has returned, and the model still holds the request's response sender: the last call must be "
-            "send(..., flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL), also after an error or a cancellation. In a "
+            "send(..., flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL), even after an error or a cancellation. In a "
             "server the client would wait for ever. (wait_s=... lets the harness wait longer.)"
         )
 
     def _whereabouts(self) -> str:
-        """Where the model's code is now, as far as it runs in the worker thread."""
+        """Describe where the model's code is now, if it runs in the worker thread."""
         ident = None if self._worker is None else self._worker.ident
         frame = None if ident is None else sys._current_frames().get(ident)
         while frame is not None:

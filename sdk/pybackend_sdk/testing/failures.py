@@ -1,4 +1,4 @@
-"""Exceptions under test: which are the model's and become answers, and which are the test's own and must reach it."""
+"""Exceptions under test: some are the model's and become responses, others are the test's own and must reach it."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ _OURS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (py
 
 
 def format_error(error: BaseException) -> str:
-    """An exception's text with where it happened, without frames that are not the model's business."""
+    """Format an exception with its location, leaving out frames outside the model's code."""
     return format_exception(error, [*_OURS, "<frozen importlib"])
 
 
 def contained(error: BaseException) -> bool:
-    """Whether a server answers with this exception; else it is meant for the test, such as Ctrl-C or ``pytest.fail()``."""
+    """Whether a server answers with this exception; others are for the test, such as Ctrl-C or ``pytest.fail()``."""
     return isinstance(error, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))
 
 
 class PendingFailures:
-    """What a test's own code raised where only models would have seen it, until the test itself looks."""
+    """Exceptions of the test's own code that only models would have seen; the test gets them at its next call."""
 
     def __init__(self) -> None:
         self._errors: List[BaseException] = []
@@ -35,7 +35,7 @@ class PendingFailures:
             self._errors.append(error)
 
     def raise_first(self) -> None:
-        """Raise the first exception since the last look, if there is one."""
+        """Raise the first exception kept since the last call, if there is one."""
         with self._lock:
             errors, self._errors = self._errors, []
         if errors:

@@ -1,9 +1,9 @@
-"""Functions in the place of models: what a test gives as ``models={"other": function}``.
+"""Fake models: functions that a test passes as ``models={"other": function}``.
 
-A function gets a call's inputs as arrays, by name if its parameters are called so, else by position; a parameter called
-``request`` gets the :class:`~pybackend_sdk.request.InferenceRequest`. It returns outputs by name, a single array if one
-output is asked for, an ``InferenceResponse`` or a ``TritonError``. A generator function is a decoupled model: each value is
-a response. A coroutine function is awaited.
+A function receives a call's inputs as arrays, by name if its parameters have those names, otherwise by position. A
+parameter called ``request`` receives the :class:`~pybackend_sdk.request.InferenceRequest`. The function returns outputs
+by name, a single array if the call requests one output, an ``InferenceResponse`` or a ``TritonError``. A generator
+function is a decoupled model: each value is a response. A coroutine function is awaited.
 """
 
 import inspect
@@ -31,20 +31,20 @@ class Replies(Protocol):
     """The responses to one call of a model."""
 
     def receive(self) -> Optional[InferenceResponse]:
-        """Wait for the next response; an empty one for a final flag that came alone, None after the last."""
+        """Wait for the next response; an empty one for a final flag sent alone, None after the last."""
 
     def cancel(self) -> None:
-        """The caller wants no more of them."""
+        """Stop: the caller wants no more responses."""
 
 
 class FakeModel:
     """A function as a model.
 
     Args:
-        name: by which models call it.
+        name: the name that models call it by.
         function: see the module.
-        run_coroutine: waits for a coroutine's value.
-        failures: takes what is not the fake model's failure but the test's.
+        run_coroutine: waits for a coroutine and returns its value.
+        failures: collects exceptions that are the test's and not the fake model's.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FakeModel:
         self._failures = failures
 
     def call(self, request: InferenceRequest) -> Replies:
-        """Run the function on a model's request; what it raises is a response."""
+        """Run the function on a model's request; an exception becomes a response."""
         replies = _FakeReplies(self, request._requested_output_names, self._run_coroutine)
         try:
             arguments, named = self._arguments(request)
@@ -71,7 +71,7 @@ class FakeModel:
         return replies
 
     def error(self, error: BaseException) -> InferenceResponse:
-        """The response for what the function raised. An assertion is the test's, not the model's."""
+        """Return the response for an exception from the function. An assertion is the test's, not the model's."""
         if isinstance(error, (AssertionError, HarnessError)) or not contained(error):
             self._failures.keep(error)
         text = format_error(error)
@@ -85,7 +85,7 @@ class FakeModel:
         arrays = {tensor.name(): _array(tensor) for tensor in request.inputs()}
         try:
             parameters = list(inspect.signature(self._function).parameters.values())
-        except (TypeError, ValueError):  # such as numpy's functions
+        except (TypeError, ValueError):  # e.g. numpy's functions
             return list(arrays.values()), {}
         named: Dict[str, Any] = {}
         if "request" not in arrays and any(parameter.name == "request" for parameter in parameters):
@@ -108,7 +108,7 @@ class FakeModel:
         )
 
     def response(self, value: Any, requested: "Sequence[str]") -> InferenceResponse:
-        """What the function returned, as a response with memory of its own."""
+        """Turn the function's result into a response with its own copy of the memory."""
         if isinstance(value, TritonError):
             return InferenceResponse(error=value)
         if isinstance(value, InferenceResponse):
@@ -124,16 +124,16 @@ class FakeModel:
 
     def _only_output(self, value: Any, requested: "Sequence[str]") -> str:
         if value is None or len(requested) != 1:
-            asked = f"the model asks for outputs {list(requested)}" if requested else "the model asks for all outputs"
+            asked = f"the model requests outputs {list(requested)}" if requested else "the model requests all outputs"
             raise HarnessError(
-                f"models={{'{self.name}': ...}}: the function returned {type(value).__name__}, and {asked}: return a dict of "
+                f"models={{'{self.name}': ...}}: the function returned {type(value).__name__}, but {asked}: return a dict of "
                 "arrays by output name"
             )
         return requested[0]
 
 
 class _FakeReplies:
-    """What a function gives, one value or many."""
+    """The responses from a function: one value or many."""
 
     def __init__(self, model: FakeModel, requested: "Sequence[str]", run_coroutine: RunCoroutine) -> None:
         self._model = model
@@ -143,7 +143,7 @@ class _FakeReplies:
         self._last: Optional[InferenceResponse] = None
 
     def take(self, value: Any) -> None:
-        """The function's value, which may be a promise of others."""
+        """Accept the function's result, which may be an iterator or a coroutine."""
         if inspect.iscoroutine(value):
             value = self._run_coroutine(value)
         if inspect.isasyncgen(value):
@@ -151,12 +151,12 @@ class _FakeReplies:
         if isinstance(value, AbstractIterator):
             self._model.decoupled = True
             self._values = value
-            self._last = InferenceResponse()  # the final flag comes alone
+            self._last = InferenceResponse()  # stands for the final flag alone
         else:
             self._last = self._model.response(value, self._requested)
 
     def end_with(self, response: InferenceResponse) -> None:
-        """This is the last response."""
+        """Make this the last response."""
         self._values, self._last = None, response
 
     def receive(self) -> Optional[InferenceResponse]:
@@ -192,7 +192,7 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _received(tensor: Tensor, datatype: Optional[str] = None) -> Tensor:
-    """A tensor as it arrives elsewhere."""
+    """Return a tensor as its receiver sees it."""
     return Tensor._from_wire(tensor.name(), datatype or tensor._datatype, tensor.shape(), wire_bytes(tensor))
 
 

@@ -1,4 +1,4 @@
-"""``ModelHarness``: a model's whole life in this process, without a server."""
+"""``ModelHarness``: runs a model through its whole life in this process, without a server."""
 
 import json
 import os
@@ -30,7 +30,7 @@ WAIT_S = 30.0
 
 
 class Readiness:
-    """What a model's ``is_ready`` says: true or false, and :attr:`reason` why it is not."""
+    """The result of a model's ``is_ready``: true or false, with :attr:`reason` if false."""
 
     def __init__(self, ready: bool, reason: str) -> None:
         self.ready = ready
@@ -44,27 +44,27 @@ class Readiness:
 
 
 class ModelHarness:
-    """Runs a ``model.py`` through its whole life: import, ``auto_complete_config``, ``initialize``, ``execute``, ``finalize``.
+    """Runs a ``model.py`` through its life: import, ``auto_complete_config``, ``initialize``, ``execute``, ``finalize``.
 
-    Use it as a context manager, or call :meth:`open` and :meth:`close`. The same rules hold as in a server, and failures
-    have the same texts. ``execute`` runs in the calling thread, so that debuggers and time limits of tests work; only for
-    :meth:`stream` it runs in another one.
+    Use it as a context manager, or call :meth:`open` and :meth:`close`. The rules are those of a server, and failures
+    have the same texts. ``execute`` runs in the calling thread, so that debuggers and the time limits of tests work;
+    only :meth:`stream` uses another thread.
 
     Args:
-        model_dir: the model's directory, which holds ``config.pbtxt`` and version directories.
+        model_dir: the model's directory, with ``config.pbtxt`` and version directories.
         version: None for the highest.
-        config: in place of config.pbtxt: a dict, JSON text, or the path of a .pbtxt or .json file.
+        config: replaces config.pbtxt: a dict, JSON text, or the path of a .pbtxt or .json file.
         overrides: fields of the configuration to replace, e.g. ``{"max_batch_size": 8}``.
-        parameters: values of the configuration's ``parameters`` to set, all of them texts.
+        parameters: values of the configuration's ``parameters`` to set, all strings.
         auto_complete: whether the model may complete its configuration.
         instance_kind: ``CPU``, ``GPU`` or ``MODEL``; None for the configured one.
-        device_id: what the model is told to run on; None for the configured one.
-        models: other models that this one may run, by name: a function, a model's directory, or another harness. See
-            :mod:`pybackend_sdk.testing.fakes` for what a function gets and returns.
-        strict: outputs that are not as configured, and a ``finalize`` that raises, are errors. If False, the first are
-            warnings and the second a line of the log, as in a server.
+        device_id: the device id passed to the model; None for the configured one.
+        models: other models that this one may call, by name: a function, a model's directory, or another harness. See
+            :mod:`pybackend_sdk.testing.fakes` for the arguments and results of functions.
+        strict: treat outputs that do not match the configuration, and an exception from ``finalize``, as errors. If
+            False, a mismatch is a warning and such an exception a log line, as in a server.
         wait_s: how long to wait where a server would wait for ever.
-        backend_directory: where Python-based backends lie, for models with ``backend: "<name>"``.
+        backend_directory: directory of Python-based backends, for models with ``backend: "<name>"``.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class ModelHarness:
     # Life
 
     def open(self, config: ConfigSource = None) -> "ModelHarness":
-        """Load and initialise the model, and the other models before it.
+        """Load and initialise the model, after the other models.
 
         Args:
-            config: in place of the one that the harness was made with.
+            config: replaces the configuration that the harness was made with.
 
         Raises:
-            LoadError: the model cannot be loaded; the text is the reason that a server shows.
+            LoadError: the model cannot be loaded; the text is the reason as a server shows it.
             ConfigError: its configuration is missing or wrong.
         """
         if self._instance is not None:
-            raise HarnessError(f"the harness of model '{self.name}' is open already")
+            raise HarnessError(f"the harness of model '{self.name}' is already open")
         configuration = read_configuration(
             self.directory, self._config_source if config is None else config, self._overrides, self._parameters
         )
@@ -155,7 +155,7 @@ class ModelHarness:
         )
 
     def close(self) -> None:
-        """Finalize the model and leave nothing of it behind; the other models after it. Nothing happens if it is closed.
+        """Finalize and remove the model, then the other models. Does nothing if the harness is closed.
 
         Raises:
             FinalizeError: ``finalize`` raised, or ``execute`` does not return (if the harness is strict).
@@ -173,11 +173,11 @@ class ModelHarness:
         table.failures.raise_first()
 
     def _abandon(self) -> None:
-        """After a failure to open."""
+        """Clean up after a failure to open."""
         if self._instance is not None:
             self._instance.release()
         if self._table is not None and self._joined is None:
-            with suppress(HarnessError):  # why it cannot be opened is what the test should show
+            with suppress(HarnessError):  # the test should report why opening failed
                 self._table.close()
         self._instance = self._table = None
 
@@ -193,7 +193,7 @@ class ModelHarness:
         try:
             self.close()
         except HarnessError:
-            if error is None:  # else what went wrong first is what the test should show
+            if error is None:  # otherwise the test should report the first error
                 raise
 
     @property
@@ -221,19 +221,19 @@ class ModelHarness:
         """Send one request and wait for its response: ``harness.infer(INPUT0=array, INPUT1=array)["OUTPUT0"]``.
 
         Args:
-            inputs: by name, for names that are no keywords; see :class:`Request` for what is taken.
-            outputs: as all up to ``flags``, see :class:`Request`.
+            inputs: by name, for names that are not keywords; see :class:`Request` for accepted values.
+            outputs: see :class:`Request`, as for every argument up to ``flags``.
             request_id: the client's id.
-            correlation_id: of the sequence.
-            parameters: of the request.
-            timeout_us: as the model sees it.
-            priority: as the model sees it.
+            correlation_id: the sequence's id.
+            parameters: the request's.
+            timeout_us: passed to the model.
+            priority: passed to the model.
             flags: sequence flags.
-            wait_s: how long to wait for a response sender to answer; then it is :class:`NoResponse`.
+            wait_s: how long to wait for a response sender to answer before raising :class:`NoResponse`.
             named_inputs: more inputs.
 
         Raises:
-            HarnessError: an ``InputError`` or ``OutputError`` where request or response does not fit the model.
+            HarnessError: an ``InputError`` or ``OutputError`` if the request or response does not fit the model.
         """
         given = {**(inputs or {}), **named_inputs}
         request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
@@ -245,7 +245,7 @@ class ModelHarness:
         """Call ``execute`` once with several requests, as a dynamic batcher does, and wait for their responses.
 
         Args:
-            requests: each a :class:`Request`, or just its inputs.
+            requests: each one a :class:`Request` or just its inputs.
             wait_s: how long to wait for each response sender to answer.
 
         Raises:
@@ -254,12 +254,12 @@ class ModelHarness:
         executor = self._opened().executor
         if executor.decoupled:
             raise HarnessError(
-                f"model '{self.name}' is decoupled, it answers any number of times: use harness.stream(...), which gives the "
-                "responses one by one"
+                f"model '{self.name}' is decoupled and sends any number of responses: use harness.stream(...), which "
+                "returns them one by one"
             )
         exchanges = [self._exchange(request) for request in requests]
         if not exchanges:
-            raise HarnessError("execute is never called without requests: give at least one")
+            raise HarnessError("execute is never called without requests: pass at least one")
         executor.execute(exchanges)
         wait_s = self._wait_s if wait_s is None else wait_s
         results = []
@@ -283,16 +283,16 @@ class ModelHarness:
         wait_s: Optional[float] = None,
         **named_inputs: Any,
     ) -> Stream:
-        """Send one request and get its responses as they come; ``execute`` runs in another thread, one call at a time.
+        """Send one request and return its responses as they arrive; ``execute`` runs in another thread, call by call.
 
         Args:
-            inputs: as all others, see :meth:`infer`.
-            outputs: names of the outputs wanted.
+            inputs: see :meth:`infer`, as for every argument.
+            outputs: names of the requested outputs.
             request_id: the client's id.
-            correlation_id: of the sequence.
-            parameters: of the request.
-            timeout_us: as the model sees it.
-            priority: as the model sees it.
+            correlation_id: the sequence's id.
+            parameters: the request's.
+            timeout_us: passed to the model.
+            priority: passed to the model.
             flags: sequence flags.
             wait_s: how long to wait for each response.
             named_inputs: more inputs.
@@ -304,19 +304,19 @@ class ModelHarness:
         return Stream(executor, exchange, self._wait_s if wait_s is None else wait_s, strict=self.strict)
 
     def is_ready(self) -> Readiness:
-        """What the model's ``is_ready`` says; ready if it has none."""
+        """Call the model's ``is_ready``; a model without one is ready."""
         return Readiness(*self._opened().is_ready())
 
-    # What a test may look at
+    # State that a test may inspect
 
     @property
     def model(self) -> Any:
-        """The model object itself, an instance of the model's ``TritonPythonModel``."""
+        """The model object, an instance of the model's ``TritonPythonModel``."""
         return self._opened().model
 
     @property
     def config(self) -> Dict[str, Any]:
-        """The effective configuration, as ``json.loads(args["model_config"])``."""
+        """The effective configuration, equal to ``json.loads(args["model_config"])``."""
         self._opened()
         assert self._configuration is not None
         document: Dict[str, Any] = json.loads(json.dumps(self._configuration.document))
@@ -324,7 +324,7 @@ class ModelHarness:
 
     @property
     def version(self) -> int:
-        """The version that is, or was last, open."""
+        """The open version, or the one open last."""
         return self._version
 
     @property
@@ -334,26 +334,26 @@ class ModelHarness:
 
     @property
     def decoupled(self) -> bool:
-        """Whether the model answers any number of times."""
+        """Whether the model sends any number of responses per request."""
         return self._opened().executor.decoupled
 
     @property
     def logs(self) -> List[LogLine]:
-        """The lines that the model has written through ``pb_utils.Logger`` since it was opened, also after its end."""
+        """The lines that the model wrote through ``pb_utils.Logger`` since it was opened; they survive its end."""
         return self._log.lines
 
     @property
     def metrics(self) -> MetricRegistry:
-        """The custom metrics of this model and of those that it runs."""
+        """The custom metrics of this model and of the models it calls."""
         return self._opened_table().metrics
 
     @property
     def models(self) -> "Dict[str, ModelHarness]":
-        """The models that run in harnesses, this one among them: ``harness.models["other"].logs``."""
+        """The models that run in harnesses, including this one: ``harness.models["other"].logs``."""
         running = self._opened_table().running()
         return {name: model for name, model in running.items() if isinstance(model, ModelHarness)}
 
-    # What other models ask
+    # Calls by other models
 
     def call(self, request: InferenceRequest) -> HarnessReplies:
         """Run a model's request."""
@@ -388,7 +388,7 @@ class ModelHarness:
         return exchange_of(request, self._opened().executor.signature, copy_inputs=self._copy_inputs)
 
     def _sibling(self, target: Any, name: str) -> "Optional[ModelHarness]":
-        """A harness of a directory, or the one that is given; they know the models that this one knows."""
+        """Make a harness for a directory, or return the given one; it knows the same models as this one."""
         if isinstance(target, ModelHarness):
             if not target.is_open and target._models is None:
                 target._joined, target.name = self._table, name

@@ -1,6 +1,6 @@
-"""Inputs of a test's request: checked against the configuration, explained, and laid out as a server would.
+"""Inputs of a test's request: checked against the configuration, with explanations, and laid out as by a server.
 
-On a request's path this stands where a server's front end stands. Messages begin as the server's do.
+On a request's path this module takes the place of a server's front end. Messages begin like the server's.
 """
 
 import warnings
@@ -18,19 +18,19 @@ _NAMES = {"O": "BYTES", "S": "BYTES", "U": "BYTES"}
 
 
 def input_tensors(signature: Signature, values: Mapping[str, Any], *, copy: bool) -> Tuple[List[Tensor], int]:
-    """The tensors of a request, each in memory of its own, as a model receives them.
+    """Make the tensors of a request as a model receives them, each in separate memory.
 
     Args:
-        signature: of the model.
-        values: by name: arrays; whatever ``numpy.asarray`` takes, given the configured datatype; or tensors of
+        signature: the model's.
+        values: by name: arrays; other values that ``numpy.asarray`` takes, in the configured datatype; or tensors of
             ``pb_utils``. None leaves an optional input out.
-        copy: arrays are private copies, as with ``INPUT_COPY``.
+        copy: make arrays private copies, as with ``INPUT_COPY``.
 
     Returns:
         The tensors, and the size of the batch (1 without one).
 
     Raises:
-        InputError: the first thing that does not fit the model.
+        InputError: a value does not fit the model; names the first one.
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_names(signature, given)
@@ -48,7 +48,7 @@ def input_tensors(signature: Signature, values: Mapping[str, Any], *, copy: bool
 
 
 def requested_outputs(signature: Signature, names: "Optional[Sequence[str]]") -> Tuple[str, ...]:
-    """The outputs to send: all that are configured if none are named.
+    """Return the outputs to send: all configured ones if none are named.
 
     Raises:
         InputError: the model has no such output.
@@ -111,19 +111,19 @@ def _tensor(signature: Signature, spec: Optional[TensorSpec], name: str, value: 
 
 
 def wire_bytes(tensor: Tensor) -> bytearray:
-    """A copy of a tensor's bytes."""
+    """Return a copy of a tensor's bytes."""
     payload = tensor._payload()
     return bytearray(payload.tobytes() if isinstance(payload, np.ndarray) else memoryview(payload).cast("B"))
 
 
 def _array_of(signature: Signature, spec: Optional[TensorSpec], name: str, value: Any) -> Any:
-    """An array of a Python value, in the configured datatype if that loses nothing."""
+    """Make an array of a Python value, in the configured datatype if nothing is lost."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # older NumPy makes arrays of lists out of lists of several lengths
+            warnings.simplefilter("error")  # older NumPy turns lists of several lengths into arrays of lists
             array = np.asarray(value)
     except (ValueError, Warning) as error:
-        raise InputError(f"input '{name}' for model '{signature.model_name}' is no array: {error}") from None
+        raise InputError(f"input '{name}' for model '{signature.model_name}' is not an array: {error}") from None
     if spec is None or (array.dtype.kind == "O" and spec.datatype != "BYTES"):
         return array
     wanted = DATATYPES[spec.datatype].numpy
@@ -136,7 +136,7 @@ def _array_of(signature: Signature, spec: Optional[TensorSpec], name: str, value
     if wanted.kind in "iu" and array.dtype.kind in "iu" and np.array_equal(array.astype(wanted), array):
         return array.astype(wanted)
     raise InputError(
-        f"input '{name}' for model '{signature.model_name}': {_short(value)} cannot be given as {spec.datatype} without loss"
+        f"input '{name}' for model '{signature.model_name}': {_short(value)} does not fit {spec.datatype} without loss"
     )
 
 
@@ -149,7 +149,7 @@ def _datatype_of(signature: Signature, spec: Optional[TensorSpec], name: str, ar
     if array.dtype.kind in _NAMES:
         return "BYTES"
     raise InputError(
-        f"input '{name}' for model '{signature.model_name}' has dtype {array.dtype}, for which there is no datatype"
+        f"input '{name}' for model '{signature.model_name}' has dtype {array.dtype}, which has no datatype"
         f"{_cast_advice(spec, array)}"
     )
 
@@ -209,7 +209,7 @@ def _check_shape(signature: Signature, spec: TensorSpec, shape: "Sequence[int]")
 
 
 def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int) -> Optional[str]:
-    """Why a shape is not the configured one, as a sentence; None if it is."""
+    """Explain in a sentence how a shape differs from the configured one; None if it does not."""
     if len(shape) != len(spec.dims):
         reason = f"It has {_dimensions(len(shape))}, not {len(spec.dims)}"
         if max_batch_size and len(shape) == len(spec.dims) - 1:

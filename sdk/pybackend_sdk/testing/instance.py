@@ -1,4 +1,4 @@
-"""One life of one model: import, complete, initialise, finalize. What a server's stub process is."""
+"""One life of one model: import, complete, initialise, finalize. It is the harness's counterpart of a stub process."""
 
 import inspect
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ from pybackend_sdk.testing.signature import Signature
 
 
 class ModelInstance:
-    """A model object in a process of its own, or so it seems to the model.
+    """A model object that runs as if in a separate process.
 
     Args:
-        runtime: what the model's calls of ``pb_utils`` reach.
+        runtime: serves the model's ``pb_utils`` calls.
         model_file: path of the file, for messages.
         wait_s: how long to wait for the model where a server would wait for ever.
-        failures: takes what the test has to see.
+        failures: collects exceptions that must reach the test.
     """
 
     def __init__(self, runtime: HarnessRuntime, model_file: str, wait_s: float, failures: PendingFailures) -> None:
@@ -44,32 +44,32 @@ class ModelInstance:
         """Import the model.
 
         Raises:
-            LoadError: with the text that a server shows as the reason.
+            LoadError: with the reason as a server shows it.
         """
         attach(self.runtime)
         with self._loading():
             self._model_class = self.runtime.modules.load()
 
     def complete_config(self, model_name: str, config_json: str) -> "Optional[Dict[str, Any]]":
-        """What ``auto_complete_config`` makes of the configuration, None if the model has no such function.
+        """Run ``auto_complete_config`` on the configuration; None if the model has no such function.
 
         Raises:
-            LoadError: with the text that a server shows as the reason.
+            LoadError: with the reason as a server shows it.
         """
         assert self._model_class is not None
         with self._loading():
             return complete_config(self._model_class, model_name, config_json)
 
     def initialize(self, args: Dict[str, str], signature: Signature, options: ExecutionOptions) -> None:
-        """Make the model object and get it ready to execute.
+        """Make the model object and initialise it.
 
         Args:
-            args: what the model gets.
-            signature: what it takes and gives.
+            args: the argument of the model's ``initialize``.
+            signature: its inputs and outputs.
             options: how it answers.
 
         Raises:
-            LoadError: with the text that a server shows as the reason.
+            LoadError: with the reason as a server shows it.
         """
         assert self._model_class is not None
         self.runtime.begin_initialize()
@@ -85,10 +85,10 @@ class ModelInstance:
         self.runtime.begin_serving(self._executor.new_stream)
 
     def finalize(self, *, strict: bool) -> None:
-        """Wait for what executes, call ``finalize`` and end the model's event loop.
+        """Wait for running executions, call ``finalize`` and end the model's event loop.
 
         Args:
-            strict: whether a ``finalize`` that raises is an error here; to a server it is a line in its log.
+            strict: raise an error if ``finalize`` does; a server only logs that.
 
         Raises:
             FinalizeError: ``finalize`` raised, or ``execute`` does not return.
@@ -112,7 +112,7 @@ class ModelInstance:
             raise FinalizeError(problem) from cause
 
     def release(self) -> None:
-        """Leave nothing of the model behind in this process."""
+        """Remove everything of the model from this process."""
         self.runtime.end()
         self.runtime.modules.close()
         detach(self.runtime)
@@ -128,7 +128,7 @@ class ModelInstance:
             raise LoadError(format_error(error)) from error
 
     def is_ready(self) -> Tuple[bool, str]:
-        """What the model's ``is_ready`` says, and why it is not; True without one."""
+        """Call the model's ``is_ready``; returns the result and the reason if it is False. True without one."""
         if not self._has_is_ready:
             return True, ""
         try:

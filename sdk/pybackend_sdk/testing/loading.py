@@ -1,4 +1,4 @@
-"""From a model's directory to an instance that is ready: the steps of a server's load, in their order."""
+"""Loads a model from its directory to a ready instance: the same steps as in a server, in the same order."""
 
 import json
 from typing import Any, Mapping, NamedTuple, Optional, Tuple
@@ -16,17 +16,17 @@ from pybackend_sdk.testing.turns import turns_of
 
 
 class ModelPlan(NamedTuple):
-    """What is to be loaded.
+    """A model to load.
 
     Attributes:
         name: the model's name.
         directory: the model's directory.
         version: its version.
-        version_directory: where that lies.
+        version_directory: the version's directory.
         model_file: the file with its class.
-        of_backend: that file is a Python-based backend's.
-        configuration: read, not completed.
-        auto_complete: the model may complete it.
+        of_backend: whether that file belongs to a Python-based backend.
+        configuration: read, not yet completed.
+        auto_complete: whether the model may complete it.
         kind: of the instance, None for the configured one.
         device_id: of the instance, None for the configured one.
         wait_s: how long to wait where a server would wait for ever.
@@ -46,12 +46,12 @@ class ModelPlan(NamedTuple):
 
 
 def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInstance:
-    """An instance that has still to be loaded.
+    """Make an instance that is not loaded yet.
 
     Args:
-        plan: what it is to be.
-        table: the models that it may run.
-        log: takes its lines.
+        plan: the model.
+        table: the models that it may call.
+        log: receives its lines.
     """
     document = finish_configuration(plan.configuration, None, _gpu_count(plan.configuration), check=False).document
     instance_name = f"{document['instance_group'][0]['name']}_0"
@@ -63,7 +63,7 @@ def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInst
 
 
 def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
-    """Import, complete and initialise; returns the effective configuration.
+    """Import, complete and initialise the model; returns the effective configuration.
 
     Raises:
         LoadError: the model's code failed.
@@ -96,13 +96,13 @@ def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
 
 
 def text_parameter(document: Mapping[str, Any], key: str) -> str:
-    """A value of the configuration's ``parameters``, ``""`` if there is none."""
+    """Return a value of the configuration's ``parameters``, ``""`` if there is none."""
     value: str = document["parameters"].get(key, {}).get("string_value", "")
     return value
 
 
 def _gpu_count(configuration: Configuration) -> int:
-    """As many GPUs as the configuration asks for: whether they are there is the model's business."""
+    """Count the GPUs that the configuration needs; whether they exist is the model's concern."""
     groups = configuration.document["instance_group"]
     if not any(group.get("kind") == "KIND_GPU" for group in groups):
         return 0
@@ -111,7 +111,7 @@ def _gpu_count(configuration: Configuration) -> int:
 
 
 def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
-    """Kind and device of the instance."""
+    """Return the kind and device of the instance."""
     group = document["instance_group"][0]
     kind = plan.kind or group["kind"][len("KIND_") :]
     configured = group["gpus"][0] if kind == "GPU" and group["gpus"] else 0

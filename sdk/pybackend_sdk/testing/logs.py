@@ -1,4 +1,4 @@
-"""What a model says through ``pb_utils.Logger``, kept for the test and handed to Python's own logging."""
+"""Log lines that a model writes through ``pb_utils.Logger``: kept for the test and passed to Python's logging."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ class LogLine(NamedTuple):
         level: ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``.
         message: the text.
         file: path of the file that wrote it.
-        line: number of the line therein.
+        line: line number in that file.
     """
 
     level: str
@@ -34,7 +34,7 @@ class LogLine(NamedTuple):
 
 
 class ModelLog:
-    """Collects a model's lines; pytest shows them beside a failure, as records of logger ``pybackend.model.<name>``."""
+    """Collects a model's lines; pytest shows them with a failure, as records of logger ``pybackend.model.<name>``."""
 
     def __init__(self, model_name: str) -> None:
         self.lines: List[LogLine] = []

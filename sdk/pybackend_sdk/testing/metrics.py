@@ -1,4 +1,4 @@
-"""Custom metrics of models under test: one registry for all models that know each other, as in a server."""
+"""Custom metrics of models under test: one registry for all models that can call each other, as in a server."""
 
 import threading
 from bisect import bisect_left
@@ -40,7 +40,7 @@ class _Family:
 
 
 class _Handle:
-    """What one ``Metric`` or ``MetricFamily`` of a model knows a series or a family by."""
+    """The handle by which one ``Metric`` or ``MetricFamily`` of a model refers to a series or a family."""
 
     __slots__ = ("item", "registry")
 
@@ -53,7 +53,7 @@ class MetricRegistry(Mapping[str, float]):
     """Every sample by its name and labels, as on the server's metrics page: ``{'asked_total{model="m"}': 2.0}``.
 
     A histogram has samples ``<name>_bucket{le="..."}``, ``<name>_sum`` and ``<name>_count``. Labels are in alphabetical
-    order. :meth:`value` spares the spelling.
+    order. :meth:`value` builds these names.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class MetricRegistry(Mapping[str, float]):
     # For tests
 
     def value(self, name: str, **labels: str) -> float:
-        """The value of one sample.
+        """Return the value of one sample.
 
         Raises:
-            KeyError: there is none; names those that there are.
+            KeyError: there is no such sample; the message lists the existing ones.
         """
         return self[sample_name(name, labels)]
 
@@ -99,10 +99,10 @@ class MetricRegistry(Mapping[str, float]):
     # For models
 
     def create_family(self, instance_name: str, name: str, kind: MetricKind) -> _Handle:
-        """Register a family, or find the one of that name.
+        """Register a family, or find the existing one of that name.
 
         Raises:
-            TritonModelException: it is there, and of another kind.
+            TritonModelException: the existing one is of another kind.
         """
         with self._lock:
             family = self._families.setdefault(name, _Family(name, kind))
@@ -116,7 +116,7 @@ class MetricRegistry(Mapping[str, float]):
             return _Handle(self, family)
 
     def create(self, family: Any, labels: Dict[str, str], bounds: "Optional[List[float]]") -> _Handle:
-        """Register a series, or share the one that has these labels."""
+        """Register a series, or share the existing one with these labels."""
         with self._lock:
             self._forget_dropped()
             key = frozenset(labels.items())
@@ -135,7 +135,7 @@ class MetricRegistry(Mapping[str, float]):
             metric.item.value = value
 
     def observe(self, metric: Any, value: float) -> None:
-        """Add an observation to a histogram; a bucket's bound belongs to it."""
+        """Add an observation to a histogram; a bucket includes its bound."""
         series: _Series = metric.item
         assert series.bounds is not None
         with self._lock:
@@ -143,7 +143,7 @@ class MetricRegistry(Mapping[str, float]):
             series.value += value
 
     def read(self, metric: Any) -> float:
-        """The value of a counter or gauge."""
+        """Return the value of a counter or gauge."""
         with self._lock:
             value: float = metric.item.value
             return value
@@ -158,7 +158,7 @@ class MetricRegistry(Mapping[str, float]):
 
 
 def sample_name(name: str, labels: Mapping[str, str]) -> str:
-    """How a sample is written on a metrics page."""
+    """Return a sample's name and labels as on a metrics page."""
     if not labels:
         return name
     text = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()))

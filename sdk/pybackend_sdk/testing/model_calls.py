@@ -1,4 +1,4 @@
-"""Business Logic Scripting in a harness: a model runs other models, which run in the same process."""
+"""Business Logic Scripting in a harness: a model calls other models, which run in the same process."""
 
 import contextvars
 import threading
@@ -18,13 +18,13 @@ _FAILED = "An error occurred while performing BLS request."
 
 
 class ModelCalls:
-    """Runs a model's own requests on the models of a table."""
+    """Runs a model's BLS requests on the models of a table."""
 
     def __init__(self, table: ModelTable) -> None:
         self._table = table
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        """Run a request; blocks only the calling thread."""
+        """Run a request; only the calling thread waits."""
         _check(request)
         replies: Replies
         try:
@@ -41,7 +41,7 @@ class ModelCalls:
         return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
 
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        """Run a request in a thread; gives a future of the running event loop.
+        """Run a request in a thread; returns a future of the running event loop.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -65,9 +65,9 @@ class ModelCalls:
             response = error = None
             try:
                 response = context.run(self.infer, request, decoupled)
-            except BaseException as raised:  # noqa: BLE001  whoever awaits it gets it
+            except BaseException as raised:  # noqa: BLE001  the awaiting code gets it
                 error = raised
-            with suppress(RuntimeError):  # the model has closed its loop
+            with suppress(RuntimeError):  # if the model has closed its loop
                 loop.call_soon_threadsafe(resolve, response, error)
 
         threading.Thread(target=work, name="pybackend async_exec", daemon=True).start()
@@ -75,7 +75,7 @@ class ModelCalls:
 
 
 class _OnlyError:
-    """The reply to a call that did not reach its model."""
+    """The only response to a call that did not reach its model."""
 
     def __init__(self, request: InferenceRequest, message: str, code: ErrorCode) -> None:
         assert request._target is not None
@@ -89,7 +89,7 @@ class _OnlyError:
         return response
 
     def cancel(self) -> None:
-        """There is nothing to cancel."""
+        """Do nothing: no model is running."""
 
 
 def _check(request: InferenceRequest) -> None:

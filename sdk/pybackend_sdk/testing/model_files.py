@@ -1,4 +1,4 @@
-"""Which files a model is made of: its directory, its version, the file with its class."""
+"""Finds the files of a model: its directory, its version, and the file with its class."""
 
 import os
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
@@ -9,15 +9,15 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 def model_directory(path: PathLike) -> str:
-    """The absolute path of a model's directory.
+    """Return the absolute path of a model's directory.
 
     Raises:
-        ModelDirectoryError: it is none; says what it is instead.
+        ModelDirectoryError: the path is not a directory; the message says what to pass instead.
     """
     directory = os.path.abspath(os.fspath(path))
     if os.path.isfile(directory):
         raise ModelDirectoryError(
-            f"{directory} is a file: give the model's directory, two levels above, which holds version directories"
+            f"{directory} is a file: pass the model's directory, two levels above, which holds version directories"
         )
     if not os.path.isdir(directory):
         raise ModelDirectoryError(f"there is no directory {directory}")
@@ -25,10 +25,10 @@ def model_directory(path: PathLike) -> str:
 
 
 def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
-    """A version's number and directory; the highest if none is wanted.
+    """Return a version's number and directory; the highest version by default.
 
     Raises:
-        ModelDirectoryError: there is none; says what lies there instead.
+        ModelDirectoryError: there is no such version; the message says what the directory holds instead.
     """
     versions = _versions(directory)
     if wanted is not None:
@@ -39,31 +39,31 @@ def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
         return max(versions), versions[max(versions)]
     if os.path.isfile(os.path.join(directory, "model.py")):
         raise ModelDirectoryError(
-            f"{directory} is a version directory, as it holds a model.py: give the directory above it, "
+            f"{directory} is a version directory, as it holds a model.py: pass the directory above it, "
             f"{os.path.dirname(directory)}"
         )
     models = [name for name in sorted(os.listdir(directory)) if _versions(os.path.join(directory, name))]
     if models:
-        raise ModelDirectoryError(f"{directory} is a repository of models: give one of them, {', '.join(models)}")
+        raise ModelDirectoryError(f"{directory} is a repository of models: pass one of them, {', '.join(models)}")
     raise ModelDirectoryError(
         f"{directory} has no version directory: the model's file is expected in {directory}/1/model.py"
     )
 
 
 def model_file(directory: str, document: Mapping[str, Any], backend_directory: Optional[PathLike]) -> Tuple[str, bool]:
-    """The file with the model's class, and whether it is a Python-based backend's.
+    """Return the file with the model's class, and whether it belongs to a Python-based backend.
 
     Raises:
-        LoadError: there is none.
-        ConfigError: the configuration names a backend, and nobody says where it lies.
+        LoadError: there is no such file.
+        ConfigError: the configuration names a backend, but ``backend_directory`` is missing.
     """
     backend = document["backend"]
     if backend == "python":
         path = os.path.join(directory, document["default_model_filename"])
     elif backend_directory is None:
         raise ConfigError(
-            f"model '{document['name']}' has backend '{backend}': backend_directory= must say where the directory "
-            f"'{backend}' with its model.py lies. A model with a model.py of its own has backend: \"python\"."
+            f"model '{document['name']}' has backend '{backend}': backend_directory= must name the directory that holds "
+            f"'{backend}' with its model.py. A model with its own model.py has backend: \"python\"."
         )
     else:
         path = os.path.join(os.path.abspath(os.fspath(backend_directory)), backend, document["runtime"] or "model.py")

@@ -1,8 +1,9 @@
-"""The modules of models that run in one process, kept apart as if each had a process of its own.
+"""Keeps the modules of models in one process apart, as if each model had its own process.
 
-Every model file is ``1.model`` or the like, and many have a ``helper.py``. So the names that a model finds beside its file
-are its own: its import statements see its own modules under them, whatever a test or another model has there. Import
-statements elsewhere are left alone, but find the model's modules in ``sys.modules`` where nobody else has the name.
+Every model file is ``1.model`` or the like, and many have a ``helper.py``. So the names beside a model's file belong to
+that model: its import statements find its own modules under them, whatever a test or another model has under the same
+names. Import statements elsewhere are left alone, but find the model's modules in ``sys.modules`` if nothing else has
+the name.
 """
 
 import builtins
@@ -19,21 +20,22 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 from pybackend_sdk.model_loader import import_model
 
 _lock = threading.RLock()
-"""Held while ``sys.modules`` shows what one model is to see, and not what all others see."""
+"""Held while ``sys.modules`` shows the modules of one model."""
 
 _OURS = ("triton_python_backend_utils", "c_python_backend_utils", "pybackend_sdk", "pybackend_wire")
 
 _open: "List[ModelModules]" = []
 _by_globals: "Dict[int, ModelModules]" = {}
-"""Whose code it is, by the identity of the namespace that it runs in."""
+"""The owner of running code, by the identity of the namespace that it runs in."""
 
 
 class ModelModules:
-    """What one model has imported from its own directories.
+    """The modules that one model has imported from its own directories.
 
     Args:
         model_file: absolute path.
-        of_backend: the file is a Python-based backend's, see :func:`~pybackend_sdk.model_loader.import_model`.
+        of_backend: whether the file belongs to a Python-based backend, see
+            :func:`~pybackend_sdk.model_loader.import_model`.
     """
 
     def __init__(self, model_file: str, of_backend: bool) -> None:
@@ -44,7 +46,7 @@ class ModelModules:
         self._prefixes = tuple(directory + os.sep for directory in self.directories)
         package = os.path.splitext(os.path.basename(model_file))[0] if of_backend else os.path.basename(directory)
         self.names: FrozenSet[str] = frozenset({package, *_names_in(self.directories)})
-        """Top-level names that mean the model's own modules."""
+        """Top-level names that belong to the model."""
         self._modules: Dict[str, ModuleType] = {}
         self._showing = False
         self._modules_before: Set[str] = set()
@@ -96,7 +98,7 @@ class ModelModules:
                 sys.modules.update(displaced)
 
     def _take(self, modules: Dict[str, ModuleType]) -> Dict[str, ModuleType]:
-        """Remove and return whatever has one of the model's own names."""
+        """Remove and return the modules under the model's own names."""
         return {
             name: modules.pop(name)
             for name, module in list(modules.items())
@@ -104,11 +106,11 @@ class ModelModules:
         }
 
     def has(self, filename: str) -> bool:
-        """Whether a file lies where the model's own code does."""
+        """Whether a file lies in the directories of the model's code."""
         return filename.startswith(self._prefixes)
 
     def close(self) -> None:
-        """Forget the modules, and leave ``sys.path`` and ``sys.modules`` as if they had never been imported."""
+        """Forget the modules, and restore ``sys.path`` and ``sys.modules`` as if they had never been imported."""
         with _lock:
             if self not in _open:
                 return
@@ -124,19 +126,19 @@ class ModelModules:
             _unhook_imports()
 
     def _has_added(self, entry: str) -> bool:
-        """Whether an entry of ``sys.path`` is there because of the model. A test may have the same directory there too."""
+        """Whether the model added this entry of ``sys.path``. A test may have the same directory there too."""
         if any(entry is added for added in self._path_added):
             return True
         return entry not in self._path_before and self.has(os.path.join(entry, "module.py"))
 
     def _is_stray(self, module: Any) -> bool:
-        """A module of the model that no import statement of its own has brought in."""
+        """Whether a module of the model was brought in by something other than the model's import statements."""
         filename = getattr(module, "__file__", None)
         return isinstance(filename, str) and _top(module.__name__) in self.names and self.has(filename)
 
 
 def caller_modules() -> Optional[ModelModules]:
-    """The model whose code calls, by the innermost frame that is a model's; None if there is none."""
+    """Return the calling model, by the innermost frame of a model's code; None if there is none."""
     innermost: Optional[FrameType] = sys._getframe(1)
     frame = innermost
     while frame is not None:
@@ -145,7 +147,7 @@ def caller_modules() -> Optional[ModelModules]:
             return owner
         frame = frame.f_back
     frame = innermost
-    while frame is not None:  # code that a test, or importlib, has loaded from the model's directory
+    while frame is not None:  # code that a test, or importlib, loaded from the model's directory
         for owner in reversed(_open):
             if owner.has(frame.f_code.co_filename):
                 return owner
@@ -154,7 +156,7 @@ def caller_modules() -> Optional[ModelModules]:
 
 
 class _Finder:
-    """Finds a model's own modules before those that a test has under the same name."""
+    """Finds a model's own modules before a test's modules of the same name."""
 
     def __init__(self, owner: ModelModules) -> None:
         self._owner = owner
@@ -172,7 +174,7 @@ def _top(name: str) -> str:
 
 
 def _names_in(directories: "Sequence[str]") -> Iterator[str]:
-    """Names of modules and packages in these directories, less those of installed ones, which win over them."""
+    """Return the names of modules and packages in these directories, without installed ones, which take precedence."""
     for directory in directories:
         for entry in os.listdir(directory):
             name, dot, _ = entry.partition(".")
@@ -188,7 +190,7 @@ def _names_in(directories: "Sequence[str]") -> Iterator[str]:
 
 def _is_installed(name: str) -> bool:
     if name in _OURS:
-        return True  # authors keep copies of the first one in their projects
+        return True  # authors keep copies of triton_python_backend_utils in their projects
     finders: Any = (BuiltinImporter, FrozenImporter)
     if any(finder.find_spec(name) is not None for finder in finders):
         return True
@@ -196,12 +198,12 @@ def _is_installed(name: str) -> bool:
 
 
 def _installed_directories() -> List[str]:
-    """What a server's ``sys.path`` has before the model's directories: the standard library, packages, editable ones too."""
+    """The part of a server's ``sys.path`` before the model's directories: standard library, installed packages."""
     added = {id(entry) for modules in _open for entry in modules._path_added}
     path = [entry for entry in sys.path if id(entry) not in added]
     standard_library = sysconfig.get_path("stdlib")
     begin = path.index(standard_library) if standard_library in path else 0
-    return path[begin:]  # before it lies what PYTHONPATH, pytest or the test itself has put there
+    return path[begin:]  # entries before it come from PYTHONPATH, pytest or the test itself
 
 
 # --- Import statements of models ------------------------------------------------------------------------------------
@@ -235,12 +237,12 @@ def _hook_imports() -> None:
 def _unhook_imports() -> None:
     if (
         not _open and builtins.__import__ is _import
-    ):  # else a test has put its own before it, which still goes through it
+    ):  # otherwise a test has put its own hook before it, which still calls it
         builtins.__import__ = _plain_import
 
 
 def _is_hooked() -> bool:
-    """Whether import statements get here, directly or through what a test has put before."""
+    """Whether import statements reach this hook, directly or through a hook that a test has put before it."""
     try:
         builtins.__import__("sys", _PROBE)
     except _HookReached:

@@ -1,4 +1,4 @@
-"""The models that a model under test can run, load and unload: what a server's repository is."""
+"""The models that a model under test can call, load and unload; the harness's counterpart of a model repository."""
 
 import os
 import shutil
@@ -17,17 +17,17 @@ from pybackend_wire.errors import ErrorCode
 
 
 class RunningModel(Protocol):
-    """A model that runs in a harness, as far as other models are concerned.
+    """A model that runs in a harness, as other models see it.
 
     Attributes:
-        name: by which models call it.
+        name: the name that models call it by.
     """
 
     name: str
 
     @property
     def version(self) -> int:
-        """The version that runs."""
+        """The running version."""
 
     @property
     def is_open(self) -> bool:
@@ -35,16 +35,16 @@ class RunningModel(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """Whether it answers any number of times."""
+        """Whether it sends any number of responses per request."""
 
     def open(self, config: Optional[str] = None) -> Any:
-        """Load it, with another configuration if one is given."""
+        """Load it, optionally with another configuration."""
 
     def close(self) -> None:
         """Unload it."""
 
     def is_ready(self) -> Any:
-        """True if it takes requests."""
+        """True if it accepts requests."""
 
     def call(self, request: InferenceRequest) -> Replies:
         """Run another model's request."""
@@ -54,15 +54,15 @@ Target = Union[str, "os.PathLike[str]", RunningModel, "Callable[..., Any]"]
 """A model's directory, a harness, or a function: see :mod:`pybackend_sdk.testing.fakes`."""
 
 MakeModel = Callable[[Any, str], Optional[RunningModel]]
-"""Makes a model, not loaded yet, of a directory and a name; None of what is no directory."""
+"""Makes a model, not yet loaded, from a directory and a name; returns None for other targets."""
 
 
 class CallRefused(Exception):
     """A call that does not reach its model.
 
     Attributes:
-        message: why.
-        code: what kind of failure.
+        message: the reason.
+        code: the kind of failure.
     """
 
     def __init__(self, message: str, code: ErrorCode) -> None:
@@ -77,8 +77,8 @@ class _Entry:
     Attributes:
         fake: a function, or None.
         harness: a model, or None.
-        owned: the table opens and closes the harness.
-        ready: loaded.
+        owned: whether the table opens and closes the harness.
+        ready: whether it is loaded.
     """
 
     def __init__(self, fake: Optional[FakeModel], harness: Optional[RunningModel], *, owned: bool) -> None:
@@ -89,14 +89,14 @@ class _Entry:
 
     @property
     def model(self) -> Union[FakeModel, RunningModel]:
-        """Whichever it is."""
+        """The fake or the harness."""
         model = self.harness if self.fake is None else self.fake
         assert model is not None
         return model
 
 
 class ModelTable:
-    """All models that know each other, and what they share: metrics, and what goes wrong in a test's own code."""
+    """All models that can call each other, with the state they share: metrics, and failures of the test's own code."""
 
     def __init__(self) -> None:
         self.metrics = MetricRegistry()
@@ -110,11 +110,11 @@ class ModelTable:
     # Life
 
     def open(self, main: RunningModel, models: Mapping[str, Target], make_model: MakeModel) -> None:
-        """Take in the model that is tested, under its own name, and the others, and load those.
+        """Add the model under test, under its own name, and the other models, and load the others.
 
         Raises:
             LoadError: a model cannot be loaded.
-            HarnessError: it is none.
+            HarnessError: an entry is not a model.
         """
         self._make_model = make_model
         self._entries[main.name] = _Entry(None, main, owned=False)
@@ -139,7 +139,7 @@ class ModelTable:
         )
 
     def close(self) -> None:
-        """Close what this table has opened, the last first; the first failure is raised when all is closed."""
+        """Close the harnesses that this table opened, the last first; then raise the first failure, if any."""
         failures: List[BaseException] = []
         for entry in reversed(list(self._entries.values())):
             if entry.owned and entry.harness is not None:
@@ -158,7 +158,7 @@ class ModelTable:
             raise failures[0]
 
     def running(self) -> Dict[str, RunningModel]:
-        """The models that run in harnesses, by the names by which they are called."""
+        """The models that run in harnesses, by the names that models call them by."""
         return {name: entry.harness for name, entry in self._entries.items() if entry.harness is not None}
 
     def _run_coroutine(self, coroutine: Any) -> Any:
@@ -173,7 +173,7 @@ class ModelTable:
         """Run a model's request.
 
         Raises:
-            CallRefused: it does not reach the model.
+            CallRefused: the request does not reach the model.
         """
         target = request._target
         assert target is not None
@@ -197,15 +197,15 @@ class ModelTable:
         return entry.model.call(request)
 
     def _advice(self) -> str:
-        return f". Known: {', '.join(sorted(self._entries))}; ModelHarness(models={{...}}) makes others known"
+        return f". Known: {', '.join(sorted(self._entries))}; ModelHarness(models={{...}}) adds others"
 
     # Model control
 
     def load(self, instance_name: str, name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
-        """Load a model, or load it anew with another configuration.
+        """Load a model, or reload it with another configuration.
 
         Raises:
-            TritonModelException: it cannot be loaded.
+            TritonModelException: the model cannot be loaded.
         """
         prefix, failed = "Failed to load model: ", f"failed to load '{name}', failed to poll from model repository: "
         entry = self._entries.get(name)
@@ -258,7 +258,7 @@ class ModelTable:
             raise _refused("Failed to load model: ", instance_name, reason) from error
 
     def unload(self, name: str) -> None:
-        """Unload a model; unknown ones are fine."""
+        """Unload a model; unknown models are ignored."""
         entry = self._entries.get(name)
         if entry is None:
             return
@@ -267,10 +267,10 @@ class ModelTable:
             entry.harness.close()
 
     def is_ready(self, instance_name: str, name: str, version: str) -> bool:
-        """Whether a model takes requests.
+        """Whether a model accepts requests.
 
         Raises:
-            TritonModelException: there is no such model, or that is no version.
+            TritonModelException: there is no such model, or the version is malformed.
         """
         prefix = "Failed to check model readiness: "
         if version and not version.lstrip("-").isdigit():

@@ -1,4 +1,4 @@
-"""Outputs of a model under test, held against its configuration: a server sends them as they are, a test should not."""
+"""Checks the outputs of a model under test against its configuration. A server sends them as they are; a test fails."""
 
 from typing import List, Sequence
 
@@ -15,14 +15,14 @@ def output_problems(
     requested: "Sequence[str]",
     batch_size: int,
 ) -> List[str]:
-    """What is wrong with a response, one sentence each.
+    """Describe the faults of a response, one sentence each.
 
     Args:
-        signature: of the model.
-        outputs: those that were asked for, in the shapes that clients see.
-        dropped: names of those that nobody asked for.
-        requested: names that were asked for.
-        batch_size: of the request; every output of a batching model has as many items.
+        signature: the model's.
+        outputs: the requested ones, in the shapes that clients receive.
+        dropped: names of outputs that the request did not want.
+        requested: names of the requested outputs.
+        batch_size: the request's; every output of a batching model must have this many items.
     """
     subject = f"model '{signature.model_name}' returned"
     problems = []
@@ -31,11 +31,11 @@ def output_problems(
     for name in unknown:
         missing = [other for other in signature.outputs if other not in names]
         problems.append(
-            f"{subject} output '{name}', which its configuration does not have, so that clients never get it."
+            f"{subject} output '{name}', which its configuration does not have, so clients never receive it."
             f"{nearest(name, missing or signature.outputs)} Its outputs are {listed(signature.outputs.values())}."
         )
     problems += [
-        f"{subject} no output '{name}', although it was asked for; it returned {sorted([*names, *dropped])}."
+        f"{subject} no output '{name}', although the request wants it; it returned {sorted([*names, *dropped])}."
         for name in requested
         if name not in names
     ]
@@ -70,5 +70,5 @@ def _tensor_problems(
 def _cast_advice(spec: TensorSpec) -> str:
     numpy_type = DATATYPES[spec.datatype].numpy
     if spec.datatype == "BYTES":
-        return ": make it of an array of strings"
-    return "" if numpy_type is None else f": make it of array.astype(numpy.{numpy_type})"
+        return ": make it from an array of strings"
+    return "" if numpy_type is None else f": make it from array.astype(numpy.{numpy_type})"

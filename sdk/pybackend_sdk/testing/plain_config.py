@@ -1,4 +1,4 @@
-"""Configurations where the server is not installed: defaults and the checks without which no test would make sense."""
+"""Configurations without the server's package: defaults, and the checks that no meaningful test can do without."""
 
 import json
 from typing import Any, Dict, List, Mapping, Optional
@@ -54,14 +54,14 @@ _GROUP: Document = {
     "host_policy": "",
 }
 _COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy")
-"""What a model can complete; other edits have no effect, as in the server."""
+"""Fields that a model can complete; other edits have no effect, as in the server."""
 
 
 def read_json(text: str, source: str) -> Document:
-    """A configuration in JSON.
+    """Parse a configuration in JSON.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not JSON, or not an object.
     """
     try:
         document = json.loads(text)
@@ -73,7 +73,7 @@ def read_json(text: str, source: str) -> Document:
 
 
 def filled_document(document: Mapping[str, Any], source: str) -> Document:
-    """A document with all the fields that models can rely on."""
+    """Return a document with all the fields that models can rely on."""
     filled = {**_FIELDS, **document}
     filled["version_policy"] = filled.get("version_policy") or {"latest": {"num_versions": 1}}
     filled["input"] = _list_of(filled, "input", _INPUT, source)
@@ -82,14 +82,14 @@ def filled_document(document: Mapping[str, Any], source: str) -> Document:
 
 
 def complete_document(document: Document, completed: Optional[Mapping[str, Any]]) -> Document:
-    """A document with what the model's ``auto_complete_config`` returned."""
+    """Merge the result of the model's ``auto_complete_config`` into a document."""
     if completed is None:
         return document
     return {**document, **{name: completed[name] for name in _COMPLETED if name in completed}}
 
 
 def finish_document(document: Document, source: str, *, check: bool = True) -> Document:
-    """The effective document; its tensors are checked unless the model has still to complete them.
+    """Return the effective document; with ``check``, its tensors must be complete.
 
     Raises:
         ConfigError: tensors are missing, or lack a name, a datatype or dims.
@@ -139,7 +139,7 @@ def _check_tensor(field: str, tensor: Document, model_name: str, source: str) ->
     elif tensor["data_type"] == "TYPE_INVALID":
         reason = f"{subject} must specify 'data_type'"
     elif tensor["data_type"] not in BY_CONFIG_NAME:
-        reason = f"{subject} has data_type '{tensor['data_type']}', which is none of {', '.join(BY_CONFIG_NAME)},"
+        reason = f"{subject} has data_type '{tensor['data_type']}', which is not one of {', '.join(BY_CONFIG_NAME)},"
     elif not tensor["dims"]:
         reason = f"{subject} must specify 'dims'"
     elif not all(isinstance(dim, int) and (dim >= 1 or dim == -1) for dim in tensor["dims"]):

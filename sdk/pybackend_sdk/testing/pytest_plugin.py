@@ -1,4 +1,4 @@
-"""The fixture ``model_harness`` for pytest, which finds it by an entry point wherever pybackend is installed."""
+"""The pytest fixture ``model_harness``; pytest finds it by an entry point wherever pybackend is installed."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 def model_harness() -> "Iterator[Callable[..., ModelHarness]]":
     """Opens models for a test.
 
-    ``harness = model_harness("models/add_sub", parameters={"threshold": "0.5"})`` takes what :class:`~pybackend_sdk.testing.ModelHarness` takes. The models are closed when the test ends, the last one
-    first; a ``finalize`` that raises is an error of the test.
+    ``harness = model_harness("models/add_sub", parameters={"threshold": "0.5"})`` takes the arguments of
+    :class:`~pybackend_sdk.testing.ModelHarness`. The models are closed when the test ends, the last one first; if a
+    ``finalize`` raises, the test ends in an error.
     """
     with ExitStack() as stack:
 
         def open_model(*arguments: Any, **named: Any) -> "ModelHarness":
-            from pybackend_sdk.testing.harness import ModelHarness  # late: most test runs never get here
+            from pybackend_sdk.testing.harness import ModelHarness  # late: most test runs never use it
 
             return stack.enter_context(ModelHarness(*arguments, **named))
 

@@ -1,4 +1,4 @@
-"""Calls from model to model, on the side of the model that is called."""
+"""Calls from model to model, on the side of the called model."""
 
 from typing import Optional
 
@@ -15,10 +15,10 @@ from pybackend_wire.errors import ErrorCode
 
 
 def request_of(request: InferenceRequest, model_name: str) -> Request:
-    """A model's request as one of a test.
+    """Turn a model's BLS request into a test's request.
 
     Raises:
-        InputError: an input is given twice.
+        InputError: an input appears twice.
     """
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     if len(inputs) != len(request.inputs()):
@@ -36,7 +36,7 @@ def request_of(request: InferenceRequest, model_name: str) -> Request:
 
 
 def cycle_refusal(executor: ModelExecutor) -> CallRefused:
-    """The error of a call that would wait for itself."""
+    """Return the error for a call that would wait for itself."""
     return CallRefused(
         "the call can never be served, as models wait for each other and no instance is free: "
         f"{' -> '.join(executor.cycle())}. Give one of them more instances (instance_group {{ count: ... }}), or do "
@@ -57,7 +57,7 @@ class HarnessReplies:
         self._finished = False
 
     def receive(self) -> Optional[InferenceResponse]:
-        """Wait for the next response; an empty one for a final flag that came alone, None after the last."""
+        """Wait for the next response; an empty one for a final flag sent alone, None after the last."""
         if self._finished:
             return None
         try:
@@ -76,5 +76,5 @@ class HarnessReplies:
             return InferenceResponse(error=TritonError(f"An error occurred while performing BLS request. {error}"))
 
     def cancel(self) -> None:
-        """The caller wants no more of them."""
+        """Stop: the caller wants no more responses."""
         self._exchange.cancel()

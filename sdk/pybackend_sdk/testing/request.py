@@ -1,4 +1,4 @@
-"""What a test asks of a model."""
+"""A test's request to a model."""
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -12,13 +12,13 @@ class Request(NamedTuple):
     """One request.
 
     Attributes:
-        inputs: by name: arrays; whatever ``numpy.asarray`` takes, given the configured datatype; or tensors of
+        inputs: by name: arrays; other values that ``numpy.asarray`` takes, in the configured datatype; or tensors of
             ``pb_utils``.
-        outputs: names of the outputs wanted; None for all.
+        outputs: names of the requested outputs; None for all.
         request_id: the client's id.
         correlation_id: of the sequence, 0 for none.
         parameters: names to ``bool``, ``int``, ``float`` or ``str``.
-        timeout_us: in microseconds, as the model sees it; nothing else comes of it.
+        timeout_us: in microseconds, passed to the model; it has no other effect.
         priority: 1 is the highest, 0 the model's default.
         flags: ``TRITONSERVER_REQUEST_FLAG_*`` bits.
     """
@@ -34,10 +34,10 @@ class Request(NamedTuple):
 
 
 def exchange_of(request: Request, signature: Signature, *, copy_inputs: bool) -> Exchange:
-    """A request on its way.
+    """Turn a test's request into an exchange.
 
     Raises:
-        InputError: it does not fit the model.
+        InputError: the request does not fit the model.
     """
     tensors, batch_size = input_tensors(signature, request.inputs, copy=copy_inputs)
     options = RequestOptions(

@@ -1,4 +1,4 @@
-"""What a test gets: named arrays, or an error; one result or a stream of them."""
+"""Results for a test: named arrays, or an error; one result or a stream of them."""
 
 import json
 import warnings
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """One response, as a client sees it.
+    """One response, as a client receives it.
 
     Attributes:
-        error: why the request failed, None if it did not.
-        exception: what the model raised, None if it raised nothing.
+        error: the reason the request failed, None if it did not.
+        exception: the exception from the model, None if it raised none.
         parameters: the response's parameters.
         response: the response itself, with tensors of ``pb_utils``.
     """
@@ -35,19 +35,19 @@ class Result:
         self._arrays: Dict[str, np.ndarray] = {}
 
     def raise_for_error(self) -> "Result":
-        """This result, if it is none of a failed request.
+        """Return this result, unless the request failed.
 
         Raises:
-            InferenceFailed: it is; the model's own exception, if it raised one, is the cause.
+            InferenceFailed: the request failed; an exception from the model is the cause.
         """
-        __tracebackhide__ = True  # pytest shows the test's line, and what the model raised
+        __tracebackhide__ = True  # pytest shows the test's line and the model's exception
         if self.error is not None:
             raise InferenceFailed(self.error) from self.exception
         return self
 
     @property
     def outputs(self) -> "Dict[str, np.ndarray]":
-        """Every output by its name, in the order in which the model returned them.
+        """Every output by its name, in the model's order.
 
         Raises:
             InferenceFailed: the request failed.
@@ -57,7 +57,7 @@ class Result:
         return {tensor.name(): self[tensor.name()] for tensor in self.response.output_tensors()}
 
     def __getitem__(self, name: str) -> "np.ndarray":
-        """An output: writable, in memory of its own; BYTES are ``bytes`` objects, BF16 is its bits as ``uint16``.
+        """An output as a writable copy; BYTES are ``bytes`` objects, BF16 is its bits as ``uint16``.
 
         Raises:
             InferenceFailed: the request failed.
@@ -83,17 +83,17 @@ class Result:
 
 
 class OutputWarning(UserWarning):
-    """A response whose outputs are not as the configuration says, in a harness that is not strict."""
+    """Outputs of a response do not match the configuration, in a harness that is not strict."""
 
 
 class Stream:
-    """The responses to one request, one by one as they come; iterate, or :meth:`collect` them.
+    """The responses to one request, one by one as they arrive; iterate, or :meth:`collect` them.
 
     Args:
         executor: the model.
         exchange: the request.
         wait_s: how long to wait for each response.
-        strict: outputs that are not as configured are errors, not warnings.
+        strict: treat outputs that do not match the configuration as errors, not warnings.
     """
 
     def __init__(self, executor: "ModelExecutor", exchange: "Exchange", wait_s: float, *, strict: bool) -> None:
@@ -108,12 +108,12 @@ class Stream:
         return self
 
     def __next__(self) -> Result:
-        """The next response.
+        """Wait for the next response.
 
         Raises:
-            StopIteration: the last one was marked as the last one.
-            NoResponse: none came in time; says what the model is doing, or has forgotten.
-            OutputError: outputs are not as configured.
+            StopIteration: the previous response carried the final flag.
+            NoResponse: none arrived in time; the message says what the model is doing or has forgotten.
+            OutputError: outputs do not match the configuration.
         """
         while not self._finished:
             arrival = self._executor.next_arrival(self._exchange, self._wait_s, self._count)
@@ -125,7 +125,7 @@ class Stream:
         raise StopIteration
 
     def collect(self) -> List[Result]:
-        """All responses from here on.
+        """Return all remaining responses.
 
         Raises:
             HarnessError: see :meth:`__next__`.
@@ -133,7 +133,7 @@ class Stream:
         return list(self)
 
     def cancel(self) -> None:
-        """Say that nobody waits any more, as a client that goes away does; the model sees it by ``is_cancelled()``."""
+        """Cancel the request, as a disconnecting client does; the model sees it through ``is_cancelled()``."""
         self._exchange.cancel()
 
     @property
@@ -145,17 +145,17 @@ class Stream:
 def checked_result(
     executor: "ModelExecutor", exchange: "Exchange", arrival: "Arrival", *, strict: bool, complete: bool = True
 ) -> Result:
-    """A result whose outputs are as configured.
+    """Make a result, and check its outputs against the configuration.
 
     Args:
         executor: the model.
         exchange: the request.
         arrival: a response to it.
-        strict: what is not as configured is an error, not a warning.
-        complete: whether every requested output must be there.
+        strict: treat a mismatch as an error, not a warning.
+        complete: whether every requested output must be present.
 
     Raises:
-        OutputError: something is not as configured.
+        OutputError: an output does not match the configuration.
     """
     assert arrival.response is not None
     if arrival.response.has_error():

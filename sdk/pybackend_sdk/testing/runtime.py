@@ -1,4 +1,4 @@
-"""What ``pb_utils`` reaches when a model runs in a harness."""
+"""The runtime behind ``pb_utils`` for a model in a harness."""
 
 import sys
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, Optional, Union
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 _NO_CALLS_NOW = (
-    "BLS is only supported during the 'execute' function. Models can be called once 'initialize' has returned, until "
-    "'finalize' is called."
+    "BLS is only supported during the 'execute' function. Models can be called after 'initialize' has returned and "
+    "before 'finalize' is called."
 )
 
 
 class HarnessRuntime(UnavailableRuntime):
-    """One model's services; each is there in the same part of the model's life as in a server.
+    """One model's services; each is available in the same part of the model's life as in a server.
 
     Args:
         instance_name: for messages.
-        model_directory: folder that ``get_model_dir()`` names.
+        model_directory: the result of ``get_model_dir()``.
         modules: the model's own modules.
-        log: takes the model's lines.
+        log: receives the model's lines.
         table: other models.
         metrics: custom metrics.
-        calls: runs other models.
+        calls: runs BLS requests.
     """
 
-    reason = "It can be used from 'initialize' on, until 'finalize'."
+    reason = "It is available from 'initialize' until 'finalize'."
 
     def __init__(
         self,
@@ -66,28 +66,28 @@ class HarnessRuntime(UnavailableRuntime):
     # Phases
 
     def begin_initialize(self) -> None:
-        """Metrics and model control can be used."""
+        """Make metrics and model control available."""
         self._has_metrics = self._has_control = True
 
     def begin_serving(self, new_stream: "Callable[[Exchange], ResponseStream]") -> None:
-        """Requests come, and other models can be run."""
+        """Make requests and BLS calls possible."""
         self._new_stream = new_stream
         self._serves = True
 
     def begin_finalize(self) -> None:
-        """No other model can be run, loaded or unloaded."""
+        """End BLS calls and model control."""
         self._has_control = self._serves = False
 
     def end(self) -> None:
-        """Nothing can be used."""
+        """End all services."""
         self._has_metrics = self._has_control = self._serves = False
 
     def say(self, level: "Logger.LogLevel", message: str) -> None:
-        """Write a line to the model's log that the server would write."""
+        """Write a line to the model's log on behalf of the server."""
         frame = sys._getframe(1)
         self.log(level, frame.f_code.co_filename, frame.f_lineno, message)
 
-    # What the SDK asks for
+    # Services for the SDK
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         self._log.add(level, file, line, message)
@@ -103,7 +103,7 @@ class HarnessRuntime(UnavailableRuntime):
         return self._calls.infer_async(request, decoupled)
 
     def response_sender(self, request: "InferenceRequest") -> InferenceResponseSender:
-        assert self._new_stream is not None  # there are no requests before
+        assert self._new_stream is not None  # no request arrives earlier
         return InferenceResponseSender._create(self._new_stream(request._key))
 
     def is_cancelled(self, request: "InferenceRequest") -> bool:

@@ -1,4 +1,4 @@
-"""What a model takes and gives, by its configuration; every request and response of a test is held against it."""
+"""A model's configured inputs and outputs; every request and response of a test is checked against them."""
 
 import difflib
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -10,11 +10,11 @@ class TensorSpec(NamedTuple):
     """One input or output.
 
     Attributes:
-        name: as configured.
+        name: as in the configuration.
         datatype: wire name, e.g. ``FP32``.
-        dims: as clients see them, batch dimension included; -1 is any size.
-        optional: an input that may be left out.
-        model_dims: as the model sees them, where the configuration reshapes them; else None.
+        dims: as clients see them, including the batch dimension; -1 is any size.
+        optional: whether the input may be left out.
+        model_dims: as the model sees them, if the configuration reshapes them; else None.
     """
 
     name: str
@@ -27,11 +27,11 @@ class TensorSpec(NamedTuple):
         return f"{self.name} ({self.datatype} {list(self.dims)}{', optional' if self.optional else ''})"
 
     def shape_for_model(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which the model gets an input that fits."""
+        """Return the shape in which the model receives a valid input."""
         return shape if self.model_dims is None else _reshaped(shape, self.dims, self.model_dims)
 
     def shape_for_client(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which clients get an output; one that is not as configured stays as it is."""
+        """Return the shape in which clients receive an output; a shape that does not match stays as it is."""
         return shape if self.model_dims is None else _reshaped(shape, self.model_dims, self.dims)
 
 
@@ -40,9 +40,9 @@ class Signature(NamedTuple):
 
     Attributes:
         model_name: for messages.
-        max_batch_size: 0 if tensors carry no batch dimension.
+        max_batch_size: 0 if tensors have no batch dimension.
         inputs: by name, in configured order.
-        outputs: likewise.
+        outputs: by name, in configured order.
         controls: names of the control tensors that a sequence batcher would add.
     """
 
@@ -54,7 +54,7 @@ class Signature(NamedTuple):
 
 
 def signature_of(document: Mapping[str, Any]) -> Signature:
-    """The signature of a finished configuration."""
+    """Return the signature of a finished configuration."""
     batched = document["max_batch_size"] > 0
     controls = document.get("sequence_batching", {}).get("control_input", ())
     return Signature(
@@ -67,7 +67,7 @@ def signature_of(document: Mapping[str, Any]) -> Signature:
 
 
 def nearest(name: str, known: "Iterable[str]") -> str:
-    """`` Did you mean 'x'?`` for a name that is nearly another one, else nothing."""
+    """Return `` Did you mean 'x'?`` for a name that resembles a known one, else nothing."""
     names = list(known)
     by_lower = {other.lower(): other for other in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
@@ -75,12 +75,12 @@ def nearest(name: str, known: "Iterable[str]") -> str:
 
 
 def listed(specs: "Iterable[TensorSpec]") -> str:
-    """Tensors as an enumeration for messages."""
+    """List tensors for a message."""
     return ", ".join(map(str, specs)) or "none"
 
 
 def shape_text(shape: "Sequence[int]") -> str:
-    """A shape as the server's messages write it: ``[2,3]``."""
+    """Format a shape as the server's messages do: ``[2,3]``."""
     return "[" + ",".join(map(str, shape)) + "]"
 
 
@@ -100,7 +100,7 @@ def _specs(tensors: "Iterable[Mapping[str, Any]]", batched: bool) -> Dict[str, T
 
 
 def _reshaped(shape: "Sequence[int]", pattern: "Sequence[int]", target: "Sequence[int]") -> "Sequence[int]":
-    """``shape``, which follows ``pattern``, in the form of ``target``; variable dimensions keep their order."""
+    """Convert ``shape``, which follows ``pattern``, to the form of ``target``; variable dimensions keep their order."""
     if len(shape) != len(pattern) or any(dim not in (-1, size) for dim, size in zip(pattern, shape)):
         return shape
     variable = iter([size for dim, size in zip(pattern, shape) if dim == -1])

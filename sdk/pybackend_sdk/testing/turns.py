@@ -1,4 +1,4 @@
-"""Requests that a model has executed more than once: what the server's sequence batcher makes of them for each turn."""
+"""Rescheduled requests: the changes that the server's sequence batcher makes to one before it is executed again."""
 
 from itertools import count
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -11,15 +11,15 @@ from pybackend_sdk.testing.exchange import Exchange
 from pybackend_wire.dtypes import DATATYPES
 
 MOST_TURNS = 10_000
-"""How often a request may be executed: a model that wants it once more for ever is to fail its test."""
+"""Most executions of one request: a model that reschedules for ever must fail its test."""
 
 
 class Turns:
-    """What is new about a request at each of its turns.
+    """The changes to a request for each of its executions.
 
     Args:
-        starts: names of the control tensors that say whether a request begins, with their values for no.
-        text_ids: whether the ids are texts.
+        starts: names of the control tensors that mark a request's beginning, with their values for "no".
+        text_ids: whether correlation ids are strings.
     """
 
     def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
@@ -28,7 +28,7 @@ class Turns:
         self._ids: Iterator[int] = count(1)
 
     def begin(self, exchange: Exchange) -> None:
-        """Each request is a sequence of its own, and this is its beginning."""
+        """Prepare the first execution: each request begins a sequence."""
         options = exchange.options
         number = next(self._ids)
         exchange.options = options._replace(
@@ -37,7 +37,7 @@ class Turns:
         )
 
     def go_on(self, exchange: Exchange, request: InferenceRequest) -> None:
-        """It is to be executed once more."""
+        """Prepare the next execution."""
         exchange.options = exchange.options._replace(flags=0)
         exchange.give_back([self._next(tensor) for tensor in request.inputs()])
 
@@ -50,7 +50,7 @@ class Turns:
 
 
 def turns_of(document: "Mapping[str, Any]") -> "Optional[Turns]":
-    """The turns of a model's requests; None if its configuration does not let it have them executed once more."""
+    """Return the turns of a model's requests; None if its configuration does not allow rescheduling."""
     batching = document.get("sequence_batching", {})
     if not batching.get("iterative_sequence", False):
         return None

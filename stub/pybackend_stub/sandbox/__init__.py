@@ -1,4 +1,4 @@
-"""Confines this process: what a model cannot be trusted with is taken away before its code runs."""
+"""Confines this process: removes what a model must not have, before the model's code runs."""
 
 from pybackend_stub.sandbox.confine import ConfinementError, confine
 

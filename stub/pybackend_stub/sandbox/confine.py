@@ -1,8 +1,8 @@
-"""Takes away from this process what its model is not to have, layer by layer, in the one order that works.
+"""Removes permissions from this process, layer by layer, in the one order that works.
 
-Everything here binds the calling thread and what it starts later, so it has to run while there is one thread: before numpy,
-whose libraries start some, and before any code of a model. What needs privileges comes first, then they go; the filter of
-system calls comes last, because it refuses what the steps before it need.
+Everything here affects the calling thread and whatever it starts later, so it must run while there is only one thread:
+before numpy, whose libraries start some, and before any code of a model. Layers that need privileges come first, then
+the privileges go. The system call filter comes last, because it refuses calls that the steps before it need.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Callable, Collection, Dict, Iterable
 from pybackend_stub.sandbox import landlock, seccomp
 from pybackend_stub.sandbox.kernel import MACHINE, parent_signal, prctl, syscall
 from pybackend_stub.sandbox.seccomp_numbers import MACHINES
-from pybackend_wire.confinement import STRICT, Confinement
+from pybackend_wire.confinement import Confinement, hides_memory
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 23, 24, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_KEEPCAPS = 47, 2, 4, 8
@@ -26,21 +26,26 @@ _CAP_SETGID, _CAP_SETUID = 6, 7
 
 
 class ConfinementError(Exception):
-    """This process must not go on: a layer without which it is not to run is not in force."""
+    """A required layer is not in force, so this process must not continue."""
 
 
-def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, str]":
+def confine(
+    confinement: Confinement,
+    keep: "Iterable[int]" = (),
+    load_filter: "Callable[[Confinement, bool], object]" = seccomp.install,
+) -> "Dict[str, str]":
     """Confine this process for the rest of its life.
 
     Args:
-        confinement: what it may do.
-        keep: descriptors that stay open, beside the standard ones.
+        confinement: its permissions.
+        keep: descriptors to keep open, besides the standard ones.
+        load_filter: loads the system call filter.
 
     Returns:
-        Every layer, with why it is not in force, or an empty text.
+        For every layer the reason why it is not in force, or an empty text.
 
     Raises:
-        ConfinementError: there is more than one thread, or a layer that is required cannot be had.
+        ConfinementError: there is more than one thread, or a required layer cannot be applied.
     """
     if len(os.listdir("/proc/self/task")) != 1:
         raise ConfinementError("a process can only be confined while it has one thread")
@@ -66,16 +71,17 @@ def confine(confinement: Confinement, keep: "Iterable[int]" = ()) -> "Dict[str, 
     report.layer("neighbours", lambda: _check_files(report))
     report.layer("signals", lambda: _check_scopes(known, report))
     report.layer("memory", lambda: _hide_memory(confinement, report))
-    report.layer("system_calls", lambda: seccomp.install(confinement, known >= landlock.SCOPES))
+    report.layer("system_calls", lambda: load_filter(confinement, known >= landlock.SCOPES))
     missing = [name for name in confinement.required if report.get(name)]
     if missing:
-        raise ConfinementError("; ".join(f"{name}: {report[name]}" for name in missing))
+        why = "; ".join(f"{name}: {report[name]}" for name in missing)
+        raise ConfinementError(f"required sandbox layers are not in force: {why}")
     return report
 
 
 class _Report(Dict[str, str]):
     def layer(self, name: str, apply: "Callable[[], object]") -> None:
-        """Apply a layer and note how that went; one that is known to be missing stays so."""
+        """Apply a layer and record the outcome; a layer that is known to be missing stays so."""
         if self.get(name):
             return
         try:
@@ -91,7 +97,7 @@ def _close_others(kept: "set[int]") -> None:
             try:
                 os.close(number)
             except OSError as error:
-                if error.errno != errno.EBADF:  # the listing's own
+                if error.errno != errno.EBADF:  # the descriptor of the listing itself
                     raise
 
 
@@ -111,7 +117,7 @@ def _offer_to_the_kernel(least: int) -> None:
 
 
 def _on_file(path: str, flags: int, deed: "Callable[[int], int]") -> int:
-    """Without Python's files, whose encodings every process would import anew."""
+    """Avoid Python's file objects, whose codecs every process would import again."""
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         return deed(descriptor)
@@ -120,21 +126,21 @@ def _on_file(path: str, flags: int, deed: "Callable[[int], int]") -> int:
 
 
 def _leave_bounding_set(but: "Collection[int]") -> None:
-    """What no program that is started later can have either; only the privileged have to, and are able to."""
+    """Remove capabilities that programs started later could gain; needed, and possible, only with privileges."""
     if os.geteuid() == 0:
         for capability in range(_MOST_CAPABILITIES):
             try:
                 if capability not in but and prctl(_PR_CAPBSET_READ, capability):
                     prctl(_PR_CAPBSET_DROP, capability)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # there are no more
+                if error.errno == errno.EINVAL:  # past the last capability
                     return
                 raise
 
 
 def _become(uid: int, gid: int, keeps_privileges: bool) -> None:
     if (os.getresuid(), os.getresgid(), os.getgroups()) == ((uid,) * 3, (gid,) * 3, []):
-        return  # the process that this one was before has done so
+        return  # done by an earlier program of this process
     prctl(_PR_SET_KEEPCAPS, int(keeps_privileges))
     os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -142,14 +148,14 @@ def _become(uid: int, gid: int, keeps_privileges: bool) -> None:
 
 
 def _drop_capabilities(but: "Collection[int]") -> None:
-    """All but these, which the programs that it becomes have too."""
+    """Drop all but these; the next program of this process keeps these too."""
     machine = MACHINES.get(MACHINE)
     if machine is None:
-        raise OSError(errno.ENOSYS, f"not known how on machines of type {MACHINE}")
+        raise OSError(errno.ENOSYS, f"not supported on machines of type {MACHINE}")
     try:
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     except OSError:
-        pass  # a kernel that knows no ambient capabilities
+        pass  # a kernel without ambient capabilities
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     kept = sum(1 << capability for capability in but)
     sets = struct.pack("=6I", kept, kept, kept, 0, 0, 0)  # effective, permitted, inheritable; then those from 32 on
@@ -161,9 +167,9 @@ def _drop_capabilities(but: "Collection[int]") -> None:
 
 
 def _stay_with_parent(asked: int, parent: int) -> None:
-    """Ask for the signal again that a change of user has cancelled; the parent may have died meanwhile."""
+    """Request the parent-death signal again, which a change of user cancels; the parent may have died meanwhile."""
     if not asked:
-        raise OSError(errno.ENOTSUP, "it was not asked for before")
+        raise OSError(errno.ENOTSUP, "no parent-death signal was set before")
     prctl(_PR_SET_PDEATHSIG, asked)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -192,7 +198,7 @@ def _restrict_files(known: int, confinement: Confinement) -> None:
         except OSError as error:
             if error.errno == errno.EACCES:
                 return
-            raise OSError(error.errno, f"it cannot be tried: {error.strerror}: {confinement.canary}") from error
+            raise OSError(error.errno, f"the check failed: {error.strerror}: {confinement.canary}") from error
         raise OSError(errno.EPERM, f"{confinement.canary} can be opened although it must not be")
 
 
@@ -202,12 +208,10 @@ def _check_files(report: "Dict[str, str]") -> None:
 
 
 def _check_scopes(known: int, report: "Dict[str, str]") -> None:
-    if report["files"] or known < landlock.SCOPES:
-        raise OSError(errno.ENOSYS, f"the kernel's Landlock is version {known}, this takes version 6 (Linux 6.12)")
+    _check_files(report)
+    if known < landlock.SCOPES:
+        raise OSError(errno.ENOSYS, f"the kernel has Landlock version {known}; version 6 (Linux 6.12) is required")
 
 
 def _hide_memory(confinement: Confinement, report: "Dict[str, str]") -> None:
-    """From processes of the same user. Tools of the operator's stay welcome where something else keeps models out."""
-    protected = not report["uid"] or not report["files"]
-    visible = confinement.level != STRICT and protected
-    prctl(_PR_SET_DUMPABLE, int(visible))
+    prctl(_PR_SET_DUMPABLE, int(not hides_memory(confinement, report)))

@@ -1,11 +1,12 @@
-"""Runs a program confined, and ends with it, or when its time is up, all that it has started.
+"""Runs a program confined, and kills everything it started when it ends or its time is up.
 
-For scripts of an environment whose outcome the host wants to know. What they start may leave its session and outlive its parent,
-so this process, which is the host's own Python and runs nothing of theirs, stays the ancestor of all: orphans become its
-children, and it ends when it has none.
+It runs scripts of an environment whose outcome the host needs. Their processes may leave the session and outlive their
+parents. So this process, which is the host's own Python and runs none of their code, stays the ancestor of all: orphans
+become its children, and it ends when it has none.
 
-The confinement comes by standard input; its variables are the whole environment of the program, which has nothing to read. What
-this process writes behind the program's output, after a NUL, is how that has ended: see :class:`pybackend_wire.ending.Ending`.
+The confinement arrives on standard input; its variables are the program's whole environment, and the program's standard
+input is empty. After the program's output this process writes a NUL and the program's end, see
+:class:`pybackend_wire.ending.Ending`.
 """
 
 import os
@@ -32,7 +33,7 @@ def main(arguments: "List[str]") -> None:
     """Run ``<host pid> <seconds> <program> <argument>...``."""
     host_pid, limit_s = int(arguments[0]), float(arguments[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-    # The host may be killed: then there is something left to do before this process ends too.
+    # If the host is killed, there is still work to do before this process ends.
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != host_pid:
         os._exit(1)
@@ -48,7 +49,7 @@ def main(arguments: "List[str]") -> None:
     try:
         os.write(sys.stdout.fileno(), b"\0" + ending.to_json().encode())
     except OSError:
-        pass  # nobody wants to know any more
+        pass  # the reader is gone
     os._exit(0)
 
 
@@ -61,7 +62,7 @@ def _become(command: "List[str]", confinement: Confinement, keeper: int) -> None
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
         confine(confinement)
-        os.execve(command[0], command, os.environ)  # noqa: S606  that is what this file is for
+        os.execve(command[0], command, os.environ)  # noqa: S606  the purpose of this file
     except (ConfinementError, OSError) as error:
         sys.stderr.write(f"{command[0]} cannot be started in a sandbox: {error}\n")
         sys.stderr.flush()
@@ -70,7 +71,7 @@ def _become(command: "List[str]", confinement: Confinement, keeper: int) -> None
 
 
 def _wait_for(program: int, deadline_s: float) -> "Optional[int]":
-    """Its exit status, negative for a signal; None if it still runs when it, or this process, is to end."""
+    """Return the program's exit status, negative for a signal; None if time is up or this process must end."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == program:
@@ -84,7 +85,7 @@ def _wait_for(program: int, deadline_s: float) -> "Optional[int]":
 
 
 def _end_all() -> "Set[int]":
-    """Kill whatever runs; returns what that was."""
+    """Kill all descendants; returns their process ids."""
     killed: Set[int] = set()
     while True:
         for pid in _descendants():
@@ -92,7 +93,7 @@ def _end_all() -> "Set[int]":
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             except OSError:
-                pass  # gone meanwhile
+                pass  # it is gone already
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -102,7 +103,7 @@ def _end_all() -> "Set[int]":
 
 
 def _descendants() -> "List[int]":
-    """All that run; also those whose parents are not this process, which would start more until they are its children."""
+    """List all running descendants, not only children: the others could go on starting processes."""
     children: Dict[int, List[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -110,7 +111,7 @@ def _descendants() -> "List[int]":
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
-                continue  # gone meanwhile
+                continue  # it is gone already
             if state not in {b"Z", b"X"}:
                 children.setdefault(int(parent), []).append(int(name))
     found = children.get(os.getpid(), [])

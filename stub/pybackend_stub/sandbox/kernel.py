@@ -1,4 +1,4 @@
-"""System calls that Python has no function for, by number, through libc."""
+"""System calls by number through libc, for those that Python has no function for."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *arguments: "Any") -> int:
-    """Call the kernel; whole numbers go as they are wide in a register, anything else as ctypes passes it.
+    """Call the kernel; integers are passed in full register width, other arguments as ctypes passes them.
 
     Raises:
         OSError: the kernel refuses.
@@ -20,7 +20,7 @@ def syscall(number: int, *arguments: "Any") -> int:
 
 
 def bound(number: int, *arguments: "Any") -> "Callable[[], int]":
-    """The same call, to be made as often as one likes, with what its buffers hold then."""
+    """Prepare a system call that can be repeated; each call reads the current contents of its buffers."""
     call = _libc.syscall
     passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments)]
 
@@ -47,7 +47,7 @@ def prctl(option: int, value: int = 0, second: int = 0) -> int:
 
 
 def parent_signal() -> int:
-    """The signal that this process gets when its parent dies, 0 for none."""
+    """Return the signal that this process receives when its parent dies, 0 for none."""
     number = ctypes.c_int(0)
     _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
     return number.value

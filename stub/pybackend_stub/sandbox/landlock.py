@@ -1,10 +1,11 @@
-"""Landlock: which files this process and all that it starts may reach, enforced by the kernel without any privilege.
+"""Landlock: restricts the files that this process and its children can reach; needs no privilege.
 
-What a rule allows holds for everything below its path; what no rule allows is denied, with EACCES. Each kernel handles what
-its version of Landlock knows: an older one watches less, which the caller reports.
+A rule applies to its path and everything below; access without a rule is denied with EACCES. A kernel enforces only
+what its version of Landlock supports: an older one restricts less, which the caller reports.
 """
 
 import ctypes
+import errno
 import os
 import stat
 import struct
@@ -23,7 +24,7 @@ _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 
 _REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
-"""Rights that a rule for something else than a directory can give."""
+"""Rights that a rule for anything but a directory can grant."""
 
 _RIGHTS = {
     LIST: _READ_DIR,
@@ -38,15 +39,19 @@ _RIGHTS = {
 
 _RULE = struct.Struct("=Qi")
 
+_OPENAT2 = 437
+_RESOLVE_NO_SYMLINKS = 4
+_HOW = ctypes.create_string_buffer(struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS))
+
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 
 RENAMES, TRUNCATION, NETWORK, DEVICES, SCOPES = 2, 3, 4, 5, 6
-"""The versions from which on Landlock knows these."""
+"""The version of Landlock that introduced each feature."""
 
 
 def version() -> int:
-    """The kernel's version of Landlock, 0 if it has none, or if something around this process forbids it."""
+    """Return the kernel's version of Landlock, 0 if it has none or the surroundings of this process forbid it."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _VERSION_OF_KERNEL)
     except OSError:
@@ -54,12 +59,12 @@ def version() -> int:
 
 
 def restrict(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> None:
-    """From now on only these paths are reached, and only processes of this domain are signalled or looked into.
+    """Allow access only to these paths from now on, and signals and inspection only within this domain.
 
     Args:
         known: the kernel's :func:`version`.
-        paths: with the letters of :mod:`pybackend_wire.confinement`; those that are not there are left out.
-        network: TCP may be used.
+        paths: with access letters of :mod:`pybackend_wire.confinement`; missing paths and paths with links are skipped.
+        network: whether TCP may be used.
 
     Raises:
         OSError: the kernel refuses.
@@ -88,13 +93,13 @@ def _handled(known: int) -> int:
 
 
 def _allow(ruleset: int, paths: "Iterable[Sequence[str]]", handled: int) -> None:
-    """Add a rule for each path. There may be hundreds, at every start of a process: nothing is made twice."""
+    """Add a rule for each path. Every start of a process may add hundreds, so objects are reused."""
     rule = ctypes.create_string_buffer(_RULE.size)
     add = bound(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
     rights_of: Dict[str, int] = {}
     for path, letters in paths:
         try:
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = _opened(path)
         except OSError:
             continue
         try:
@@ -108,6 +113,26 @@ def _allow(ruleset: int, paths: "Iterable[Sequence[str]]", handled: int) -> None
                 add()
         finally:
             os.close(descriptor)
+
+
+def _opened(path: str) -> int:
+    """Open a path that contained no links when the host checked it; a link added since would lead elsewhere.
+
+    Raises:
+        OSError: the path does not exist, or contains a link.
+    """
+    if path.startswith("/proc/"):
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)  # the kernel's own links, such as /proc/self
+    try:
+        return syscall(_OPENAT2, -1, os.fsencode(path), _HOW, len(_HOW.raw) - 1)
+    except OSError as error:
+        if error.errno not in {errno.ENOSYS, errno.EPERM}:  # an old kernel or a container's filter does not know it
+            raise
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    if os.readlink(f"/proc/self/fd/{descriptor}") != path:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return descriptor
 
 
 def _rights(letters: "Iterable[str]") -> int:

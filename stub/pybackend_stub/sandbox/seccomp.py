@@ -1,7 +1,8 @@
-"""A filter of system calls: what models have no use for, and what the kernel has had most of its holes in, is refused.
+"""A system call filter: refuses calls that models do not need, where most of the kernel's vulnerabilities have been.
 
-The filter is a program for the kernel's classic BPF machine. It refuses with an error, so that libraries which try something
-new fall back to what they did before; the kernel knows the calls that are always allowed, and does not run it for them.
+The filter is a program for the kernel's classic BPF machine. It refuses with an error, so that libraries that try a
+newer call fall back to an older one. The kernel knows which calls are always allowed, and does not run the filter for
+them.
 """
 
 import ctypes
@@ -11,18 +12,18 @@ import struct
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from pybackend_stub.sandbox.kernel import MACHINE, syscall
-from pybackend_stub.sandbox.seccomp_numbers import MACHINES, Machine
+from pybackend_stub.sandbox.seccomp_numbers import MACHINES, NEWEST, Machine
 from pybackend_wire.confinement import Confinement
+from pybackend_wire.zygote import MARK
 
 Instruction = Tuple[int, int, int, int]
-"""Operation, how far to jump if it holds and if not, operand."""
+"""Operation, jump distance if it holds and if not, operand."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
-_ALLOW, _KILL_PROCESS, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_SYSTEM_CALL, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
-_X32_CALLS = 0x40000000
+_ALLOW, _KILL_PROCESS, _ERROR, _ASK_LISTENER = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
+_SYSTEM_CALL, _MACHINE, _FIRST_ARGUMENT, _UPPER_HALF = 0, 4, 16, 4
 
-_SET_MODE_FILTER, _ALL_THREADS = 1, 1
+_SET_MODE_FILTER, _ALL_THREADS, _NEW_LISTENER = 1, 1, 8
 _LONGEST_JUMP = 120
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -30,14 +31,27 @@ _NETLINK_ROUTE = 0
 _SOCK_TYPE, _SOCK_STREAM, _SOCK_SEQPACKET = 0xF, 1, 5
 _NEW_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
+_SET_FLAGS_OF_FILE = (0x40086602, 0x40046602, 0x401C5820)
+_F_SETOWN, _F_SETOWN_EX = 8, 15
+_PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SCHED_CORE = 1, 35, 62
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0xF000, 0x2000, 0x6000
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _NO_CHANGE = 0xFFFFFFFF
+_SIGKILL = 9
 
 
-def install(confinement: Confinement, signals_are_scoped: bool) -> None:
-    """Load the filter, for ever, for this process and all that it starts.
+def install(confinement: Confinement, signals_are_scoped: bool, *, for_one_program: bool = False) -> int:
+    """Load the filter for the rest of this process's life and for everything it starts.
+
+    Args:
+        confinement: its permissions.
+        signals_are_scoped: whether Landlock keeps it from signalling other processes.
+        for_one_program: whether it will still become another program although it may start none: see
+            :mod:`pybackend_stub.sandbox.one_program`.
+
+    Returns:
+        The descriptor of the listener that is asked before it becomes one, 0 if there is none.
 
     Raises:
         OSError: the kernel refuses, or there is no filter for this machine.
@@ -45,32 +59,46 @@ def install(confinement: Confinement, signals_are_scoped: bool) -> None:
     machine = MACHINES.get(MACHINE)
     if machine is None:
         raise OSError(errno.ENOSYS, f"there is no filter for machines of type {MACHINE}")
-    instructions = program(machine, confinement, os.getpid(), signals_are_scoped)
+    asks = for_one_program and not confinement.subprocesses
+    instructions = program(machine, confinement, os.getpid(), signals_are_scoped, asks_listener=asks)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = _Program(len(instructions), ctypes.addressof(buffer))
-    syscall(machine.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header))
+    flags = _NEW_LISTENER if asks else _ALL_THREADS
+    try:
+        return syscall(machine.checked["seccomp"], _SET_MODE_FILTER, flags, ctypes.byref(header))
+    except OSError as error:
+        if asks and error.errno in {errno.EBUSY, errno.EINVAL}:
+            why = "a container around the server listens to system calls itself, or the kernel knows no listeners (Linux 5.5)"
+            raise OSError(error.errno, why) from error
+        raise
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def program(machine: Machine, confinement: Confinement, pid: int, signals_are_scoped: bool) -> "List[Instruction]":
-    """The filter for one process of one kind of machine."""
+def program(
+    machine: Machine, confinement: Confinement, pid: int, signals_are_scoped: bool, *, asks_listener: bool = False
+) -> "List[Instruction]":
+    """Make the filter for one process on one kind of machine."""
     code = _Code()
     code.add(_LOAD, _MACHINE)
     code.add(_EQUAL, machine.audit, 1, 0)
     code.add(_RETURN, _KILL_PROCESS)
     code.add(_LOAD, _SYSTEM_CALL)
-    if machine is MACHINES["x86_64"]:
-        code.add(_AT_LEAST, _X32_CALLS, 0, 1)  # other numbers for the same calls
-        code.add(_RETURN, _ERROR | errno.ENOSYS)
+    # Newer calls are unreviewed; on x86-64 other numbers for the same calls are up there too.
+    code.add(_AT_LEAST, NEWEST + 1, 0, 1)
+    code.add(_RETURN, _ERROR | errno.ENOSYS)
     checks = _checks(confinement, pid, signals_are_scoped)
     checks.update(_changes_of_user(confinement))
+    numbers = dict(machine.checked)
+    if asks_listener:
+        numbers["execve"] = machine.starting["execve"]
+        checks["execve"] = [(_RETURN, 0, 0, _ASK_LISTENER)]
     for name, body in checks.items():
-        if name in machine.checked:
-            code.add(_EQUAL, machine.checked[name], 0, len(body))
+        if name in numbers:
+            code.add(_EQUAL, numbers[name], 0, len(body))
             code.extend(body)
     refused = set(machine.for_nobody.values())
     if not confinement.changes_modes:
@@ -83,13 +111,13 @@ def program(machine: Machine, confinement: Confinement, pid: int, signals_are_sc
 
 
 class _Code(List[Instruction]):
-    """Instructions as they gather."""
+    """A list of instructions under construction."""
 
     def add(self, operation: int, operand: int, if_true: int = 0, if_false: int = 0) -> None:
         self.append((operation, if_true, if_false, operand & 0xFFFFFFFF))
 
     def refuse(self, numbers: "Sequence[int]") -> None:
-        """EPERM for the system calls with these numbers; their number is loaded."""
+        """Refuse the system calls with these numbers with EPERM; expects that the number is loaded."""
         for start in range(0, len(numbers), _LONGEST_JUMP):
             chunk = numbers[start : start + _LONGEST_JUMP]
             for place, number in enumerate(chunk):
@@ -99,49 +127,104 @@ class _Code(List[Instruction]):
 
 
 def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Dict[str, List[Instruction]]":
-    """For each call whose arguments matter what is done with it; every way through ends in a return."""
-    strict_about_others = not confinement.subprocesses
+    """Return the checks for each call whose arguments matter; every path through a check ends in a return."""
     own = [0, pid]
-    of_own = {
-        "prlimit64": _only(0, own),
-        "setpriority": _priority(_PRIO_PROCESS, own),
-        "ioprio_set": _priority(_IOPRIO_WHO_PROCESS, own),
-        "move_pages": _only(0, own),
-    }
-    if confinement.users:
-        of_own = {}  # the numbers of its forks are not known: the kernel keeps each user to his own processes
     checks = {
-        **of_own,
         "socket": _socket(confinement),
-        # A pair of datagram sockets can be pointed at somebody else's socket later.
+        # A pair of datagram sockets could be connected to another process's socket later.
         "socketpair": (
             _allowed() if confinement.unix_sockets else _only(1, [_SOCK_STREAM, _SOCK_SEQPACKET], mask=_SOCK_TYPE)
         ),
         "clone": _clone(confinement.subprocesses),
-        # Its flags lie in memory, where no filter sees them: libc falls back to clone.
+        # Its flags are in memory, which a filter cannot see; libc falls back to clone.
         "clone3": _refused(errno.ENOSYS),
-        "ioctl": _none_of(1, [_TIOCSTI, _TIOCLINUX]),
+        "ioctl": _none_of(1, [_TIOCSTI, _TIOCLINUX, *(() if confinement.changes_modes else _SET_FLAGS_OF_FILE)]),
         "mknod": _none_of(1, [_S_IFCHR, _S_IFBLK], mask=_S_IFMT),
         "mknodat": _none_of(2, [_S_IFCHR, _S_IFBLK], mask=_S_IFMT),
+        "prctl": _prctl(may_choose_signal=confinement.subprocesses),
+        "setrlimit": _none_of(0, [MARK]),
+        "prlimit64": _prlimit(_allowed()),
+        # A model's own listener would be asked in place of others, and could say yes.
+        "seccomp": [_argument(1), (_ANY_BIT, 0, 1, _NEW_LISTENER), *_refused(errno.EPERM), *_allowed()],
     }
-    if strict_about_others:
-        # Threads may be meant too, whose numbers nobody knows beforehand: only where nothing else can be.
-        for name in ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
-            checks[name] = _only(0, own)
-        if not signals_are_scoped:
-            checks["kill"] = _only(0, own)
-            checks["tgkill"] = _only(0, [pid])
-            checks["tkill"] = _refused(errno.EPERM)
-            checks["pidfd_send_signal"] = _refused(errno.EPERM)
+    if not confinement.users:  # otherwise its forks' numbers are unknown; the kernel protects other users' processes
+        checks.update(
+            prlimit64=_prlimit(_only(0, own)),
+            setpriority=_priority(_PRIO_PROCESS, own),
+            ioprio_set=_priority(_IOPRIO_WHO_PROCESS, own),
+            move_pages=_only(0, own),
+        )
+    if not confinement.subprocesses or confinement.uid < 0:
+        checks.update({name: _only(0, own) for name in ("sched_setscheduler", "sched_setparam", "sched_setattr")})
+        # Libraries bind their threads, whose numbers are unknown beforehand, and some abort if that fails. Where such
+        # libraries can run, the call reports success and does nothing.
+        checks["sched_setaffinity"] = _only(0, own, number=0 if confinement.subprocesses else errno.EPERM)
+    if not confinement.subprocesses and not signals_are_scoped:
+        checks.update(_signals(confinement, pid))
     return checks
 
 
+def _signals(confinement: Confinement, pid: int) -> "Dict[str, List[Instruction]]":
+    """Forbid signals to other processes, both directly and through file notifications."""
+    own = [0, pid]
+    flags = () if confinement.changes_modes else _SET_FLAGS_OF_FILE
+    return {
+        "kill": _only(0, own),
+        "tgkill": _only(0, [pid]),
+        "tkill": _refused(errno.EPERM),
+        "rt_sigqueueinfo": _only(0, [pid]),
+        "rt_tgsigqueueinfo": _only(0, [pid]),
+        "pidfd_send_signal": _refused(errno.EPERM),
+        "fcntl": [
+            _argument(1),
+            (_EQUAL, 0, 1, _F_SETOWN_EX),
+            *_refused(errno.EPERM),
+            (_EQUAL, 1, 0, _F_SETOWN),
+            *_allowed(),
+            *_only(2, own),
+        ],
+        "ioctl": _none_of(1, [_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP, *flags]),
+    }
+
+
+def _prctl(*, may_choose_signal: bool) -> "List[Instruction]":
+    """Forbid outliving the host, changing what the kernel reports about this process, and choosing a core to share.
+
+    A process that may start others may choose another signal, as helper programs do; one that may not is always killed.
+    """
+    if may_choose_signal:
+        signal = [_argument(1), (_EQUAL, 0, 1, 0), *_refused(errno.EPERM), *_allowed()]
+    else:
+        signal = _only(1, [_SIGKILL])
+    return [
+        _argument(0),
+        (_EQUAL, 0, len(signal), _PR_SET_PDEATHSIG),
+        *signal,
+        *_none_of(0, [_PR_SET_MM, _PR_SCHED_CORE]),
+    ]
+
+
+def _prlimit(rest: "List[Instruction]") -> "List[Instruction]":
+    """Make the limit that serves as a mark read-only; ``rest`` handles everything else."""
+    new_limit = 2
+    return [
+        _argument(1),
+        (_EQUAL, 0, 5, MARK),
+        _argument(new_limit),
+        (_EQUAL, 0, 2, 0),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * new_limit + _UPPER_HALF),
+        (_EQUAL, 1, 0, 0),
+        *_refused(errno.EPERM),
+        *rest,
+    ]
+
+
 _USERS_AND_GROUPS = {"setuid": 1, "setgid": 1, "setreuid": 2, "setregid": 2, "setresuid": 3, "setresgid": 3}
-"""How many numbers each of them takes."""
+"""Number of arguments of each call."""
 
 
 def _changes_of_user(confinement: Confinement) -> "Dict[str, List[Instruction]]":
-    """Only into its own users and groups, where it keeps the privilege of changing at all."""
+    """Allow changes only to its own users and groups, for a process that keeps the privilege to change."""
     if not confinement.users:
         return {}
     numbers = range(confinement.uid, confinement.uid + confinement.users)
@@ -152,7 +235,7 @@ def _changes_of_user(confinement: Confinement) -> "Dict[str, List[Instruction]]"
 
 
 def _within(count: int, numbers: range) -> "List[Instruction]":
-    """Allow a call if each of its first arguments is one of these, or the number that says that nothing changes."""
+    """Allow a call if each of its first arguments is one of these, or the number for "no change"."""
     body: List[Instruction] = []
     for index in range(count):
         body += [
@@ -198,7 +281,7 @@ def _none_of(index: int, values: "Iterable[int]", mask: "Optional[int]" = None) 
 
 
 def _priority(of_process: int, own: "List[int]") -> "List[Instruction]":
-    """Allow a change of priority of this process, not of a group or a user."""
+    """Allow changing the priority of this process, not of a group or a user."""
     who = _only(1, own)
     return [_argument(0), (_EQUAL, 1, 0, of_process), *_refused(errno.EPERM), *who]
 
@@ -207,7 +290,7 @@ def _socket(confinement: Confinement) -> "List[Instruction]":
     families = [_AF_UNIX] if confinement.unix_sockets else []
     if not confinement.network:
         return _only(0, families, number=errno.EACCES)
-    # Of the kernel's own protocols only the one that tells addresses and routes, which looking up names needs.
+    # Allow only one of the kernel's own protocols, the one for addresses and routes, which name resolution needs.
     netlink = _only(2, [_NETLINK_ROUTE], number=errno.EACCES)
     return [
         _argument(0),
@@ -218,7 +301,7 @@ def _socket(confinement: Confinement) -> "List[Instruction]":
 
 
 def _clone(subprocesses: bool) -> "List[Instruction]":
-    """Threads, and processes if they may be; never a namespace."""
+    """Allow threads, and processes if permitted; never a namespace."""
     if subprocesses:
         return [_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), *_refused(errno.EPERM), *_allowed()]
     return [

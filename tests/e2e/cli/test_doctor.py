@@ -77,7 +77,7 @@ def test_its_own_files_are_in_nobodys_way():
     finally:
         shutil.rmtree(public)
     assert "cannot be read by other users" not in found["sandbox"]["found"], found["sandbox"]
-    assert "it runs as a user of its own" not in found["sandbox"]["advice"]
+    assert "it runs as a separate user" not in found["sandbox"]["advice"]
 
 
 def test_a_cache_that_is_no_directory(tmp_path):

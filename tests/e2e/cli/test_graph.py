@@ -108,8 +108,8 @@ WRONG = {
     "no repository": ((), "the following arguments are required: REPOSITORY"),
     "no such repository": (("{0}/none",), "error: repository path is not a valid directory: '{0}/none'"),
     "no such format": (("{0}", "--format=svg"), 'Bad option: "--format". invalid choice: '),
-    "no such flag": (("{0}", "--formt=text"), 'Bad option: "--formt". Is --format meant?'),
-    "no such ensemble": (("{0}", "--model=mix"), "error: there is no ensemble 'mix' in {0}: there are diamond, outer"),
+    "no such flag": (("{0}", "--formt=text"), 'Bad option: "--formt". Did you mean --format?'),
+    "no such ensemble": (("{0}", "--model=mix"), "error: unknown ensemble 'mix' in {0}: it has diamond, outer"),
 }
 
 

@@ -192,7 +192,7 @@ def test_the_time_is_over_while_a_model_finalizes(repository, model):
         begin_s = time.monotonic()
         assert server.stop() == 1
         assert 0.9 < time.monotonic() - begin_s < 10
-        assert "instance 'gated_0' did not end within" in server.output
+        assert "instance 'gated_0' missed its" in server.output
         assert "Exit timeout expired. Exiting immediately." in server.output
         assert free_of_processes(stubs)
 

@@ -286,7 +286,7 @@ def test_a_port_that_is_taken(repository, model):
 
 def test_a_model_that_is_not_there(repository, model):
     with serving(repository, flags=("--debug=n",)) as server:
-        assert "--debug n: no such model is loaded" in server.output
+        assert "--debug n: no model of this name is loaded" in server.output
         assert "launch.json" not in server.output
         assert infer(server, "m", {"IN": np.ones(1, np.float32)})["OUT"].tolist() == [3]
 

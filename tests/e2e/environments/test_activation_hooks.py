@@ -83,8 +83,8 @@ def test_every_process_in_a_directory_has_what_its_hooks_set(tmp_path, environme
             assert "GEO_LOG" not in environ
             assert environ["PATH"].startswith(f"{prefix}/libexec:{prefix}/bin:")
         assert "GEO_DATA" not in about(server, "without")["environ"]
-        assert server.output.count(f"activation hooks of {prefix} have set GEO_DATA, GEO_GRIDS, PATH") == 1
-        assert "activation hook /" not in server.output
+        assert server.output.count(f"Activation hooks of {prefix} set GEO_DATA, GEO_GRIDS, PATH") == 1
+        assert "Activation hook /" not in server.output
 
 
 def test_they_are_run_once_for_an_archive_and_shown(tmp_path, environment, about, write_about):
@@ -97,12 +97,12 @@ def test_they_are_run_once_for_an_archive_and_shown(tmp_path, environment, about
         command = [sys.executable, "-m", "pybackend", "env", "inspect", str(archive), flag]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "hooks          geo.sh; they set: not known until a server has run them" in inspected()
+    assert "hooks          geo.sh; they set: unknown until a server has run them" in inspected()
     for times in (1, 0):
         with serving(tmp_path / "models", flags=(flag,)) as server:
             (prefix,) = (path for path in directory.iterdir() if path.is_dir())
             assert about(server)["environ"]["GEO_DATA"] == f"{prefix}/share/geo"
-            assert server.output.count("activation hooks of") == times
+            assert server.output.count("Activation hooks of") == times
     assert "hooks          geo.sh; they set: GEO_DATA, GEO_GRIDS, PATH" in inspected()
     subprocess.run([sys.executable, "-m", "pybackend", "env", "prune", flag], capture_output=True, check=True)
     assert os.listdir(directory) == []
@@ -111,9 +111,9 @@ def test_they_are_run_once_for_an_archive_and_shown(tmp_path, environment, about
 WRONG = {
     "exit": ("exit 7", "ended the shell with status 7"),
     "syntax": ("if (", r"(returned|ended the shell with status) 2: .*syntax error"),
-    "signal": ("kill -9 $$", "was ended by signal 9"),
+    "signal": ("kill -9 $$", "was killed by signal 9"),
     "garbage": ("head -c 300000 /dev/urandom; head -c 1000 /dev/urandom >&2; exit 1", "ended the shell with status 1"),
-    "daemon": ("setsid sleep MANY &", "has left processes behind, 1 of them; they were ended"),
+    "daemon": ("setsid sleep MANY &", "left processes behind (1); they were killed"),
 }
 
 
@@ -135,8 +135,8 @@ def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
             assert about(server, kind)["environ"]["GOOD"] == "1"
             place = tmp_path / kind / directory.relative_to(prefix)
             named = f"one of {place}/*.sh" if kind == "daemon" else f"{place}/b_wrong.sh"
-            server.wait_for(f"activation hook {named.replace('*', '[*]')} {expected}")
-        assert server.output.count("activation hook /") + server.output.count("activation hook one") == len(WRONG)
+            server.wait_for(f"Activation hook {named.replace('*', '[*]')} {expected}")
+        assert server.output.count("Activation hook /") + server.output.count("Activation hook one") == len(WRONG)
     assert running(many) == []
 
 
@@ -161,5 +161,5 @@ def test_what_lists_of_packages_set_costs_no_process(tmp_path, environment, abou
     write_about(tmp_path / "models", prefix)
     with serving(tmp_path / "models", flags=(cache,)) as server:
         assert about(server)["environ"]["COLOUR"] == "red"
-        assert "activation hook" not in server.output
+        assert "ctivation hook" not in server.output
     assert json.loads((prefix / "pybackend-environment.json").read_text())["variables"] == {"COLOUR": "red"}

@@ -21,7 +21,7 @@ from tests.support.server import serving
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
-UNPACKED = "unpacked /"
+UNPACKED = "Unpacked /"
 
 
 @pytest.fixture(scope="session")

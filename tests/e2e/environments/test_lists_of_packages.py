@@ -37,14 +37,14 @@ def test_a_requirements_file_is_packed_once(tmp_path, about, write_about, flags)
     (model / "requirements.txt").write_text("numpy\n")
     with serving(tmp_path / "models", flags=flags, ready=False) as server:
         facts = about(served(server))
-        assert f"packing {model}/requirements.txt" in server.output
+        assert f"Packing {model}/requirements.txt" in server.output
     assert Path(facts["prefix"]).parent == tmp_path / "cache" / "environments"
     assert facts["version"] == list(sys.version_info[:2])
     assert not list((tmp_path / "cache" / "packed").glob("*.tar.zst"))
     with serving(tmp_path / "models", flags=flags) as server:
         assert about(server)["prefix"] == facts["prefix"]
         assert "packing " not in server.output
-        assert "unpacked /" not in server.output
+        assert "Unpacked /" not in server.output
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_a_path_that_leads_nowhere_is_refused(name, refused):
         ("pipe", "is neither a directory nor an archive"),
         ("requirements", "lists packages, and this server does not install any: `pybackend pack "),
         ("no_numpy_packed", "has no numpy for its Python 3"),
-        ("wrapped", "has it in 'myenv/': name that directory, or pack what is in it, not the directory"),
+        ("wrapped", "has it in 'myenv/': name that directory, or pack its contents, not the directory"),
     ],
 )
 def test_an_archive_that_is_none_is_refused(name, expected, refused):
@@ -210,12 +210,12 @@ def test_an_archive_that_leads_out_is_refused(refused):
 
 
 def test_nothing_of_them_stays_in_the_cache(refused):
-    """But what was whole: it would be refused again without being unpacked again."""
+    """Nor of what was whole: no model can use it, and it would take its place for good."""
     server, _, root = refused
     for name in ("half", "text", "slip", "wrapped"):
         reason(refused, name)
-    kept = {path.name for path in (root / "cache" / "environments").iterdir() if path.is_dir()}
-    assert len(kept) == server.output.count("unpacked /") == 3
+    assert server.output.count("Unpacked /") == 3
+    assert [path.name for path in (root / "cache" / "environments").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.faults
@@ -225,7 +225,7 @@ def test_two_servers_unpack_an_archive_once(tmp_path, about, write_about):
     first, second = (ServerProcess([tmp_path / "models"], flag) for _ in range(2))
     try:
         assert about(first.wait_ready())["prefix"] == about(second.wait_ready())["prefix"]
-        assert (first.output + second.output).count("unpacked /") == 1
+        assert (first.output + second.output).count("Unpacked /") == 1
     finally:
         first.stop()
         second.stop()
@@ -236,7 +236,7 @@ def test_a_server_that_is_killed_while_it_unpacks_harms_nobody(tmp_path, about, 
     write_about(tmp_path / "models", packed())
     flag = f"--environment-cache-directory={tmp_path / 'cache'}"
     with serving(tmp_path / "models", flags=(flag,), ready=False) as server:
-        server.wait_for(r"\"unpacking /")
+        server.wait_for(r"\"Unpacking /")
         server.stop(signal.SIGKILL)
     with serving(tmp_path / "models", flags=(flag,)) as server:
         assert about(server)["version"] == [3, foreign_minors()[0]]
@@ -247,7 +247,7 @@ def test_a_server_that_is_told_to_stop_while_it_unpacks_does(tmp_path, write_abo
     write_about(tmp_path / "models", packed())
     flag = f"--environment-cache-directory={tmp_path / 'cache'}"
     with serving(tmp_path / "models", flags=(flag,), ready=False) as server:
-        server.wait_for(r"\"unpacking /")
+        server.wait_for(r"\"Unpacking /")
         assert server.stop() == 0
 
 

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.kept_bytes import KeptBytes
 from pybackend.frontend.http.server import HttpServer, bind
 from pybackend.protocol.limits import BodyLimits
 from tests.e2e.http.models import write_models
@@ -61,7 +62,7 @@ async def serve(repository, ports, stop):
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)
-        own = HttpServer(app, InferFrontend(engine, limits))
+        own = HttpServer(app, InferFrontend(engine, limits, KeptBytes(1 << 30)))
         own_socket = bind("127.0.0.1", 0, "HTTP")
         await own.start(own_socket)
         plain_socket = socket.create_server(("127.0.0.1", 0))

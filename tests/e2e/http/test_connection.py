@@ -258,6 +258,85 @@ def test_chunk_extensions_and_trailers(connect):
         assert values_of(connection.reply()) == [6.0]
 
 
+TRAILERS = [
+    "Connection: close",
+    "Connection: Upgrade\r\nUpgrade: h2c",
+    "Content-Length: 5",
+    "Transfer-Encoding: chunked",
+    "Transfer-Encoding: gzip",
+    "Expect: 100-continue",
+]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v2/models/unknown/infer", "/v2"])
+@pytest.mark.parametrize("trailer", TRAILERS)
+def test_trailers_say_nothing_about_the_connection(connect, trailer, path):
+    text = json.dumps(document(6)).encode()
+    body = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(text), text, trailer.encode())
+    connection = connect()
+    connection.send((head("POST", path, {"Transfer-Encoding": "chunked"}) + body) * 2 + infer(3))
+    first, second, third = connection.replies(3)
+    assert (first.status, first.body) == (second.status, second.body)
+    assert values_of(third) == [3.0]
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"2\r\nabc", b"0\r\nno field\r\n\r\n"])
+def test_malformed_chunk_behind_an_answer_gets_no_second_one(connect, settle, rest):
+    """The application answers before the body is complete; what follows cannot be answered again."""
+    connection = connect()
+    connection.send(head("POST", "/v2", {"Transfer-Encoding": "chunked"}) + b"2\r\nab\r\n")
+    assert connection.reply().status == 405
+    connection.send(rest)
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("path", [PATH, "/v2"])
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/2.0"])
+def test_chunks_need_http_1_1(connect, path, version):
+    """RFC 9112, section 6.1: whoever sends that, the framing may be wrong."""
+    connection = connect()
+    connection.send(LIVE + post_chunked(path, [b"{}"], {"Connection": "keep-alive"}).replace(b"HTTP/1.1", version, 1))
+    connection.send(LIVE)
+    assert connection.reply().status == 200
+    reply = connection.reply()
+    assert reply.status == 400
+    assert reply.error.startswith("Invalid HTTP request received")
+    assert connection.at_end()
+
+
+ANSWERED_BY_AN_ERROR = {
+    "no such path": (head("GET", "/nowhere"), 404),
+    "broken JSON": (post(PATH, b"[" * 99 + b" " * 300_000), 500),
+}
+
+
+@pytest.mark.parametrize("malformed", ["chunks in HTTP/1.0", "target"])
+@pytest.mark.parametrize("name", ANSWERED_BY_AN_ERROR)
+def test_malformed_request_behind_an_error(connect, name, malformed):
+    """It is told for itself, although it is read while the error is being handled."""
+    request, status = ANSWERED_BY_AN_ERROR[name]
+    behind = (
+        head("GET", "http://x:99999/")
+        if malformed == "target"
+        else LIVE.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nTransfer-Encoding: chunked\r\n")
+    )
+    connection = connect()
+    connection.send(request + behind)
+    assert connection.reply().status == status
+    reply = connection.reply()
+    assert reply.status == 400
+    assert reply.error.startswith("Invalid HTTP request received")
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("length", ["0" * 5000 + "2", "2" + " " * 5000])
+def test_length_of_thousands_of_characters(connect, length):
+    connection = connect()
+    connection.send(head("POST", "/v2", {"Content-Length": length}) + b"{}" + infer(1))
+    assert connection.reply().status == 405
+    assert values_of(connection.reply()) == [1.0]
+
+
 def test_chunked_body_without_chunks_is_an_empty_one(connect):
     connection = connect()
     connection.send(post_chunked("/v2/models/raw/infer", []))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import termios
 import threading
 import time
+from array import array
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -226,6 +230,15 @@ def test_pipelined_large_json_replies(connect):
     assert connection.reply().json["outputs"][0]["data"] == [5]
 
 
+def wait_until_read(server, connection):
+    """Wait until the server has read all that was sent on a connection."""
+    unsent = array("i", [1])
+    while unsent[0]:
+        fcntl.ioctl(connection.socket.fileno(), termios.TIOCOUTQ, unsent)
+    server.get("/v2/health/live")
+    server.get("/v2/health/live")
+
+
 def answered(server, data, deadline_s=10.0):
     """Ask until there is an answer other than 503: when a client has gone, the server notices a moment later."""
     end_s = time.monotonic() + deadline_s
@@ -274,7 +287,7 @@ def test_client_that_vanishes_within_its_reply(tight, how):
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_input_memory_that_is_used_up(tight, chunked):
-    """Memory is taken as bytes arrive: one client's half body leaves no room for another's, who is told so."""
+    """What has arrived of one client's body leaves no room for another's, who is told so."""
     blob = noise(32 * MIB)
     body, headers = identity_request(blob, datatype="UINT8", itemsize=1)
     path = "/v2/models/identity/infer"
@@ -282,8 +295,8 @@ def test_input_memory_that_is_used_up(tight, chunked):
     other = post_chunked(path, [body], headers) if chunked else request
     small, small_headers = identity_request(b"small", datatype="UINT8", itemsize=1)
     with connected(tight.port) as first, connected(tight.port) as second:
-        first.send(memoryview(request)[:MIB])
-        tight.get("/v2/health/live")
+        first.send(memoryview(request)[: 20 * MIB])
+        wait_until_read(tight, first)
         second.send(other)
         reply = second.reply()
         assert reply.status == 503
@@ -291,9 +304,40 @@ def test_input_memory_that_is_used_up(tight, chunked):
         assert reply.error.endswith("raise --model-memory-limit")
         second.send(post(path, small, small_headers))
         assert blob_of(second.reply()) == b"small"
-        first.send(memoryview(request)[MIB:])
+        first.send(memoryview(request)[20 * MIB :])
         assert blob_of(first.reply()) == blob
     assert blob_of(answered(tight, other)) == blob
+
+
+def test_announced_bytes_take_no_memory(tight):
+    """Only those that have arrived do: however many clients say that they will send much, others are served."""
+    blob = noise(32 * MIB)
+    body, headers = identity_request(blob, datatype="UINT8", itemsize=1)
+    request = post("/v2/models/identity/infer", body, headers)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(tight.port)) for _ in range(4)]
+        for connection in idle:
+            connection.send(memoryview(request)[:MIB])
+            wait_until_read(tight, connection)
+        with connected(tight.port) as connection:
+            for _ in range(2):
+                connection.send(request)
+                assert blob_of(connection.reply()) == blob
+        # What lies unused makes room for those who go on.
+        idle[0].send(memoryview(request)[MIB:])
+        assert blob_of(idle[0].reply()) == blob
+
+
+def test_slow_senders_make_room(tight):
+    """A client that has sent much and goes on slowly keeps it only as long as nobody needs it."""
+    blob = noise(32 * MIB)
+    body, headers = identity_request(blob, datatype="UINT8", itemsize=1)
+    request = post("/v2/models/identity/infer", body, headers)
+    with connected(tight.port) as idle:
+        idle.send(memoryview(request)[: 30 * MIB])
+        wait_until_read(tight, idle)
+        assert blob_of(answered(tight, request, deadline_s=30)) == blob
+        assert idle.at_end()
 
 
 def test_request_larger_than_all_memory(tight):

@@ -48,8 +48,8 @@ def test_more_than_the_limit_is_refused_at_once(tmp_path):
             refused = infer(server, model, {"IN": LARGE}, id="7")
             assert refused.status == 503
             assert refused.error == (
-                "[request id: 7] the server is overloaded: it holds 4004000 bytes of requests that wait or are executed, "
-                "and 4000000 more would be beyond its limit of 6000000 (--max-queued-bytes). Try again later"
+                "[request id: 7] the server is overloaded: it holds 4004000 bytes of waiting and running requests, "
+                "and 4000000 more would exceed its limit of 6000000 (--max-queued-bytes). Try again later"
             )
         assert infer(server, "other", {"IN": FIRST}).status == 200  # there is room for a small one
         gate.open()

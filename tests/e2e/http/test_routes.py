@@ -185,3 +185,18 @@ def test_every_error_is_json(server, ask):
         assert reply.headers["content-type"] == "application/json", case
         assert list(reply.json) == ["error"], case
         assert reply.body == reply.body.strip(), case
+
+
+@pytest.mark.parametrize("digits", ["9" * 20, "1" + "0" * 4300, "0" * 4300 + "7"])
+@pytest.mark.parametrize(("method", "rest"), [("POST", "/infer"), ("GET", ""), ("GET", "/config"), ("GET", "/ready")])
+def test_version_of_more_digits_than_any(server, digits, method, rest):
+    reply = server.request(method, f"/v2/models/identity/versions/{digits}{rest}", b"{}" if method == "POST" else None)
+    assert reply.status == (400 if rest == "/ready" else 404), reply.body
+    assert ("is not found" if rest != "/ready" else "not ready") in reply.error
+    assert "Traceback" not in server.output
+
+
+def test_leading_zeros_of_a_version(server):
+    zeros = "0" * 4300
+    assert server.get(f"/v2/models/identity/versions/{zeros}1").json["versions"] == ["1"]
+    assert server.infer(f"identity/versions/{zeros}1", IDENTITY_REQUEST).status == 200

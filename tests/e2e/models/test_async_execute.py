@@ -214,6 +214,6 @@ def test_values_of_the_option(tmp_path):
     with serving(tmp_path, ready=False, flags=("--exit-on-error=false",)) as server:
         for number, value in enumerate(values):
             server.wait_for(
-                f"model 'wrong_{number}': parameters ASYNC_EXECUTE_CONCURRENCY must be a whole number from 1 on, it is "
+                f"model 'wrong_{number}': parameters ASYNC_EXECUTE_CONCURRENCY must be a whole number of at least 1, it is "
                 f"'{value}'"
             )

@@ -224,10 +224,10 @@ def test_other_coroutines_run_meanwhile(lab, gate):
     """The reply comes only because another coroutine, which runs while this one waits, opens the gate."""
     code = f"""
     async def open_gate():
-        while not os.path.exists({str(gate._reached)!r}):
+        while not os.path.exists({str(gate.reached_path)!r}):
             await asyncio.sleep(0.001)
         assert not future.done()
-        open({str(gate._open)!r}, "w").close()
+        open({str(gate.open_path)!r}, "w").close()
 
     future = call("gated", IN=[1]).async_exec()
     opening = asyncio.ensure_future(open_gate())
@@ -258,7 +258,7 @@ def test_200_calls_that_all_wait(lab, gate):
     beside = value(await call("double", IN=[21]).async_exec())
     threads = in_threads(lambda n: value(call("double", IN=[n]).exec()), *range(40))
     assert not any(future.done() for future in futures)
-    open({str(gate._open)!r}, "w").close()
+    open({str(gate.open_path)!r}, "w").close()
     responses = await asyncio.gather(*futures)
     return [beside, len(threads), [value(response)[0] for response in responses]]
     """
@@ -297,12 +297,12 @@ def test_many_clients_whose_requests_gather(server):
 @pytest.mark.spec("pb-E12")
 def test_requests_of_one_process_overlap_in_their_calls(server, gate):
     """Two clients of one instance are in its coroutines at the same time: the first waits for what the second opens."""
-    waiting = f"return value(await call('gated', IN=[1]).async_exec())  # {gate._open}"
+    waiting = f"return value(await call('gated', IN=[1]).async_exec())  # {gate.open_path}"
     found = []
     first = threading.Thread(target=lambda: found.append(caller(server, "overlapping")(waiting)))
     first.start()
     gate.wait_reached()
-    assert caller(server, "overlapping")(f"open({str(gate._open)!r}, 'w').close()\nreturn 1") == 1
+    assert caller(server, "overlapping")(f"open({str(gate.open_path)!r}, 'w').close()\nreturn 1") == 1
     first.join()
     assert found == [[1]]
 
@@ -402,7 +402,7 @@ def test_a_loop_that_ends_before_the_reply(plain, gate):
     async def leave():
         call("gated", IN=[1]).async_exec()
     asyncio.run(leave())
-    open({str(gate._open)!r}, "w").close()
+    open({str(gate.open_path)!r}, "w").close()
     return value(call("gated", IN=[2]).exec())
     """
     assert plain(code) == [2]
@@ -418,7 +418,7 @@ def test_a_cancelled_future_leaves_the_inference_alone(lab, repository, gate):
         await asyncio.wait_for(future, 0.05)
     except asyncio.TimeoutError:
         assert future.cancelled()
-    open({str(gate._open)!r}, "w").close()
+    open({str(gate.open_path)!r}, "w").close()
     return value(await call("gated", IN=[2]).async_exec())
     """
     assert lab(code) == [2]
@@ -446,7 +446,7 @@ def test_replies_after_the_request_is_answered(lab, gate):
     return "begun"
     """
     end = f"""
-    open({str(gate._open)!r}, "w").close()
+    open({str(gate.open_path)!r}, "w").close()
     await state.pop("task")
     return state.pop("found")
     """

@@ -285,7 +285,7 @@ def test_responses_come_while_the_other_model_runs(lab, repository):
     code = f"""
     iterator = call("gated", IN=[0]).exec(decoupled=True)
     first = value(next(iterator))
-    open({str(gate._open)!r}, "w").close()
+    open({str(gate.open_path)!r}, "w").close()
     return [first, [value(response) for response in iterator]]
     """
     assert lab(code) == [[1], [[2]]]

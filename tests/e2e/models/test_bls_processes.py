@@ -400,7 +400,7 @@ def test_what_forks_cannot_do(forks, expression):
     kind, message = forks(f"return forked(raised, lambda: {expression})")
     assert kind == "TritonModelException"
     assert message.endswith(
-        "This process was forked by the model: here only exec() without 'decoupled', and logging, can be used."
+        "This process was forked by the model: only logging, and exec() without 'decoupled', are available in it."
     )
 
 

@@ -510,3 +510,30 @@ state["shared metric"] = family.Metric()
             "series of a model that is unloaded stay",
         )
         assert server.metrics()["guest_starts_total"] == 1
+
+
+def test_a_long_page_comes_in_parts_and_whole(server):
+    """It is nowhere as a whole on the way; and beyond a size, a model is refused what would make it longer."""
+    run = runner(server, "neighbour")
+    made, refused = run(
+        """
+family = state["family"] = F("wide", "Wide", F.HISTOGRAM)
+wide = state["wide"] = []
+def make():
+    while len(wide) < 100:
+        wide.append(family.Metric({"n": str(len(wide)), "text": "x" * 1000}, buckets=list(range(500))))
+return str(len(wide)), refusal(make), str(len(wide))
+"""
+    )[1:][::-1]
+    assert 1 < int(made) < 10
+    assert "bytes of the metrics page" in refused
+    reply = server.request("GET", "/metrics", port=server.metrics_port)
+    assert reply.headers["transfer-encoding"] == "chunked"
+    wide = [line for line in reply.body.splitlines() if line.startswith(b"wide_bucket")]
+    assert len(wide) == 501 * int(made)
+    assert reply.body.endswith(b"\n")
+    run('del state["wide"], state["family"]')
+    wait_until(
+        lambda: "content-length" in server.request("GET", "/metrics", port=server.metrics_port).headers,
+        "the metrics stay on the page",
+    )

@@ -355,7 +355,7 @@ def test_exception_in_finalize_of_a_decoupled_model(stopped):
 @pytest.mark.spec("pb-F03")
 def test_finalize_that_never_returns_in_a_decoupled_model(stopped):
     assert 1.5 < stopped.took_s < 20
-    assert "instance 'endless_0_0' did not end within" in stopped.output
+    assert "instance 'endless_0_0' missed its" in stopped.output
 
 
 @pytest.mark.spec("pb-F03")

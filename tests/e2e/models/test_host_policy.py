@@ -118,10 +118,10 @@ def test_ranges_add_up():
         ("cpu,cpu-cores", "--host-policy option format is '<policy name>,<setting>=<value>'. Got cpu,cpu-cores"),
         (",cpu-cores=0", "--host-policy option format is '<policy name>,<setting>=<value>'. Got ,cpu-cores=0"),
         ("cpu,cores=0", "Unsupported host policy setting 'cores'. Write cpu-cores or numa-node"),
-        ("cpu,cpu-cores=3-1", "'3-1' is no range of cores such as 0-3"),
-        ("cpu,cpu-cores=a-b", "'a-b' is no range of cores such as 0-3"),
+        ("cpu,cpu-cores=3-1", "'3-1' is not a range of cores such as 0-3"),
+        ("cpu,cpu-cores=a-b", "'a-b' is not a range of cores such as 0-3"),
         ("cpu,cpu-cores=0-99999", f"this server may use {len(CORES)} cores, "),
-        ("cpu,numa-node=4096", "there is no NUMA node '4096' with cores on this machine"),
+        ("cpu,numa-node=4096", "this machine has no NUMA node '4096' with cores"),
     ],
 )
 def test_mistakes(value, text):

@@ -130,7 +130,7 @@ BAD = {
     "bls": (
         "class TritonPythonModel:\n    def initialize(self, args):\n        pb_utils.InferenceRequest(\n"
         "            model_name='x', inputs=[], requested_output_names=[]).exec()",
-        "Internal: TritonModelException: BLS is only supported during the 'execute' function. Models can be called once "
+        "Internal: TritonModelException: BLS is only supported during the 'execute' function. Models can be called after "
         "'initialize' has returned",
     ),
     "surrogates": (

@@ -20,7 +20,7 @@ from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
 
-EXPLICIT = ("--model-control-mode=explicit", "--load-model=laboratory")
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=laboratory", "--allow-model-overrides")
 TENSORS = {
     "backend": "python",
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
@@ -270,7 +270,7 @@ def test_what_cannot_be_done(ask, call, said):
 @pytest.mark.spec("pb-O02")
 def test_a_model_that_waits_for_a_load_is_not_frozen(server, ask, repository):
     gate = Gate(repository / "slow", "initialize")
-    gate._open.unlink(missing_ok=True)
+    gate.close()
     outcome = []
     asker = threading.Thread(
         target=lambda: outcome.append(
@@ -419,7 +419,7 @@ def test_where_models_cannot_be_controlled(server, ask):
     """At import, in auto_complete_config and in finalize."""
     ask("said = pb_utils.load_model('forbidden')")
     (heard,) = infer(server, "forbidden", {"IN": np.array([b"x"], object)})["OUT"]
-    refused = "model control is not available. It can be used from 'initialize' on, until 'finalize'."
+    refused = "model control is not available. It is available from 'initialize' until 'finalize'."
     for place in ("import", "auto_complete_config"):
         texts = eval(heard)[place]
         assert len(texts) == 3

@@ -395,7 +395,7 @@ def test_a_reader_of_the_log_that_stalls_stops_no_request(repository):
     """A terminal that is held, a pipe whose reader sleeps: the server serves on, and nothing is lost that soon."""
     with serving(repository) as server:
         lab = laboratory(server)
-        with server._changed:  # what this process needs to read a line
+        with server.unheard():
             for number in range(5):
                 code = f"""
                 for line in range(100):

@@ -130,7 +130,7 @@ def test_a_redis_server_that_goes_away_costs_no_answer(redis, repository):
         redis.stop()
         counts = [count(server, "cached", array(1)) for _ in range(3)]
         assert counts[-1] > counts[0]
-        server.wait_for(f"the response cache at 127.0.0.1:{redis.port} failed, requests are executed: ")
+        server.wait_for(f"The response cache at 127.0.0.1:{redis.port} failed; requests are executed instead: ")
 
 
 def test_without_a_redis_server_there_is_no_start(repository):

@@ -371,7 +371,7 @@ def test_a_sequence_that_is_silent_for_too_long_is_over(server, sending):
 def test_a_request_that_starts_a_sequence_again(server):
     assert step(server, "bare", 77, 5, start=True)["sum"] == 5
     assert step(server, "bare", 77, 3, start=True)["sum"] == 3
-    server.wait_for("sequence 77 of model 'bare' begins again although it has not ended")
+    server.wait_for("sequence 77 of model 'bare' starts again although it has not ended")
     assert step(server, "bare", 77, 1, end=True)["sum"] == 4
 
 
@@ -416,7 +416,7 @@ def test_a_sequence_whose_process_died_is_not_continued_by_another_one(server, s
     assert answer.error.startswith(
         "sequence 1 of model 'mortal' is ended: Stub process 'mortal_0' is not healthy. The process was killed by signal 9"
     )
-    assert answer.error.endswith(". What the model kept of it is gone: begin it again, with the START flag")
+    assert answer.error.endswith(". The model's state for it is lost: start it again with the START flag")
     assert told(never_begun)["sum"] == 8, "nothing of it was lost"
     again = step(server, "mortal", 1, 3, start=True, end=True)
     assert (again["sum"], again["pid"] == pid) == (3, False)

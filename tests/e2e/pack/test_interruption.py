@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -34,20 +36,43 @@ def _start(requirements, python):
     )
 
 
-def _wait_for_compiled(process, directory):
-    """Until modules are being compiled: by then all kinds of things lie around."""
-    stop = threading.Event()
-    deadline = threading.Timer(PACK_DEADLINE_S, stop.set)
-    deadline.start()
+@pytest.fixture
+def waiting_python(tmp_path, python):
+    """The same CPython; as the one that compiles an environment's modules it waits for the writer of a FIFO to close it."""
+    tree, fifo = tmp_path / "waiting", tmp_path / "middle"
+    shutil.copytree(python, tree, symlinks=True)
+    os.mkfifo(fifo)
+    (imported,) = tree.glob("lib/python3.*/types.py")  # not a frozen one
+    wait = f"\nimport os\nif os.path.basename(os.getcwd()) == 'compiled':\n    open({str(fifo)!r}).read()\n"
+    with imported.open("a") as source:
+        source.write(wait)
+    for cached in imported.parent.glob("__pycache__/types.*"):
+        cached.unlink()
+    return tree, fifo
+
+
+@contextmanager
+def _in_the_middle(process, fifo):
+    """While modules are being compiled, when all kinds of things lie around: it stays so until the block ends."""
+    opened = []
+
+    def comes():
+        assert process.poll() is None, f"it never compiled: {process.communicate()[0]}"
+        try:
+            opened.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            assert error.errno == errno.ENXIO  # noqa: PT017  nobody reads yet
+            return False
+        return True
+
     try:
-        while process.poll() is None and not stop.is_set():
-            if any(directory.glob("work/pack-*/compiled/lib*/python3.*")):
-                return
-            stop.wait(0.01)
+        wait_until(comes, "no module was compiled", PACK_DEADLINE_S)
+        yield
     finally:
-        deadline.cancel()
-    process.kill()
-    raise AssertionError(f"it never compiled: {process.communicate()[0]}")
+        process.kill()
+        process.wait()
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def removed(work):
@@ -62,13 +87,15 @@ def removed(work):
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
     ids=["ctrl-c", "sigterm", "kill-9"],
 )
-def test_ended_in_the_middle(number, status, requirements, python):
+def test_ended_in_the_middle(number, status, requirements, python, waiting_python):
     directory = requirements.parent
     (directory / "env.tar.gz").write_bytes(b"the one before")
-    process = _start(requirements, python)
-    _wait_for_compiled(process, directory)
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=PACK_DEADLINE_S)
+    tree, fifo = waiting_python
+    process = _start(requirements, tree)
+    with _in_the_middle(process, fifo):
+        assert list(directory.glob("work/pack-*/compiled/lib*/python3.*"))
+        os.kill(process.pid, number)
+        output, _ = process.communicate(timeout=PACK_DEADLINE_S)
     assert process.returncode == status, output
     assert "Traceback" not in output
     assert (directory / "env.tar.gz").read_bytes() == b"the one before"

@@ -45,7 +45,7 @@ def test_unsolvable(dependencies, reason, channel, tmp_path):
     path = _yml(tmp_path, channel, *dependencies)
     _refused(
         3,
-        rf"error: no set of packages from file://.* does what is asked for \(python.*\):.*{reason}",
+        rf"error: no set of packages from file://.* satisfies the request \(python.*\):.*{reason}",
         path,
         cwd=tmp_path,
     )
@@ -65,7 +65,7 @@ def test_channel_that_is_not_there(channel, reason, tmp_path):
 
 def test_specs_that_are_none(channel, tmp_path):
     _refused(2, "cannot be read", _yml(tmp_path, channel, "python", "'numpy >=!!'"), cwd=tmp_path)
-    _refused(2, "asks for no python: add one to its dependencies", _yml(tmp_path, channel, "awkward"), cwd=tmp_path)
+    _refused(2, "lists no python: add it to the dependencies", _yml(tmp_path, channel, "awkward"), cwd=tmp_path)
 
 
 def test_wheels_that_do_not_exist(python, tmp_path):
@@ -74,7 +74,7 @@ def test_wheels_that_do_not_exist(python, tmp_path):
         ("leaf==9", "leaf"),
         ("./none-1.0-py3-none-any.whl", "none-1.0"),
         ("numpy===", "cannot be read"),
-        ("leaf >> 3", r"in what is asked for at position \d+: no such comparison operator .*: leaf >> 3$"),
+        ("leaf >> 3", r"in the request at position \d+: no such comparison operator .*: leaf >> 3$"),
         ("-r more.txt", "cannot be read: .*more.txt.*: No such file"),
     ):
         (tmp_path / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{line}\n")
@@ -90,7 +90,7 @@ def test_extra_that_a_project_does_not_have(python, tmp_path):
 def test_version_of_python_beside_it_that_is_none(tmp_path):
     (tmp_path / "requirements.txt").write_text("leaf\n")
     (tmp_path / ".python-version").write_text("newest\n")
-    reason = rf"{tmp_path}/\.python-version newest: newest is not there; write a version such as 3\.12, or a path"
+    reason = rf"{tmp_path}/\.python-version newest: newest does not exist; write a version such as 3\.12, or a path"
     _refused(2, reason, tmp_path / "requirements.txt", cwd=tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_index_that_does_not_answer(python, tmp_path):
 
 def test_editable_packages(python, tmp_path):
     (tmp_path / "requirements.txt").write_text("-e .\n")
-    _refused(6, "asks for an editable package", tmp_path / "requirements.txt", cwd=tmp_path)
+    _refused(6, "requests an editable package", tmp_path / "requirements.txt", cwd=tmp_path)
     venv = tmp_path / "venv"
     subprocess.run([python / "bin" / "python", "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python3.*/site-packages")
@@ -138,7 +138,7 @@ def test_editable_packages(python, tmp_path):
 @pytest.mark.parametrize("flags", [("--python", "3.12"), ("--extra", "x"), ("--extra", "x", "--dry-run")])
 def test_environment_that_is_there_is_not_asked_to_be_another(flags, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    reason = f"{tmp_path}/venv is packed as it lies: {flags[0]} is for files that name packages"
+    reason = f"{tmp_path}/venv is packed unchanged: {flags[0]} is for files that list packages"
     _refused(2, reason, tmp_path / "venv", *flags, cwd=tmp_path)
 
 
@@ -151,15 +151,15 @@ def test_conda_environments_that_are_none(tmp_path):
     ("arguments", "reason"),
     [
         ((), "required: FILE"),
-        (("none.yml",), "none.yml is not there"),
+        (("none.yml",), "none.yml does not exist"),
         (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
-        (("requirements.txt", "-o", "env.zip"), "does not say what to write: let the name end in one of .tar.gz"),
-        (("requirements.txt", "-o", "env.tar.gz", "--format", "zst"), "does not go with --format tar.zst"),
+        (("requirements.txt", "-o", "env.zip"), "has no known suffix: let the name end in one of .tar.gz"),
+        (("requirements.txt", "-o", "env.tar.gz", "--format", "zst"), "contradicts --format tar.zst"),
         (("requirements.txt", "--python", "3.7"), "--python 3.7: models run in 3.8 and newer"),
-        (("requirements.txt", "--python", "/bin/true"), "is no CPython that starts"),
+        (("requirements.txt", "--python", "/bin/true"), "is not a working CPython"),
         (("requirements.txt", "--extra", "x"), "--extra is for a pyproject.toml"),
-        (("requirements.txt", "--lock", "none/env.lock"), "is not a directory that is there"),
-        (("requirements.txt", "--lock", "requirements.txt"), "is no lock that pybackend has written"),
+        (("requirements.txt", "--lock", "none/env.lock"), "the directory none does not exist"),
+        (("requirements.txt", "--lock", "requirements.txt"), "is not a lock written by pybackend"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else None,
 )
@@ -178,7 +178,7 @@ def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     _refused(
         5,
-        "cannot put packages together",
+        "cannot assemble the environment",
         tmp_path / "requirements.txt",
         "--work-directory",
         tmp_path / "file" / "x",
@@ -262,7 +262,7 @@ def test_caches_that_cannot_be_written(channel, python, tmp_path):
     for arguments in ((tmp_path / "requirements.txt", "--python", python), (_yml(tmp_path, channel, "python"),)):
         _refused(
             5,
-            "a cache of packages cannot be written.*set HOME, or UV_CACHE_DIR",
+            "a package cache is not writable.*set HOME, or UV_CACHE_DIR",
             *arguments,
             cwd=tmp_path,
             env=environment,

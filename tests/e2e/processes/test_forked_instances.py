@@ -138,8 +138,8 @@ def test_a_module_that_cannot_be_imported_costs_the_fork_only(tmp_path, preload,
     ("key", "value", "reason"),
     [
         ("ZYGOTE", "perhaps", r"parameters ZYGOTE must be \"yes\" or \"no\", it is 'perhaps'"),
-        ("PRELOAD", "a b", "parameters PRELOAD must be names of modules with commas between them, it is 'a b'"),
-        ("PRELOAD", "os;evil", "parameters PRELOAD must be names of modules"),
+        ("PRELOAD", "a b", "parameters PRELOAD must be comma-separated names of modules, it is 'a b'"),
+        ("PRELOAD", "os;evil", "parameters PRELOAD must be comma-separated names of modules"),
     ],
 )
 def test_what_is_no_value_fails_the_load(tmp_path, key, value, reason):

@@ -41,7 +41,7 @@ def ready(server):
 def test_explicit_mode_loads_nothing_and_is_ready(repository):
     with serving(repository, flags=(EXPLICIT,)) as server:
         assert ready(server) == []
-        server.wait_for("no model is loaded at start")
+        server.wait_for("No model is loaded at start")
         assert server.stub_pids() == []
         reply = server.get("/v2/models/a")
         assert (reply.status, reply.error) == (400, "Request for unknown model: 'a' is not found")
@@ -85,23 +85,22 @@ def test_mode_none_loads_everything_once(tmp_path):
 
 def test_files_given_with_a_load_do_not_stay(tmp_path, monkeypatch):
     """Neither after an orderly end nor, once another server starts, after a sudden one."""
-    scratch, repository = tmp_path / "scratch", tmp_path / "models"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
+    rooms, repository = tmp_path / "cache" / "pybackend" / "rooms", tmp_path / "models"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_laboratory(repository)
-    flags = (EXPLICIT, "--load-model=laboratory")
+    flags = (EXPLICIT, "--load-model=laboratory", "--allow-model-overrides")
     with serving(repository, flags=flags) as server:
         assert laboratory(server)(LOAD_NEW).status == 200
-        assert len(list(scratch.glob("*/*/new/1/model.py"))) == 1
+        assert len(list(rooms.glob("*/*/new/1/model.py"))) == 1
         assert server.get("/v2/models/new/ready").status == 200
         assert server.stop() == 0
-    assert list(scratch.iterdir()) == []
+    assert list(rooms.iterdir()) == []
     with serving(repository, flags=flags) as server, serving(repository, flags=flags) as other:
         assert laboratory(server)(LOAD_NEW).status == laboratory(other)(LOAD_NEW).status == 200
         server.stop(signal.SIGKILL)
-        assert len(list(scratch.iterdir())) == 2
+        assert len(list(rooms.iterdir())) == 2
         with serving(repository):
-            wait_until(lambda: len(list(scratch.iterdir())) == 1, f"left: {list(scratch.iterdir())}")
+            wait_until(lambda: len(list(rooms.iterdir())) == 1, f"left: {list(rooms.iterdir())}")
         assert other.get("/v2/models/new/ready").status == 200
-        assert len(list(scratch.glob("*/*/new/1/model.py"))) == 1
-    assert list(scratch.iterdir()) == []
+        assert len(list(rooms.glob("*/*/new/1/model.py"))) == 1
+    assert list(rooms.iterdir()) == []

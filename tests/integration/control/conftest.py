@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-
 import pytest
 
 from tests.integration.models.conftest import running_engine
@@ -31,11 +29,10 @@ def repository(tmp_path, marks):
 
 
 @pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    """Where temporary files go: empty again at the end."""
+def scratch(tmp_path):
+    """Where rooms of servers lie: empty again at the end."""
     directory = tmp_path / "scratch"
     directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
     yield directory
     assert list(directory.iterdir()) == []
 
@@ -46,7 +43,9 @@ def start(repository, scratch):
     engines = []
 
     def start(*startup_models, **options):
-        engines.append(running_engine(repository, explicit=True, startup_models=startup_models, **options))
+        engines.append(
+            running_engine(repository, explicit=True, startup_models=startup_models, room_places=[scratch], **options)
+        )
         return engines[-1].__enter__()
 
     yield start

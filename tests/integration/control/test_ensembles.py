@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import textwrap
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.model.model import ModelState
+from pybackend.sandbox.grant import Grant
 from tests.integration.models.conftest import running_engine
 from tests.support.ensembles import ask, floats, held, nothing_held, step, write_ensemble
 from tests.support.ensembles import refusal as refusal_of
@@ -113,9 +115,9 @@ def test_a_load_of_an_ensemble_loads_its_parts(repository, start, marks):
     assert table(engine) == dict.fromkeys(["a", "b", "inner", "outer"], "READY")
     assert out(run, engine, "outer", 1) == [4]
     assert marks("a") == ["begin 1 1"]
-    first = engine.model("a")
+    first = engine.repository.find("a")
     run(engine.load_model("outer"))
-    assert engine.model("a") is first
+    assert engine.repository.find("a") is first
 
 
 @pytest.mark.spec("srv-R19")
@@ -133,8 +135,7 @@ def test_no_process_is_started_for_an_ensemble(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, _run = start("e")
-    assert engine.model("e").instances == ()
-    assert engine.model("e").active_instances == ()
+    assert engine.repository.find("e").instances == ()
 
 
 @pytest.mark.spec("srv-R01", "srv-R17")
@@ -143,12 +144,12 @@ def test_an_ensemble_without_a_version_directory_is_version_1(repository, start,
     directory = chain(repository, "e", "a")
     (directory / "1").rmdir()
     engine, run = start("e")
-    assert engine.model("e").version == "1"
+    assert engine.repository.find("e").version == "1"
     assert out(run, engine, "e", 1) == [2]
     assert f"ensemble 'e' has no version directory in {directory}: it is version 1" in caplog.text
     (directory / "3").mkdir()
     run(engine.load_model("e"))
-    assert engine.model("e").version == "3"
+    assert engine.repository.find("e").version == "3"
 
 
 @pytest.mark.spec("srv-R17")
@@ -289,7 +290,7 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, run = start("e")
-    first = engine.model("e")
+    first = engine.repository.find("e")
     chain(repository, "e", "a", inputs=tensors(IN=("TYPE_FP32", [2, 2])))
     error = refusal(run, engine.load_model("e"))
     assert error.message.startswith(
@@ -301,7 +302,7 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
         ErrorCode.INVALID_ARG,
         "load failed for model 'e': must specify 'step' for ensemble 'e'",
     )
-    assert engine.model("e") is first
+    assert engine.repository.find("e") is first
     assert out(run, engine, "e", 1) == [2]
     assert run(engine.is_ready())
     chain(repository, "e", "a", "a")
@@ -327,6 +328,56 @@ def test_an_ensemble_with_a_configuration_of_its_own(repository, start, marks):
     run(until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"}))
 
 
+def grant(*control, overrides=True):
+    """Of a model that may control these models."""
+    return Grant("caller", "standard", True, True, True, {}, control=control, overrides=overrides)
+
+
+def test_parts_come_and_go_with_an_ensemble_that_a_model_may_control(repository, start, marks):
+    for name in ("a", "b"):
+        write_model(repository, name, adding(1), CONFIG)
+    chain(repository, "e", "a", "b")
+    engine, run = start()
+    caller = grant("e")
+    assert "may not load or unload model 'a'" in refusal(run, engine.load_model("a", grant=caller)).message
+    run(engine.load_model("e", grant=caller))
+    assert out(run, engine, "e", 1) == [3]
+    assert "may not load or unload model 'a'" in refusal(run, engine.unload_model("a", grant=caller)).message
+    run(engine.unload_model("e", unload_dependents=True, grant=caller))
+    run(until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"}))
+
+
+def test_an_ensemble_that_a_model_brings_loads_no_parts_that_it_may_not_control(repository, start, marks):
+    for name in ("a", "b"):
+        write_model(repository, name, adding(1), CONFIG)
+    chain(repository, "e", "a")
+    engine, run = start("e")
+    config = json.dumps(
+        {
+            "platform": "ensemble",
+            "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
+            "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
+            "ensemble_scheduling": {
+                "step": [
+                    {"model_name": "b", "model_version": -1, "input_map": {"IN": "IN"}, "output_map": {"OUT": "OUT"}}
+                ]
+            },
+        }
+    )
+    error = refusal(run, engine.load_model("e", config, grant=grant("e")))
+    assert "model 'caller' may not load or unload model 'b'" in error.message
+    assert (
+        "--allow-model-overrides"
+        in refusal(run, engine.load_model("e", config, grant=grant("e", overrides=False))).message
+    )
+    assert out(run, engine, "e", 1) == [2]
+    run(engine.load_model("e", config, grant=grant("e", "b")))
+    assert out(run, engine, "e", 1) == [2]
+    assert "b" in table(engine)
+    run(engine.load_model("e"))
+    assert engine.repository.find("e").part_names == {"a"}
+
+
 # --- parts that come and go -----------------------------------------------------------------------------------------
 
 
@@ -337,7 +388,7 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
     chain(repository, "inner", "a", "b")
     chain(repository, "outer", "inner")
     engine, run = start("outer", "a", "b")
-    models = [engine.model("inner"), engine.model("outer")]
+    models = [engine.repository.find("inner"), engine.repository.find("outer")]
     run(engine.unload_model("b"))
     reason = (
         "ensemble 'inner' depends on 'b' which has no loaded version. 'b' was unloaded: load it again, or load 'inner'"
@@ -356,7 +407,7 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
     run(gone(engine, engine.repository.known_versions("b")[0]))
     assert run(engine.is_ready())
     run(engine.load_model("b"))
-    assert [engine.model("inner"), engine.model("outer")] == models
+    assert [engine.repository.find("inner"), engine.repository.find("outer")] == models
     assert out(run, engine, "outer", 1) == [3]
     assert run(engine.is_ready_by_name("outer"))
     run(engine.unload_model("a"))
@@ -371,7 +422,7 @@ def test_a_part_is_replaced_under_load(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a", "a")
     engine, run = start("e")
-    old = engine.model("a")
+    old = engine.repository.find("a")
 
     async def replace():
         answers = []
@@ -412,13 +463,13 @@ def test_a_part_that_begins_to_stream(repository, start, marks):
     chain(repository, "e", "a")
     chain(repository, "f", "e")
     engine, run = start("f")
-    assert not engine.model("f").config.decoupled
+    assert not engine.repository.find("f").config.decoupled
     (repository / "a/config.pbtxt").write_text(CONFIG + DECOUPLED)
     run(engine.load_model("a"))
-    assert [engine.model(name).config.decoupled for name in "aef"] == [True, True, True]
+    assert [engine.repository.find(name).config.decoupled for name in "aef"] == [True, True, True]
     (repository / "a/config.pbtxt").write_text(CONFIG)
     run(engine.load_model("a"))
-    assert not engine.model("f").config.decoupled
+    assert not engine.repository.find("f").config.decoupled
 
 
 @pytest.mark.spec("srv-R19")
@@ -434,11 +485,11 @@ def test_requests_that_have_begun_still_find_their_parts(tmp_path, repository, s
     async def unload():
         asked = [asyncio.ensure_future(ask(engine, "outer", {"IN": floats(-1, i)})) for i in range(3)]
         await until(lambda: gate.arrivals)
-        last = engine.model("last")
+        last = engine.repository.find("last")
         await engine.unload_model("last")
         assert last.state is ModelState.UNLOADING
         with pytest.raises(InferenceError):
-            engine.model("last")
+            engine.repository.find("last")
         assert not await engine.is_ready_by_name("outer")
         assert (await refusal_of(engine, "outer", {"IN": floats(1)})).code is ErrorCode.NOT_FOUND
         for name in ("outer", "inner", "slow"):

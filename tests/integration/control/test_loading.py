@@ -23,7 +23,7 @@ def test_nothing_is_loaded_before_somebody_asks(repository, start, marks):
     assert run(engine.is_ready())
     assert list(engine.repository.models()) == []
     with pytest.raises(InferenceError, match="Request for unknown model: 'a' is not found"):
-        engine.model("a")
+        engine.repository.find("a")
     run(engine.load_model("a"))
     assert run(answer(engine, "a")) == 1
     assert [(model.name, model.version) for model in engine.repository.models()] == [("a", "1")]
@@ -68,7 +68,7 @@ def test_without_control_nothing_changes(repository, marks):
 def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, marks):
     directory = write_model(repository, "a", answering(1), CONFIG + "instance_group { count: 2 }")
     engine, run = start("a")
-    old = engine.model("a")
+    old = engine.repository.find("a")
 
     gate = Gate(tmp_path / "marks", "slow")
 
@@ -99,7 +99,7 @@ def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, 
 def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
     write_model(repository, "a", answering(1), CONFIG)
     engine, run = start("a")
-    model = engine.model("a")
+    model = engine.repository.find("a")
     write_model(repository, "a", BROKEN, None)
     for _ in range(2):  # files that could not be loaded are not taken for loaded ones
         error = refusal(run, engine.load_model("a"))
@@ -108,7 +108,7 @@ def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
             "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: ValueError: the weights are missing"
         )
         assert error.message.endswith(";\n")
-        assert engine.model("a") is model
+        assert engine.repository.find("a") is model
         assert run(answer(engine, "a")) == 1
         assert run(engine.is_ready())
     (repository / "a/config.pbtxt").write_text("nonsense")
@@ -139,23 +139,23 @@ def test_one_version_that_fails_keeps_all_new_ones_from_serving(repository, star
 def test_versions_that_have_not_changed_are_left_alone(repository, start, marks):
     write_model(repository, "a", answering(1), ALL_VERSIONS)
     engine, run = start("a")
-    first = engine.model("a")
+    first = engine.repository.find("a")
     run(engine.load_model("a"))
-    assert engine.model("a") is first
+    assert engine.repository.find("a") is first
     write_model(repository, "a", answering(2), None, version=2)
     run(engine.load_model("a"))
-    assert engine.model("a", "1") is first
+    assert engine.repository.find("a", "1") is first
     assert run(answer(engine, "a")) == 2
     assert run(answer(engine, "a", version="1")) == 1
     assert marks("a") == ["begin 1 1", "begin 2 2"]
     # The policy leaves one of them.
-    second = engine.model("a", "2")
+    second = engine.repository.find("a", "2")
     (repository / "a/config.pbtxt").write_text(CONFIG)
     run(engine.load_model("a"))
     run(gone(engine, first))
-    assert engine.model("a") is second
+    assert engine.repository.find("a") is second
     with pytest.raises(InferenceError, match="'a' version 1 is not at ready state"):
-        engine.model("a", "1")
+        engine.repository.find("a", "1")
     assert [(model.version, model.state.value, model.reason) for model in engine.repository.models()] == [
         ("1", "UNAVAILABLE", "unloaded"),
         ("2", "READY", ""),
@@ -164,7 +164,7 @@ def test_versions_that_have_not_changed_are_left_alone(repository, start, marks)
     # And another configuration concerns all.
     (repository / "a/config.pbtxt").write_text(CONFIG + 'parameters { key: "x" value { string_value: "y" } }')
     run(engine.load_model("a"))
-    assert engine.model("a") is not second
+    assert engine.repository.find("a") is not second
 
 
 def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, marks):
@@ -172,7 +172,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
         repository, "a", answering(1), CONFIG + 'parameters { key: "RESTART_LIMIT" value { string_value: "1" } }'
     )
     engine, run = start("a")
-    model = engine.model("a")
+    model = engine.repository.find("a")
 
     async def kill():
         while model.instances[0].pid is not None and model.is_ready:
@@ -181,7 +181,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
         await engine.load_model("a")
 
     run(kill())
-    assert engine.model("a") is not model
+    assert engine.repository.find("a") is not model
     assert run(answer(engine, "a")) == 1
     run(gone(engine, model))
 
@@ -189,7 +189,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
 def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, start, marks):
     write_model(repository, "a", answering(1), CONFIG)
     engine, run = start("a")
-    model = engine.model("a")
+    model = engine.repository.find("a")
     gate = Gate(tmp_path / "marks", "slow")
 
     async def unload():
@@ -201,7 +201,7 @@ def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, 
         assert not await engine.is_ready()
         assert not await engine.is_ready_by_name("a")
         with pytest.raises(InferenceError, match="'a' has no available versions") as refused:
-            engine.model("a")
+            engine.repository.find("a")
         assert refused.value.code is ErrorCode.NOT_FOUND
         await engine.unload_model("a")  # is fine, and changes nothing
         gate.open()
@@ -297,8 +297,7 @@ def test_a_model_in_two_repositories_is_not_loaded(tmp_path, repository, start):
     write_model(repository, "a", answering(1), CONFIG)
     other = tmp_path / "other"
     write_model(other, "b", answering(1), CONFIG)
-    engine, run = start("a")
-    engine.repository._scan = type(engine.repository._scan)((repository, other), {}, {}, ())
+    engine, run = start("a", more_repositories=[other])
     run(engine.load_model("b"))
     write_model(other, "a", answering(2), CONFIG)
     error = refusal(run, engine.load_model("a"))
@@ -326,11 +325,11 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
     """
     write_model(repository, "a", code, CONFIG)
     engine, run = start("a", finalize_timeout_s=0.2)
-    model = engine.model("a")
+    model = engine.repository.find("a")
 
     async def unload():
         await engine.unload_model("a")
         await gone(engine, model)
 
     run(unload())
-    assert "instance 'a_0' did not end within 0.2 s and is killed" in caplog.text
+    assert "instance 'a_0' missed its 0.2 s stop limit and is being killed" in caplog.text

@@ -19,7 +19,7 @@ class TestConfigOverride:
         write_model(repository, "a", answering(1), CONFIG)
         write_model(repository, "a", answering(2), None, version=2)
         engine, run = start("a")
-        assert engine.model("a").version == "2"
+        assert engine.repository.find("a").version == "2"
         override = {
             "backend": "python",
             "max_batch_size": 8,
@@ -28,12 +28,12 @@ class TestConfigOverride:
             "version_policy": {"specific": {"versions": [1]}},
         }
         run(engine.load_model("a", json.dumps(override)))
-        model = engine.model("a")
+        model = engine.repository.find("a")
         assert (model.version, model.config.max_batch_size) == ("1", 8)
         run(engine.load_model("a", json.dumps(override)))
-        assert engine.model("a") is model  # nothing has changed
+        assert engine.repository.find("a") is model  # nothing has changed
         run(engine.load_model("a"))
-        model = engine.model("a")
+        model = engine.repository.find("a")
         assert (model.version, model.config.max_batch_size) == ("2", 0)
 
     @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ class TestConfigOverride:
     def test_that_is_wrong(self, repository, start, text, reason):
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
-        model = engine.model("a")
+        model = engine.repository.find("a")
         error = refusal(run, engine.load_model("a", text))
         assert error.code is ErrorCode.INTERNAL
         assert error.message.startswith(f"failed to load 'a', failed to poll from model repository: {reason}")
-        assert engine.model("a") is model
+        assert engine.repository.find("a") is model
 
     def test_whose_version_policy_leaves_nothing(self, repository, start):
         write_model(repository, "a", answering(1), CONFIG)
@@ -90,14 +90,14 @@ class TestFileOverride:
     def test_makes_a_model_that_no_repository_has(self, repository, start, scratch, marks):
         engine, run = start()
         run(engine.load_model("new", self.CONFIG, self.files(5, version=3)))
-        model = engine.model("new")
+        model = engine.repository.find("new")
         assert (model.version, run(answer(engine, "new"))) == ("3", 5)
         (root,) = scratch.iterdir()
         # An instance that dies finds its code again.
         os.kill(model.instances[0].pid, 9)
         assert _eventually(run, engine, "new") == 5
         run(engine.load_model("new", self.CONFIG, self.files(6)))
-        assert (engine.model("new").version, run(answer(engine, "new"))) == ("1", 6)
+        assert (engine.repository.find("new").version, run(answer(engine, "new"))) == ("1", 6)
         run(gone(engine, model))
         run(engine.repository.unload("new", 5, 5))
         assert list(root.iterdir()) == []

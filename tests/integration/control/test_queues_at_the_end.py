@@ -53,7 +53,7 @@ class Crowd:
 
     def __init__(self, engine, gate: Gate, scheduler: str) -> None:
         self.engine = engine
-        self.model = engine.model("m")
+        self.model = engine.repository.find("m")
         self.gate = gate
         self._scheduler = scheduler
 
@@ -62,11 +62,11 @@ class Crowd:
         asked = [asyncio.ensure_future(self._ask(0))]
         await until(lambda: self.gate.arrivals)
         asked += [asyncio.ensure_future(self._ask(number)) for number in range(1, COUNT)]
-        await until(lambda: self.model._open_requests == COUNT)
+        await until(lambda: self.model.open_requests.count == COUNT)
         return asked
 
     async def _ask(self, number: int) -> float:
-        response = await self.engine.infer(self.model, request(number, self._scheduler))
+        response = await self.engine.open(self.model.name, self.model.version).infer(request(number, self._scheduler))
         answer = float(output_array(response, "OUT").ravel()[0]) if response.error is None else response.error
         response.release()
         if isinstance(answer, InferenceError):
@@ -94,7 +94,7 @@ def test_unload_answers_what_waits(crowd, scheduler) -> None:
         asked = await crowd.gather()
         await crowd.engine.unload_model("m")
         with pytest.raises(InferenceError):
-            crowd.engine.model("m")
+            crowd.engine.repository.find("m")
         assert not any(one.done() for one in asked)
         crowd.gate.open()
         assert await asyncio.gather(*asked) == [7] * COUNT

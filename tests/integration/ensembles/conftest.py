@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from tests.integration.models.conftest import Run, running_engine
 from tests.support import ensembles

@@ -7,11 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 
+from pybackend.ensemble import step_io
 from pybackend.errors import ErrorCode
 from pybackend.inference.pending import CANCELLED
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.model import ensemble_step_io
 from tests.integration.ensembles.conftest import Lab
 from tests.integration.models.conftest import running_engine
 from tests.support import ensembles
@@ -73,7 +73,7 @@ def test_one_of_two_steps_fails(lab: Lab, size: int, tmp_path) -> None:
         error = await asked
         assert error.message == "in ensemble 'pair', no luck"
         await reached(gate)
-        assert ensembles.held(lab.engine.model("pair")) == {"runs": 1}
+        assert ensembles.held(lab.engine.repository.find("pair")) == {"runs": 1}
         gate.open()
         await nothing_held(lab.engine)
 
@@ -86,21 +86,21 @@ def test_memory_does_not_wait_for_steps_that_nobody_waits_for(lab: Lab, tmp_path
     array = np.zeros(1_000_000, np.int32)
 
     async def run() -> None:
-        model = lab.engine.model("late")
+        model = lab.engine.repository.find("late")
         lease = model.lease(array.nbytes, "IN")  # as front ends do it
         slow, late = function(f"pass_gate({str(tmp_path)!r}, 'slow')\nreturn [text('late')]"), Gate(tmp_path, "late")
         fails = function(f"pass_gate({str(tmp_path)!r}, 'late')\nreturn [failed('no luck')]")
         request = request_of("late", {"CODE1": fails, "CODE2": slow})
         request.inputs.append(InputTensor("IN", "INT32", array.shape, lease.view, lease))
-        asked = asyncio.ensure_future(lab.engine.infer(model, request))
+        asked = asyncio.ensure_future(lab.engine.open(model.name, model.version).infer(request))
         await reached(gate)
         await reached(late)
-        assert ensembles.held(lab.engine.model("plus")) == {"holds": 1, "input bytes": array.nbytes}
+        assert ensembles.held(lab.engine.repository.find("plus")) == {"holds": 1, "input bytes": array.nbytes}
         late.open()
         error = (await asked).error
         assert error is not None
         assert error.message == "in ensemble 'late', no luck"
-        assert ensembles.held(lab.engine.model("plus")) == {"holds": 1}
+        assert ensembles.held(lab.engine.repository.find("plus")) == {"holds": 1}
         assert ensembles.held(model) == {"runs": 1}
         gate.open()
         await nothing_held(lab.engine)
@@ -114,7 +114,7 @@ def test_a_tensor_that_cannot_be_copied(lab: Lab, monkeypatch, caplog) -> None:
     async def refuse(_target: memoryview, _source: bytes) -> None:
         raise RuntimeError("cannot start new thread")
 
-    monkeypatch.setattr(ensemble_step_io, "copy_bytes", refuse)
+    monkeypatch.setattr(step_io, "copy_bytes", refuse)
     error = lab.refusal("diamond", {"IN": np.zeros(2_000_000, np.float32)})
     assert (error.code, error.message) == (
         ErrorCode.INTERNAL,
@@ -124,7 +124,7 @@ def test_a_tensor_that_cannot_be_copied(lab: Lab, monkeypatch, caplog) -> None:
 
 
 def test_failures_are_counted(lab: Lab) -> None:
-    row, part = lab.engine.model("row").statistics, lab.engine.model("lab").statistics
+    row, part = lab.engine.repository.find("row").statistics, lab.engine.repository.find("lab").statistics
     before = row.failures.copy(), part.failures.copy(), row.success_count
     lab.refusal("row", {"CODE1": failing(), "CODE2": function(OUT)})
     assert {reason: count - before[0][reason] for reason, count in row.failures.items() if count != before[0][reason]} == {"OTHER": 1}  # fmt: skip
@@ -164,9 +164,9 @@ def test_a_running_step_learns_that_nobody_waits(lab: Lab, tmp_path, first: bool
         assert answer.error == "in ensemble 'row_outer', in ensemble 'row', stopped"
         await nothing_held(lab.engine)
 
-    before = lab.engine.model("row_outer").statistics.failures["CANCELED"]
+    before = lab.engine.repository.find("row_outer").statistics.failures["CANCELED"]
     lab.run(run())
-    assert lab.engine.model("row_outer").statistics.failures["CANCELED"] == before + 1
+    assert lab.engine.repository.find("row_outer").statistics.failures["CANCELED"] == before + 1
 
 
 def test_no_step_begins_for_a_request_that_was_given_up(lab: Lab, tmp_path) -> None:
@@ -204,7 +204,7 @@ def test_given_up_while_a_tensor_is_copied(lab: Lab) -> None:
     x = np.zeros(8_000_000, np.float32)
 
     async def run() -> None:
-        model = lab.engine.model("diamond")
+        model = lab.engine.repository.find("diamond")
         for turns in range(6):
             answered: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
             pending = lab.engine.submit(model, request_of("diamond", {"IN": x}), answered.set_result)

@@ -47,7 +47,7 @@ def test_an_input_that_is_an_output_too(lab: Lab, size: int) -> None:
 @pytest.mark.spec("srv-R17")
 def test_only_what_is_wanted_is_made(lab: Lab) -> None:
     def counts() -> tuple[int, int]:
-        models = (lab.engine.model(name) for name in ("mix", "lab"))
+        models = (lab.engine.repository.find(name) for name in ("mix", "lab"))
         return tuple(model.statistics.success_count for model in models)
 
     arrays = {"IN": floats(5), "CODE": function("return [text('a')]")}
@@ -80,11 +80,11 @@ def test_an_ensemble_in_an_ensemble(lab: Lab, size: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_batches_all_through(lab: Lab, rows: int) -> None:
     x = np.arange(rows * 5, dtype=np.float32).reshape(rows, 5)
-    before = lab.engine.model("all_batched").statistics.inference_count
+    before = lab.engine.repository.find("all_batched").statistics.inference_count
     out = lab.ask("all_batched", {"IN": x})["OUT"]
     assert out.shape == (rows, 5)
     assert (out == x + 1).all()
-    assert lab.engine.model("all_batched").statistics.inference_count == before + rows
+    assert lab.engine.repository.find("all_batched").statistics.inference_count == before + rows
 
 
 @pytest.mark.spec("srv-R17")
@@ -139,7 +139,7 @@ def test_every_step_is_told_what_came_with_the_request(lab: Lab) -> None:
 def test_priority_reaches_the_steps(lab: Lab) -> None:
     """Which no model can see: only the queue."""
     seen = []
-    model = lab.engine.model("mix")
+    model = lab.engine.repository.find("mix")
     submit = model.submit
 
     def note(request, on_response):
@@ -167,7 +167,7 @@ def test_a_step_may_name_the_sequence_of_those_after_it(lab: Lab, parameters, co
     request = request_of("named", {"IN": floats(1)}, parameters=parameters, correlation_id=5, flags=1)
 
     async def whole() -> InferenceResponse:
-        return await lab.engine.infer(lab.engine.model("named"), request)
+        return await lab.engine.open("named").infer(request)
 
     response = lab.run(whole())
     assert response.error is None, response.error
@@ -226,7 +226,7 @@ def test_requests_pass_each_other(lab: Lab, tmp_path) -> None:
 
 @pytest.mark.spec("srv-R17")
 def test_statistics_of_the_ensemble_and_of_its_parts(lab: Lab) -> None:
-    ensemble, mix = lab.engine.model("diamond"), lab.engine.model("mix")
+    ensemble, mix = lab.engine.repository.find("diamond"), lab.engine.repository.find("mix")
     before = (ensemble.statistics.success_count, ensemble.statistics.execution_count, mix.statistics.success_count)
     ns = ensemble.statistics.success_ns
     lab.ask("diamond", {"IN": floats(1)})

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from pybackend.ensemble import step_io
+from pybackend.ensemble.model import EnsembleModel
+from pybackend.ensemble.run import EnsembleRun
+from pybackend.ensemble.scope import EnsembleTensor, Scope
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import validate
 from pybackend.ipc.arena import TensorArena
-from pybackend.model import ensemble_step_io
-from pybackend.model.ensemble_model import EnsembleModel
-from pybackend.model.ensemble_run import EnsembleRun
-from pybackend.model.ensemble_scope import EnsembleTensor, Scope
-from pybackend.protocol.validation import validate
 from tests.integration.models.conftest import running_engine
 from tests.support.ensembles import held, nothing_held, step, write_ensemble, write_mix
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -55,29 +55,29 @@ def engine_and_run(tmp_path_factory) -> Iterator[tuple]:
 @pytest.fixture
 def traffic(monkeypatch) -> Traffic:
     traffic = Traffic([], [])
-    lease, copy = TensorArena.lease, ensemble_step_io.copy_bytes
+    lease, copy = TensorArena.lease, step_io.copy_bytes
 
-    def counting_lease(arena, nbytes):
+    def counting_lease(arena, nbytes, **how):
         traffic.leased.append(nbytes)
-        return lease(arena, nbytes)
+        return lease(arena, nbytes, **how)
 
     async def counting_copy(target, source):
         traffic.copied.append(len(target))
         await copy(target, source)
 
     monkeypatch.setattr(TensorArena, "lease", counting_lease)
-    monkeypatch.setattr(ensemble_step_io, "copy_bytes", counting_copy)
+    monkeypatch.setattr(step_io, "copy_bytes", counting_copy)
     return traffic
 
 
 async def received(engine, name, array):
     """A request whose tensor is received as front ends do it: straight into the memory that the model names."""
-    model = engine.model(name)
+    model = engine.repository.find(name)
     lease = model.lease(array.nbytes, "IN")
     lease.view[:] = array.tobytes()
     request = InferenceRequest(name, inputs=[InputTensor("IN", "FP32", array.shape, lease.view, lease)])
     validate(request, model.signature)
-    response = await engine.infer(model, request)
+    response = await engine.open(model.name, model.version).infer(request)
     assert response.error is None, response.error
     return response
 
@@ -106,10 +106,10 @@ def test_memory_goes_back_as_soon_as_it_is_read(engine_and_run, traffic) -> None
 
     async def ask() -> None:
         response = await received(engine, "three", np.zeros(MIB, np.float32))
-        part = engine.model("identity")
+        part = engine.repository.find("identity")
         while held(part) != {"output blocks": 1}:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        assert held(engine.model("three")) == {}
+        assert held(engine.repository.find("three")) == {}
         response.release()
 
     run(ask())
@@ -161,22 +161,22 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
     write_ensemble(tmp_path, "one", [step("identity", {"IN": "IN"}, {"OUT": "OUT"})])
     with running_engine(tmp_path, explicit=True) as (engine, run):
         array = np.arange(MIB, dtype=np.float32)
-        model = engine.model("one")
+        model = engine.repository.find("one")
         assert isinstance(model, EnsembleModel)
         lease = model.lease(array.nbytes, "IN")
         view = lease.view
         view[:] = array.tobytes()
-        old = engine.model("identity")
+        old = engine.repository.find("identity")
         assert old.owns(lease)
         write_model(tmp_path, "identity", IDENTITY + "# changed", None)
         run(engine.load_model("identity"))
-        assert engine.model("identity") is not old
+        assert engine.repository.find("identity") is not old
 
         async def ask():
             while old.state.value != "UNAVAILABLE":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             request = InferenceRequest("one", inputs=[InputTensor("IN", "FP32", array.shape, view, lease)])
-            return await engine.infer(model, request)
+            return await engine.open(model.name, model.version).infer(request)
 
         response = run(ask())
         assert response.error is None
@@ -188,6 +188,6 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
 def test_names_that_no_input_has(engine_and_run) -> None:
     """Callers ask for memory before their request is held against the signature."""
     engine, _run = engine_and_run
-    lease = engine.model("three").lease(10_000, "NO_SUCH_INPUT")
+    lease = engine.repository.find("three").lease(10_000, "NO_SUCH_INPUT")
     lease.release()
-    assert held(engine.model("three")) == {}
+    assert held(engine.repository.find("three")) == {}

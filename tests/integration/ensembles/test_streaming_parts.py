@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.integration.ensembles.conftest import Lab
 from tests.support import ensembles
 from tests.support.ensembles import nothing_held, request_of
 from tests.support.gates import Gate
-from tests.support.streams import DEADLINE_S, END, Received, Stream, contents, function, reached
+from tests.support.streams import END, Received, Stream, contents, function, quiet, reached
 
 COUNT = "for i in range({}):\n    sender.send(out(i, i))\nsender.send(flags=FINAL)"
 DOUBLE = "return [out(*(2 * array(request, 'IN')))]"
@@ -83,7 +82,7 @@ def test_large_tensors(lab: Lab) -> None:
 
 @pytest.mark.spec("srv-R18")
 def test_an_ensemble_that_streams_is_a_part_itself(lab: Lab) -> None:
-    assert lab.engine.model("s_outer").config.decoupled
+    assert lab.engine.repository.find("s_outer").config.decoupled
     assert contents(responses(lab, "s_outer", COUNT.format(3), DOUBLE, DOUBLE)) == [[4 * i, 4 * i] for i in range(3)]
 
 
@@ -234,7 +233,9 @@ def test_a_client_that_pauses_stops_the_stream(lab: Lab, name: str) -> None:
     async def run() -> None:
         endless = "while not request.is_cancelled():\n    sender.send(out(1))\nsender.send(flags=FINAL)"
         arrays = codes(endless, DOUBLE, DOUBLE)
-        stream = Stream(lab.engine, name, {key: arrays[key] for key in lab.engine.model(name).signature.inputs})
+        stream = Stream(
+            lab.engine, name, {key: arrays[key] for key in lab.engine.repository.find(name).signature.inputs}
+        )
         await stream.next()
         stream.pending.pause()
         await quiet(lambda: stream.count)
@@ -273,15 +274,6 @@ def test_a_step_that_begins_while_the_client_pauses(lab: Lab, tmp_path) -> None:
     lab.run(run())
 
 
-async def quiet(count: Callable[[], int]) -> None:
-    """Wait until a number does not grow any more."""
-    async with asyncio.timeout(DEADLINE_S):
-        still, before = 0, -1
-        while still < 10:
-            await asyncio.sleep(0.02)
-            still, before = (still + 1, before) if count() == before else (0, count())
-
-
 @pytest.mark.spec("srv-R18")
 def test_a_limit_of_requests_in_flight(lab: Lab, tmp_path) -> None:
     """With ``max_inflight_requests: 2`` the step behind a stream has two requests at most, and the stream waits."""
@@ -289,14 +281,14 @@ def test_a_limit_of_requests_in_flight(lab: Lab, tmp_path) -> None:
 
     async def run() -> None:
         slow = f"pass_gate({str(tmp_path)!r}, 'here')\nreturn [out(*array(request, 'IN'))]"
-        sent = f"for i in range(3000):\n    sender.send(out(i))\n    mark({str(tmp_path)!r}, 'sent')\nsender.send(flags=FINAL)"
+        sent = f"for i in range(600):\n    sender.send(out(i))\n    mark({str(tmp_path)!r}, 'sent')\nsender.send(flags=FINAL)"
         stream = Stream(lab.engine, "s_limited", codes(sent, slow))
         await reached(gate, 2)
         await quiet(lambda: (tmp_path / "sent").stat().st_size)
-        assert (tmp_path / "sent").stat().st_size < 3000
-        assert ensembles.held(lab.engine.model("lab"))["requests"] == 2
+        assert (tmp_path / "sent").stat().st_size < 600
+        assert ensembles.held(lab.engine.repository.find("lab"))["requests"] == 2
         gate.open()
-        assert contents(await stream.rest()) == [[i] for i in range(3000)]
+        assert contents(await stream.rest()) == [[i] for i in range(600)]
         await nothing_held(lab.engine)
 
     lab.run(run())
@@ -331,7 +323,7 @@ def test_responses_that_are_kept_keep_their_memory(lab: Lab) -> None:
     async def run() -> None:
         stream = Stream(lab.engine, "s_side", codes(f"{send}\nsender.send(flags=FINAL)", once), keep=True)
         kept = await stream.rest()
-        assert lab.engine.model("s_side")._open_requests == 0
+        assert lab.engine.repository.find("s_side").open_requests.count == 0
         await Stream(lab.engine, "s_side", codes(f"{send}\nsender.send(flags=FINAL)", once)).rest()
         for i, response in enumerate(kept[:-1]):
             by_name = {output.name: bytes(output.data) for output in response.outputs}
@@ -350,18 +342,18 @@ def test_responses_that_are_kept_keep_their_memory(lab: Lab) -> None:
 @pytest.mark.spec("srv-R18")
 def test_the_configuration_says_that_it_streams(lab: Lab) -> None:
     for name in ("s_chain", "s_last", "s_outer"):
-        model = lab.engine.model(name)
+        model = lab.engine.repository.find(name)
         assert model.state is ModelState.READY
         assert model.config.decoupled
         assert model.config.document["model_transaction_policy"] == {"decoupled": True}
-    assert not lab.engine.model("row").config.decoupled
+    assert not lab.engine.repository.find("row").config.decoupled
 
 
 def test_an_answer_without_a_client(lab: Lab) -> None:
     """Requests that nobody takes the answers of are of no consequence."""
 
     async def run() -> None:
-        model = lab.engine.model("s_chain")
+        model = lab.engine.repository.find("s_chain")
         lab.engine.submit(
             model, request_of("s_chain", codes(COUNT.format(3), DOUBLE)), lambda response: response.release()
         )

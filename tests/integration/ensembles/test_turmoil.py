@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pybackend.cache.local import LocalCache
-from pybackend.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
 from tests.integration.ensembles.conftest import passing
@@ -101,7 +101,7 @@ class Turmoil:
             if response.final:
                 ended.set_result(response.error)  # which a second answer would break
 
-        pending = self.engine.submit(self.engine.model(name), request_of(name, {"IN": array}), on_response)
+        pending = self.engine.submit(self.engine.repository.find(name), request_of(name, {"IN": array}), on_response)
         choice = self.random.random()
         if choice < 0.4:
             pending.pause()

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.frontend.http.serial_protocol import IDLE_SECONDS, STALLED_SECONDS
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS
+from pybackend.frontend.http.serial_protocol import IDLE_SECONDS, ConnectionClock
 from pybackend.frontend.http.server import HttpServer, bind
 
 HUGE = 64 << 20
@@ -31,7 +33,7 @@ async def application(scope, receive, send):
 async def serving():
     """A server, and a function that lets its clock run ahead."""
     loop = asyncio.get_running_loop()
-    server = HttpServer(application)
+    server = HttpServer(application, ConnectionClock(KeptBytes(1 << 30)))
     sock = bind("127.0.0.1", 0, "HTTP")
     await server.start(sock)
 
@@ -89,7 +91,7 @@ def test_unfinished_request(run, data):
         async with serving() as (address, advance), client_of(address, data) as client:
             advance(STALLED_SECONDS - 1)
             assert await is_open(address, client)
-            advance(1)
+            advance(2)  # the bytes that it did send count for a part of a second
             assert not await is_open(address, client)
 
     run(check())
@@ -131,14 +133,46 @@ def test_request_that_takes_its_time(run):
     run(check())
 
 
-def test_bytes_that_trickle_keep_a_connection(run):
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 256 << 10], ids=["quickly", "as much as sockets hold"])
+def test_reply_that_is_read_slowly(run, piece_bytes):
+    """What counts is how much is left to be sent, even while all that the client reads comes from the kernel's buffers."""
+    pause_s = STALLED_SECONDS // 3  # the kernel's windows open in steps, so that progress may show a turn later
+
     async def check():
-        async with serving() as (address, advance), client_of(address, b"GET ") as client:
-            loop = asyncio.get_running_loop()
-            for byte in b"/ HTTP/1.1\r\n\r\n":
-                advance(STALLED_SECONDS - 1)
-                await loop.sock_sendall(client, bytes([byte]))
+        async with serving() as (address, advance), client_of(address, b"GET /huge HTTP/1.1\r\n\r\n") as client:
+            loop, left = asyncio.get_running_loop(), 40 * piece_bytes
+            while left > 0:
+                wanted = min(left, piece_bytes)
+                while wanted:
+                    data = await loop.sock_recv(client, wanted)
+                    assert data
+                    wanted -= len(data)
+                    left -= len(data)
                 await settle(address)
-            assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200 OK")
+                advance(pause_s)
+            assert await is_open(address, client)
 
     run(check())
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /", b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n"], ids=["head", "body"]
+)
+def test_bytes_that_trickle(run, head):
+    """A byte now and then does not keep a connection; the lowest rate does, however it is kept."""
+    pause_s = STALLED_SECONDS // 3
+
+    async def check(sent_bytes, *, expected):
+        async with serving() as (address, advance), client_of(address, head) as client:
+            loop = asyncio.get_running_loop()
+            for _ in range(8):
+                advance(pause_s)
+                if not await is_open(address, client):
+                    break
+                await loop.sock_sendall(client, b"x" * sent_bytes)
+                await settle(address)
+            assert await is_open(address, client) == expected
+
+    run(check(1, expected=False))
+    if b"length" in head:
+        run(check(pause_s * LOWEST_RATE_BYTES_PER_S, expected=True))

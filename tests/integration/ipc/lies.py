@@ -30,6 +30,14 @@ LIES = {
         "stub.result(['OUT', 'UINT8', [(1 << 63) - 1], stub.output_segment(), 0, (1 << 63) - 1])",
         "lies in memory that the stub may not use",
     ),
+    "very many outputs of nothing": (
+        "stub.result(*[['OUT', 'UINT8', [0], 0, 0, 0]] * 100000)",
+        "a frame does not decode",
+    ),
+    "a call with very many parameters": (
+        "stub.send((CALL, 1, 'never', -1, False, 0, [], [], ['', 0, 0, 0, 0, {str(n): n for n in range(100000)}]))",
+        "a frame does not decode",
+    ),
     "a shape of very many dimensions": (
         "stub.result(['OUT', 'UINT8', [1 << 62] * 60000, 0, 0, 64])",  # their product would take half a minute
         "a frame does not decode",
@@ -68,6 +76,30 @@ LIES = {
     "an output beyond the frame": (
         "stub.result(['OUT', 'UINT8', [5], 0, 0, 5], tail=b'four')",
         "reaches beyond its frame",
+    ),
+    "very many outputs of the same bytes in the frame": (
+        "stub.result(*[['OUT', 'UINT8', [1 << 22], 0, 0, 1 << 22]] * 1000, tail=bytes(1 << 22))",
+        "shares bytes of its frame with others",
+    ),
+    "outputs of many answers that share bytes in the frame": (
+        "answer = [None, [['OUT', 'UINT8', [64], 0, 0, 64]], None]\n"
+        "stub.send((RESPOND, stub.execution, 0, False, answer), (RESPOND, stub.execution, 0, True, answer), tail=bytes(64))",
+        "shares bytes of its frame with others",
+    ),
+    "very many outputs of the same memory": (
+        "size = 1 << 22\nsegment = stub.output_segment(size)\n"
+        "stub.result(*[['OUT', 'UINT8', [size - n], segment, n, size - n] for n in range(1000)])",
+        "shares memory with others",
+    ),
+    "inputs of calls that share bytes in the frame": (
+        "place = ['IN', 'UINT8', [1 << 22], 0, 0, 1 << 22]\n"
+        "stub.send(*[(CALL, number, 'callee', -1, False, 0, [place], [], None) for number in range(100)], tail=bytes(1 << 22))",
+        "shares bytes of its frame with others",
+    ),
+    "files of models that share bytes in the frame": (
+        "place = ['file:1/model.py', 'UINT8', [1 << 22], 0, 0, 1 << 22]\n"
+        "stub.send(*[(LOAD_MODEL, number, 'other', '{}', [place]) for number in range(100)], tail=bytes(1 << 22))",
+        "shares bytes of its frame with others",
     ),
     "a shape that multiplies to a size": (
         "stub.result(['OUT', 'UINT8', [1 << 62, 1 << 62], 0, 0, 0])",
@@ -187,7 +219,7 @@ LIES = {
     "a counter goes back": (
         "stub.send((NEW_FAMILY, 1, 'lie_total', '', 0))\nstub.until(ANSWER)\n"
         "stub.send((NEW_METRIC, 2, 1, {}, None))\nstub.until(ANSWER)\nstub.send((CHANGE_METRIC, 2, 0, -1.0))",
-        "changed in a way that it cannot be",
+        "changed in a way that its kind does not allow",
     ),
     "a model to load from foreign memory": (
         "stub.send((LOAD_MODEL, 1, 'other', '{}', [['file:1/model.py', 'UINT8', [64], stub.segment(INPUT), 0, 64]]))",
@@ -217,7 +249,6 @@ LATE = {
     "more executions than there were": "stub.progress((1 << 64) - 1)\nstub.result()",
     "overlapping outputs": "if stub.executions == 1:\n    stub.number = stub.output_segment()\nsegment = stub.number\n"
     "stub.result(['OUT', 'UINT8', [100], segment, 0, 100], ['OUT', 'UINT8', [100], segment, 64, 100])",
-    "descriptors": "import socket\nsocket.send_fds(stub.socket, [b''.join((struct.pack('<II', 2, 0), b'[]'))], [0, 1, 2])\nstub.result()",
     "an empty list of messages": "stub.send()\nstub.result()",
     "memory that was not asked for": "stub.send((FREE_INPUT, []), (DETACHED, 12345))\nstub.result()",
     "an end without content": "stub.send((RESPOND, stub.execution, 0, True, None))\nstub.returned()",
@@ -307,6 +338,10 @@ LOADS = {
     "an odd configuration": (
         "def load(message):\n    stub.send((COMPLETED, {'input': 5, 'max_batch_size': []}))",
         "auto_complete_config",
+    ),
+    "a configuration of very many parts": (
+        "def load(message):\n    stub.send((COMPLETED, {'input': [[]] * 2_000_000}))",
+        "the completed configuration has",
     ),
     "a configuration that is no document": (
         "def load(message):\n    stub.send((COMPLETED, [1]))",

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import select
 import socket
+import struct
 import threading
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import pytest
 
 from pybackend.ipc.channel import MESSAGES_AT_ONCE, StubChannel
 from pybackend.ipc.stub_messages import FreeInput, NeedOutput, Readiness
+from pybackend.ipc.unwanted_descriptors import refuses_descriptors
+from pybackend.process.stub_ends import connected_ends
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_wire.codec import available, encode_frame
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import HEADER, MAX_METADATA_BYTES, MAX_TAIL_BYTES
-from pybackend_wire.messages import HostMessage, SegmentRole, StubMessage
+from pybackend_wire.host_messages import Attach, Detach, NoOutput
+from pybackend_wire.messages import SegmentRole, StubMessage
 
 CODECS = {codec.name: codec for codec in available()}
 
@@ -93,17 +100,17 @@ def test_messages_of_one_turn_are_one_frame(codec):
         end.channel.use_codec(codec)
         offsets = [end.channel.append_tail(data, len(data)) for data in (b"abc", b"", b"defgh")]
         for number in range(3):
-            end.channel.post((HostMessage.DETACH, number))
+            end.channel.post(Detach(number))
         await asyncio.sleep(0)
-        end.channel.post((HostMessage.NO_OUTPUT,))
+        end.channel.post(NoOutput())
         messages, tail = await asyncio.to_thread(stub.receive)
-        assert messages == [[HostMessage.DETACH, 0], [HostMessage.DETACH, 1], [HostMessage.DETACH, 2]]
+        assert messages == [Detach(0), Detach(1), Detach(2)]
         assert [tail[offset : offset + size] for offset, size in zip(offsets, (3, 0, 5), strict=True)] == [
             b"abc",
             b"",
             b"defgh",
         ]
-        assert await asyncio.to_thread(stub.receive) == ([[HostMessage.NO_OUTPUT]], b"")
+        assert await asyncio.to_thread(stub.receive) == ([NoOutput()], b"")
         stub.send([NEED, (StubMessage.READINESS, False, "ä")], [b"xy", b"z"])
         await end.until(lambda: len(end.messages) == 2)
         assert (end.messages, end.tails) == ([NeedOutput(5), Readiness(False, "ä")], [b"xyz"])
@@ -118,7 +125,7 @@ def test_tensors_in_a_tail_are_aligned():
     async def scenario(end):
         offsets = [end.channel.append_tail(bytes(size), size) for size in (1, 7, 16, 33, 2)]
         assert [offset % 16 for offset in offsets] == [0] * 5
-        end.channel.post((HostMessage.NO_OUTPUT,))
+        end.channel.post(NoOutput())
         stub = HostChannel(end.theirs.detach())
         _, tail = await asyncio.to_thread(stub.receive)
         assert len(tail) == offsets[-1] + 2
@@ -134,9 +141,9 @@ def test_descriptors_arrive_with_their_messages_and_in_order(count):
         pipes = [os.pipe() for _ in range(count)]
         before = len(os.listdir("/proc/self/fd"))
         for number, (reading, _) in enumerate(pipes):
-            end.channel.post_descriptor((HostMessage.ATTACH, number, 4096, SegmentRole.INPUT), reading)
+            end.channel.post_attach(Attach(number, 4096, SegmentRole.INPUT), reading)
         messages, _ = await asyncio.to_thread(stub.receive)
-        assert [message[1] for message in messages] == list(range(count))
+        assert [message.segment for message in messages] == list(range(count))
         assert len(stub.descriptors) == count
         assert len(os.listdir("/proc/self/fd")) == before + count  # what the host had duplicated is closed
         for descriptor, (reading, _) in zip(stub.descriptors, pipes, strict=True):
@@ -158,13 +165,13 @@ def test_a_stub_that_does_not_read_keeps_nobody_waiting():
         for number in range(100):
             end.channel.append_tail(block, len(block))
             if number == 50:
-                end.channel.post_descriptor((HostMessage.ATTACH, number, 1, SegmentRole.INPUT), reading)
+                end.channel.post_attach(Attach(number, 1, SegmentRole.INPUT), reading)
             else:
-                end.channel.post((HostMessage.DETACH, number))
+                end.channel.post(Detach(number))
             await asyncio.sleep(0)
         for number in range(100):
-            ((_, found, *_),), tail = await asyncio.to_thread(stub.receive)
-            assert (found, len(tail)) == (number, len(block))
+            (message,), tail = await asyncio.to_thread(stub.receive)
+            assert (message.segment, len(tail)) == (number, len(block))
         (descriptor,) = stub.descriptors
         assert same(descriptor, reading)
         for one in (descriptor, reading, writing):
@@ -181,13 +188,13 @@ def test_end_while_much_is_kept():
         before = len(os.listdir("/proc/self/fd"))
         block = bytes(10_000_000)
         end.channel.append_tail(block, len(block))
-        end.channel.post((HostMessage.NO_OUTPUT,))
+        end.channel.post(NoOutput())
         await asyncio.sleep(0)
-        end.channel.post_descriptor((HostMessage.ATTACH, 1, 1, SegmentRole.INPUT), reading)
+        end.channel.post_attach(Attach(1, 1, SegmentRole.INPUT), reading)
         await asyncio.sleep(0)
         end.theirs.close()
         assert await end.ended() is None
-        end.channel.post((HostMessage.NO_OUTPUT,))  # to one that is gone: nothing happens
+        end.channel.post(NoOutput())  # to one that is gone: nothing happens
         await asyncio.sleep(0.01)
         end.channel.close()
         assert len(os.listdir("/proc/self/fd")) == before - 2
@@ -200,10 +207,10 @@ def test_end_while_much_is_kept():
 def test_stub_notices_the_end_of_its_host():
     async def scenario(end):
         stub = HostChannel(end.theirs.detach())
-        end.channel.post((HostMessage.NO_OUTPUT,))
+        end.channel.post(NoOutput())
         await asyncio.sleep(0)
         end.channel.close()
-        assert await asyncio.to_thread(stub.receive) == ([[HostMessage.NO_OUTPUT]], b"")
+        assert await asyncio.to_thread(stub.receive) == ([NoOutput()], b"")
         for _ in range(2):
             with pytest.raises(HostGone):
                 await asyncio.to_thread(stub.receive)
@@ -330,15 +337,143 @@ def test_what_a_dead_stub_has_left_is_read():
     on_a_loop(scenario)
 
 
-def test_descriptors_from_a_stub_are_not_taken():
+def test_descriptors_from_a_stub_are_its_end():
     async def scenario(end):
         reading, writing = os.pipe()
-        before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             socket.send_fds(end.theirs, [frame(NEED)], [reading, writing])
-        await end.until(lambda: len(end.messages) == 20)
-        assert len(os.listdir("/proc/self/fd")) == before
-        os.close(reading)
+        assert "file descriptors" in str(await end.ended())
         os.close(writing)
+        # The other end is closed, whoever held a copy, and whoever it was that closed them.
+        assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 1), 30) == b""
+        os.close(reading)
+        assert not end.messages
+
+    on_a_loop(scenario)
+
+
+def test_a_message_that_the_host_cannot_handle_ends_the_channel_and_not_the_loop(caplog):
+    """Else whoever waits for what it said would wait for ever."""
+
+    async def scenario(end):
+        def fail(_messages, _tail):
+            raise OSError("no descriptor left")
+
+        end.channel._on_messages = fail
+        end.theirs.send(frame(NEED))
+        error = await end.ended()
+        assert "could not handle a message" in str(error)
+        assert not end.channel.is_open
+
+    on_a_loop(scenario)
+    assert "no descriptor left" in caplog.text
+
+
+# --- Descriptors that nobody wants ---
+
+
+@contextmanager
+def lingering():
+    """A connection whose last descriptor cannot be closed without waiting, and what ends that."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        sender = socket.create_connection(listener.getsockname())
+        receiver, _ = listener.accept()
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+        sender.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sender.send(bytes(1 << 16))
+        try:
+            yield sender, receiver
+        finally:
+            sender.close()
+            receiver.close()
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["read", "left unread"])
+def test_a_descriptor_is_never_closed_on_the_event_loop(read):
+    """The socket lets them in, as on kernels that cannot keep them out."""
+    ended = threading.Event()
+    in_time = []
+
+    def release(receiver):
+        in_time.append(ended.wait(20))
+        receiver.close()  # which ends the waiting of whoever waits
+
+    async def scenario(end):
+        assert not refuses_descriptors(end.theirs)
+        with lingering() as (sender, receiver):
+            releasing = threading.Thread(target=release, args=(receiver,))
+            releasing.start()
+            if not read:
+                end.loop.remove_reader(end.channel._descriptor)
+            socket.send_fds(end.theirs, [frame(NEED)], [sender.fileno()])
+            sender.close()
+            if read:
+                assert "file descriptors" in str(await end.ended())
+                assert not end.messages
+            end.channel.close()
+            with suppress(ConnectionResetError):  # there was something left to read
+                assert end.theirs.recv(1) == b""
+            ended.set()
+            await asyncio.to_thread(releasing.join)
+
+    on_a_loop(scenario)
+    assert in_time == [True]
+
+
+def test_a_kernel_that_can_keeps_descriptors_out():
+    with connected_ends() as (ours, theirs):
+        try:
+            other = socket.socket(fileno=os.dup(theirs.socket))
+            if not refuses_descriptors(ours.socket):
+                pytest.skip("this kernel lets them in")
+            with other, pytest.raises(PermissionError):
+                socket.send_fds(other, [b"x"], [0])
+            socket.send_fds(ours.socket, [b"x"], [0])  # the other way they must go
+        finally:
+            ours.socket.close()
+            os.close(ours.nudges)
+            os.close(ours.output)
+
+
+@contextmanager
+def limited_descriptors():
+    """Few descriptors may be open, and be under way; also where the user is root, for whom the latter does not count."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    user = os.geteuid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
+    if user == 0:
+        os.seteuid(54_321)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_frame_waits_while_others_of_this_user_have_too_many_descriptors_under_way():
+    """The kernel counts them by user; a model that is no user of its own can send them to itself."""
+
+    async def scenario(end):
+        stub = HostChannel(end.theirs.detach())
+        sender, holder = socket.socketpair()
+        sender.setblocking(False)
+        try:
+            with sender, holder, limited_descriptors():
+                with suppress(OSError):
+                    while True:
+                        socket.send_fds(sender, [b"x"], [0] * 253)
+                end.channel.post_attach(Attach(1, 4096, SegmentRole.INPUT), 0)
+                end.channel.flush()
+                await asyncio.sleep(0)
+                assert end.channel.has_unread
+                assert not select.select([stub._socket], [], [], 0)[0]
+            messages, _ = await asyncio.wait_for(asyncio.to_thread(stub.receive), 30)
+            assert messages == [Attach(1, 4096, SegmentRole.INPUT)]
+            assert same(stub.descriptors[0], 0)
+        finally:
+            stub.close()
 
     on_a_loop(scenario)

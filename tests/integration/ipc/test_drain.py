@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from pybackend.ipc.channel import MESSAGES_AT_ONCE, StubChannel
 from pybackend_wire.framing import HEADER
-from pybackend_wire.messages import StubMessage
+from pybackend_wire.host_messages import Attach, NoOutput
+from pybackend_wire.messages import SegmentRole, StubMessage
 
 FLOOD = """
 import socket, sys
@@ -87,8 +88,8 @@ def test_a_channel_that_is_closed_keeps_nothing():
     async def main():
         channel = StubChannel(asyncio.get_running_loop(), ours, lambda _messages, _tail: None, lambda _error: None)
         channel.close()
-        channel.post_descriptor((1,), theirs.fileno())
-        channel.post((1,))
+        channel.post_attach(Attach(1, 1, SegmentRole.INPUT), theirs.fileno())
+        channel.post(NoOutput())
         assert not channel._descriptors
         assert not channel._messages
 

@@ -142,12 +142,14 @@ def test_whatever_a_stub_says(engine_and_run, frames):
 
     async def scenario():
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
-        callee = engine.model("callee").instances[0].pid
+        callee = engine.repository.find("callee").instances[0].pid
         async with asyncio.timeout(30):
             await engine.load_model(name)
-            model = engine.model(name)
+            model = engine.repository.find(name)
             requests = [InferenceRequest(name, inputs=[input_tensor("IN", LARGE)]) for _ in range(2)]
-            answers = await asyncio.gather(*(engine.infer(model, request) for request in requests))
+            answers = await asyncio.gather(
+                *(engine.open(model.name, model.version).infer(request) for request in requests)
+            )
             # Read before the memory is given back: whatever the stub was up to, the host can.
             told = [[bytes(output.data) for output in answer.outputs] for answer in answers]
             for answer in answers:
@@ -155,10 +157,10 @@ def test_whatever_a_stub_says(engine_and_run, frames):
             assert len(told) == 2
             await engine.unload_model(name)
             request = InferenceRequest("callee", inputs=[input_tensor("IN", LARGE)])
-            answer = await engine.infer(engine.model("callee"), request)
+            answer = await engine.open("callee").infer(request)
             assert answer.error is None
             answer.release()
-        assert engine.model("callee").instances[0].pid == callee, "another process was harmed"
+        assert engine.repository.find("callee").instances[0].pid == callee, "another process was harmed"
 
     run(scenario())
     assert not complaints, complaints

@@ -56,6 +56,26 @@ def engine_and_run(tmp_path_factory):
         "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None) for n in range(1000)])"
     )
     scripts["asks without reading"] = script("while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n' * 1000, '')] * 100)")
+    scripts["descriptors"] = script(
+        "import socket\n"
+        "try:\n    socket.send_fds(stub.socket, [struct.pack('<II', 2, 0) + b'[]'], [0, 1, 2])\n"
+        "except PermissionError:\n    stub.result(['OUT', 'UINT8', [8], 0, 0, 8], tail=b'kept out')"
+    )
+    scripts["calls with much to carry"] = script(
+        "options = ['', 0, 0, 0, 0, {'p': 'x' * (15 << 20)}]\n"
+        "for number in range(10):\n"
+        "    stub.send((CALL, number, 'never', -1, False, 0, [], [], options))\n"
+        "refused = [stub.until(REPLY) for _ in range(6)]\n"
+        "assert all('exceed its limit' in reply[3][0][1] and reply[2] for reply in refused), refused\n"
+        "assert [reply[1] for reply in refused] == list(range(4, 10))\n"
+        "stub.send((CANCEL_CALL, 3))\n"
+        "reply = stub.until(REPLY)\n"
+        "assert reply[1] == 3, reply\n"
+        "stub.send((CALL, 3, 'never', -1, False, 0, [], [], options))\n"
+        "stub.send((CALL, 10, 'never', -1, False, 0, [], [], options))\n"
+        "assert stub.until(REPLY)[1] == 10\n"
+        "stub.result(['OUT', 'UINT8', [4], 0, 0, 4], tail=b'done')"
+    )
     scripts["callee"] = ""
     scripts["never"] = "def execute(requests):\n    pass"
     for what, code in scripts.items():
@@ -74,9 +94,11 @@ def request(model, array):
 
 async def answers(engine, name, *arrays):
     """All answers to requests that were sent in one turn; who asks must release them."""
-    model = engine.model(model_name(name))
+    model = engine.repository.find(model_name(name))
     async with asyncio.timeout(30):
-        return await asyncio.gather(*(engine.infer(model, request(model, array)) for array in arrays))
+        return await asyncio.gather(
+            *(engine.open(model.name, model.version).infer(request(model, array)) for array in arrays)
+        )
 
 
 async def until(condition):
@@ -88,7 +110,7 @@ async def until(condition):
 @pytest.mark.parametrize("what", LIES)
 def test_lies(engine_and_run, what):
     engine, run = engine_and_run
-    (instance,) = engine.model(model_name(what)).instances
+    (instance,) = engine.repository.find(model_name(what)).instances
     pid = instance.pid
 
     async def scenario():
@@ -99,7 +121,7 @@ def test_lies(engine_and_run, what):
         return found
 
     found = run(scenario())
-    assert LIES[what][1] in instance.death_cause
+    assert LIES[what][1] in instance.executor.death_cause
     for error in [answer.error for answer in found if answer.error is not None]:
         assert error.code is ErrorCode.INTERNAL
         told = BROKE.fullmatch(error.message)
@@ -112,10 +134,30 @@ def test_lies(engine_and_run, what):
     assert instance.pid != pid
 
 
+def test_descriptors_that_nobody_wants(engine_and_run):
+    """They do not arrive, or they are the end of whoever has sent them: closing them can take as long as they like."""
+    engine, run = engine_and_run
+    (instance,) = engine.repository.find("descriptors").instances
+    pid = instance.pid
+
+    async def scenario():
+        (found,) = await answers(engine, "descriptors", SMALL)
+        if found.error is not None:
+            await until(lambda: instance.state.value == "ready" and instance.pid != pid)
+        return found
+
+    found = run(scenario())
+    if found.error is None:
+        assert bytes(found.outputs[0].data) == b"kept out"
+        found.release()
+    else:
+        assert "it sends file descriptors" in found.error.message
+
+
 @pytest.mark.parametrize("what", ITERATIVE)
 def test_lies_about_another_turn(engine_and_run, what):
     engine, run = engine_and_run
-    model = engine.model(model_name(what))
+    model = engine.repository.find(model_name(what))
     (instance,) = model.instances
     pid = instance.pid
 
@@ -123,7 +165,7 @@ def test_lies_about_another_turn(engine_and_run, what):
         asked = request(model, LARGE)
         asked.correlation_id, asked.flags = 1, int(RequestFlags.SEQUENCE_START)
         async with asyncio.timeout(30):
-            answer = await engine.infer(model, asked)
+            answer = await engine.open(model.name, model.version).infer(asked)
         await until(lambda: instance.state.value == "ready" and instance.pid != pid)
         return answer
 
@@ -132,13 +174,13 @@ def test_lies_about_another_turn(engine_and_run, what):
         answer.release()
     else:
         assert ITERATIVE[what][1] in answer.error.message
-    assert ITERATIVE[what][1] in instance.death_cause
+    assert ITERATIVE[what][1] in instance.executor.death_cause
 
 
 @pytest.mark.parametrize("what", LATE)
 def test_oddities_that_hurt_nobody(engine_and_run, what):
     engine, run = engine_and_run
-    model = engine.model(model_name(what))
+    model = engine.repository.find(model_name(what))
     pid = model.instances[0].pid
     before = len(os.listdir("/proc/self/fd"))
     began_ns = time.monotonic_ns()
@@ -151,7 +193,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
     run(until(lambda: statistics.success_count == 3))
     took_ns = time.monotonic_ns() - began_ns
     assert model.instances[0].pid == pid
-    assert len(os.listdir("/proc/self/fd")) <= before + 2  # one output segment and its mapping, at most
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # one output segment, at most
     for name in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "success_ns"):
         assert 0 <= getattr(statistics, name) <= took_ns, name
 
@@ -160,7 +202,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
 def test_deaths(engine_and_run, what):
     engine, run = engine_and_run
     _, counts_as_begun = DEATHS[what]
-    model = engine.model(model_name(what))
+    model = engine.repository.find(model_name(what))
     if counts_as_begun:
         (answer,) = run(answers(engine, what, LARGE))
         assert (
@@ -171,7 +213,7 @@ def test_deaths(engine_and_run, what):
     async def scenario():
         # Sent again and again, each time to a new process, until somebody loses patience.
         first = model.instances[0].pid
-        pending = asyncio.create_task(engine.infer(model, request(model, LARGE)))
+        pending = asyncio.create_task(engine.open(model.name, model.version).infer(request(model, LARGE)))
         await until(lambda: model.instances[0].pid not in {None, first})
         assert not pending.done()
         pending.cancel()
@@ -204,10 +246,10 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
 
 def test_calls_without_end(engine_and_run, monkeypatch):
     """They are bounded, and while they come the loop is there for others."""
-    monkeypatch.setattr("pybackend.frontend.bls.calls.MOST_OPEN_CALLS", 20_000)
+    monkeypatch.setattr("pybackend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
     engine, run = engine_and_run
-    (instance,) = engine.model("calls_without_end").instances
-    waiting_before = engine.model("never").pending_count
+    (instance,) = engine.repository.find("calls_without_end").instances
+    waiting_before = engine.repository.find("never").pending_count
     longest_s = 0.0
 
     async def scenario():
@@ -224,7 +266,16 @@ def test_calls_without_end(engine_and_run, monkeypatch):
     assert BROKE.fullmatch(answer.error.message)
     assert "too many are" in answer.error.message
     assert longest_s < 5  # handling all of them at once would take longer, on any machine
-    assert engine.model("never").pending_count == waiting_before
+    assert engine.repository.find("never").pending_count == waiting_before
+
+
+def test_calls_with_much_to_carry(engine_and_run):
+    """Their parameters are kept until somebody takes them: so many bytes, then calls are refused until others are answered."""
+    engine, run = engine_and_run
+    (found,) = run(answers(engine, "calls with much to carry", SMALL))
+    assert found.error is None, found.error
+    assert bytes(found.outputs[0].data) == b"done"
+    found.release()
 
 
 def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch):
@@ -239,7 +290,7 @@ def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch):
 
 def test_readiness_is_told_twice(engine_and_run):
     engine, run = engine_and_run
-    model = engine.model("tells_its_readiness_twice")
+    model = engine.repository.find("tells_its_readiness_twice")
     (instance,) = model.instances
     pid = instance.pid
 
@@ -249,13 +300,13 @@ def test_readiness_is_told_twice(engine_and_run):
         return reason
 
     assert run(scenario()) == "not today"
-    assert "readiness that nobody asked for" in instance.death_cause
+    assert "readiness that nobody asked for" in instance.executor.death_cause
 
 
 def test_calls_at_the_end(engine_and_run):
     """While it finalizes a model's threads may still call; what comes after the last word is nobody's concern."""
     engine, run = engine_and_run
-    pid = engine.model("calls_when_it_ends").instances[0].pid
+    pid = engine.repository.find("calls_when_it_ends").instances[0].pid
     assert run(engine.repository.unload("calls_when_it_ends", 5, 5))
     assert not Path(f"/proc/{pid}").exists()
     (answer,) = run(answers(engine, "callee", SMALL))
@@ -264,7 +315,7 @@ def test_calls_at_the_end(engine_and_run):
 
 def test_one_that_does_not_end(engine_and_run):
     engine, run = engine_and_run
-    pid = engine.model("ignores_the_end").instances[0].pid
+    pid = engine.repository.find("ignores_the_end").instances[0].pid
     began_s = time.monotonic()
     run(engine.repository.unload("ignores_the_end", 5, 0.2))
     assert 0.2 <= time.monotonic() - began_s < 20

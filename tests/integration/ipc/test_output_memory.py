@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
 
@@ -11,10 +12,10 @@ import pytest
 from pybackend.instance.output_memory import OutputMemory
 from pybackend.ipc.arena import IDLE_NS
 from pybackend.ipc.channel import StubChannel
-from pybackend.ipc.stub_messages import Place
+from pybackend.ipc.stub_messages import TensorPlace
 from pybackend_stub.channel import HostChannel
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.messages import HostMessage
+from pybackend_wire.host_messages import Attach, FreeOutput, NoOutput
 
 MIB = 1024 * 1024
 
@@ -22,12 +23,12 @@ MIB = 1024 * 1024
 class Ends:
     """Output memory, and the stub's end of the socket."""
 
-    def __init__(self):
+    def __init__(self, limit_bytes=64 * MIB):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         self._channel = StubChannel(loop, ours, lambda messages, tail: None, lambda error: None)
-        self.memory = OutputMemory(self._channel, 64 * MIB)
+        self.memory = OutputMemory(self._channel, limit_bytes)
         self._stub = HostChannel(theirs.detach())
 
     async def heard(self):
@@ -41,16 +42,16 @@ class Ends:
     async def grow(self):
         """A new segment's number."""
         self.memory.grow(MIB)
-        ((kind, number, *_),) = await self.heard()
-        assert kind == HostMessage.ATTACH
+        (attach,) = await self.heard()
+        assert isinstance(attach, Attach)
         await asyncio.sleep(0)
-        return number
+        return attach.segment
 
     async def asked_for(self, now_ns):
         """The segments that the host wants back at that time."""
         self.memory.trim(now_ns)
-        self._channel.post((HostMessage.NO_OUTPUT,))  # so that there is something to hear
-        return [message[1] for message in (await self.heard())[:-1]]
+        self._channel.post(NoOutput())  # so that there is something to hear
+        return [message.segment for message in (await self.heard())[:-1]]
 
     def close(self):
         self.memory.close()
@@ -71,7 +72,7 @@ def play(scenario):
 
 
 def place(segment, offset=0):
-    return Place("OUT", "UINT8", [64], segment, offset, 64)
+    return TensorPlace("OUT", "UINT8", [64], segment, offset, 64)
 
 
 def test_an_unused_segment_is_asked_for_until_it_comes():
@@ -94,19 +95,44 @@ def test_a_segment_that_is_read_or_was_used_stays():
     async def scenario(ends):
         kept, other = await ends.grow(), await ends.grow()
         assert await ends.asked_for(1) == []
-        ends.memory.take(place(kept), b"")
+        ends.memory.read_tensor(place(kept), b"")
         assert await ends.asked_for(1 + IDLE_NS) == [other]
         assert await ends.asked_for(9 * IDLE_NS) == [other]
         ends.memory.let_go([(kept, 0)])
-        assert (await ends.heard())[0][0] == HostMessage.FREE_OUTPUT
+        assert isinstance((await ends.heard())[0], FreeOutput)
         for _ in range(2):  # used and free again between two looks
-            ends.memory.take(place(kept, 64), b"")
+            ends.memory.read_tensor(place(kept, 64), b"")
             ends.memory.let_go([(kept, 64)])
             await ends.heard()
             assert kept not in await ends.asked_for(10 * IDLE_NS)
         assert kept in await ends.asked_for(11 * IDLE_NS)
-        ends.memory.take(place(kept), b"")
+        ends.memory.read_tensor(place(kept), b"")
         with pytest.raises(RemoteProtocolError, match="still being read"):
             ends.memory.detached(kept)
 
     play(scenario)
+
+
+@pytest.mark.parametrize("limit_bytes", [1 << 40, 300 * MIB + 12345], ids=["a terabyte", "an odd limit"])
+def test_however_often_a_byte_is_asked_for_there_are_few_segments_of_one_descriptor_each(limit_bytes):
+    """Nothing of it is written to, so that it takes no memory."""
+
+    async def main():
+        ends = Ends(limit_bytes)
+        before, sizes = len(os.listdir("/proc/self/fd")), []
+        try:
+            while True:
+                ends.memory.grow(1)
+                (message,) = await ends.heard()
+                if isinstance(message, NoOutput):
+                    break
+                sizes.append(message.size_bytes)
+                assert len(sizes) <= 128
+                await asyncio.sleep(0)
+            assert len(os.listdir("/proc/self/fd")) == before + len(sizes)
+            assert limit_bytes - mmap.PAGESIZE < sum(sizes) <= limit_bytes
+        finally:
+            ends.close()
+        assert len(os.listdir("/proc/self/fd")) < before
+
+    asyncio.run(main())

@@ -15,6 +15,8 @@ from pybackend_wire.errors import RemoteProtocolError
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
+SCRIPTED = Path(__file__).parents[1] / "ipc" / "scripted_stub"
+
 
 @pytest.fixture
 def without_memfd(monkeypatch):
@@ -28,9 +30,11 @@ def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
 
     async def main():
         async with engine_on(tmp_path) as engine:
-            model = engine.model("identity")
+            model = engine.repository.find("identity")
             for array in sent:
-                response = await engine.infer(model, InferenceRequest("identity", inputs=[input_tensor("IN", array)]))
+                response = await engine.open(model.name, model.version).infer(
+                    InferenceRequest("identity", inputs=[input_tensor("IN", array)])
+                )
                 np.testing.assert_array_equal(output_array(response, "OUT"), array)
                 response.release()
             assert set(os.listdir("/dev/shm")) == before
@@ -83,7 +87,7 @@ def test_a_model_that_cuts_its_output_memory_costs_its_request_alone(without_mem
         async with engine_on(tmp_path) as engine:
             for served, array in ((False, -np.ones(100_000, np.float32)), (True, np.ones(100_000, np.float32))):
                 request = InferenceRequest("rogue", inputs=[input_tensor("IN", array)])
-                response = await asyncio.wait_for(engine.infer(engine.model("rogue"), request), 10)
+                response = await asyncio.wait_for(engine.open("rogue").infer(request), 10)
                 assert (response.error is None) is served, response.error
                 response.release()
 
@@ -99,3 +103,19 @@ def test_a_sealed_segment_keeps_its_size():
                 os.ftruncate(made.descriptor, size)
     finally:
         made.close()
+
+
+def test_a_process_that_cuts_the_count_of_its_executions_and_dies_leaves_nobody_without_an_answer(
+    without_memfd, tmp_path
+):
+    code = "def execute(requests):\n    stub.segments[stub.segment(PROGRESS)].resize(1)\n    os._exit(3)\n"
+    (write_model(tmp_path, "rogue", "", identity_config()) / "1" / "model.py").write_text(code)
+
+    async def main():
+        async with engine_on(tmp_path, bundle=SCRIPTED) as engine:
+            request = InferenceRequest("rogue", inputs=[input_tensor("IN", np.ones(4, np.float32))])
+            response = await asyncio.wait_for(engine.open("rogue").infer(request), 20)
+            assert response.error is not None
+            assert response.error.message.endswith("The process exited with status 3.")
+
+    asyncio.run(main())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from tests.support.engine import engine_on
 from tests.support.gates import Gate
 from tests.support.streams import DECOUPLED, Received, Stream, function, write_streams

@@ -28,8 +28,8 @@ def test_a_request_that_is_cancelled_while_it_is_looked_up(tmp_path: Path, array
     async def main() -> None:
         cache = LocalCache(100_000_000)
         async with engine_on(tmp_path, cache=cache) as engine:
-            model = engine.model("m")
-            response = await engine.infer(model, request(array))
+            model = engine.repository.find("m")
+            response = await engine.open(model.name, model.version).infer(request(array))
             output_array(response, "OUT")
             response.release()
             answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ def test_a_request_that_is_cancelled_while_it_is_looked_up(tmp_path: Path, array
             cancelled = await answer
             assert cancelled.error is not None
             assert cancelled.error.code is ErrorCode.CANCELLED
-            again = await engine.infer(model, request(array))
+            again = await engine.open(model.name, model.version).infer(request(array))
             assert (output_array(again, "OUT") == array).all()
             assert cache.figures.hits == 2
             assert model.statistics.cache_hit_count == 2
@@ -52,12 +52,12 @@ def test_a_request_that_is_cancelled_while_it_is_looked_up(tmp_path: Path, array
 def test_what_is_kept_is_no_stubs_memory(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_on(tmp_path, cache=LocalCache(100_000_000)) as engine:
-            model = engine.model("m")
+            model = engine.repository.find("m")
             for value in (1, 2):
-                response = await engine.infer(model, request(LARGE + value))
+                response = await engine.open(model.name, model.version).infer(request(LARGE + value))
                 response.release()
             for value in (1, 2):
-                response = await engine.infer(model, request(LARGE + value))
+                response = await engine.open(model.name, model.version).infer(request(LARGE + value))
                 assert (output_array(response, "OUT") == LARGE + value).all()
                 assert all(type(output.data) is bytes for output in response.outputs)
             assert model.statistics.execution_count == 2
@@ -70,7 +70,7 @@ def test_unloading_waits_for_what_is_looked_up(tmp_path: Path) -> None:
     async def main() -> None:
         answers: list[InferenceResponse] = []
         async with engine_on(tmp_path, cache=LocalCache(100_000_000)) as engine:
-            engine.submit(engine.model("m"), request(LARGE), answers.append)
+            engine.submit(engine.repository.find("m"), request(LARGE), answers.append)
         (answer,) = answers
         assert (output_array(answer, "OUT") == LARGE).all()
 

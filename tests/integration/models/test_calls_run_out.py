@@ -63,7 +63,7 @@ def test_a_response_that_does_not_fit_leaves_nothing_behind(tmp_path):
     """Its first outputs fit, its last one does not: the first ones are nobody's then."""
     write_models(tmp_path)
     with running_engine(tmp_path, memory_limit_bytes=MIB) as (engine, run):
-        model = engine.model("taker")
+        model = engine.repository.find("taker")
 
         def take(*sizes):
             request = InferenceRequest(
@@ -73,7 +73,7 @@ def test_a_response_that_does_not_fit_leaves_nothing_behind(tmp_path):
                     input_tensor("BALLAST", np.zeros(300 * KIB, np.uint8)),
                 ],
             )
-            return run(asyncio.wait_for(engine.infer(model, request), 10))
+            return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
 
         for _ in range(5):
             response = take(450 * KIB, 450 * KIB)

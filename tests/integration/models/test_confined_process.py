@@ -7,13 +7,20 @@ import os
 
 import pytest
 
+from pybackend.calls.services import ModelServices
+from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
-from pybackend.frontend.bls.services import ModelServices
-from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.launch import StubLaunch, StubSettings
-from pybackend.instance.launcher import StubLauncher
+from pybackend.instance.plan import LoadPlan
 from pybackend.instance.session import StubSession
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launch import StubLaunch
+from pybackend.process.launcher import StubLauncher
+from pybackend.sandbox.model_sandbox import InstanceSandbox, ModelFiles, ModelSandbox
+from pybackend.sandbox.options import SandboxOptions
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.settings import SandboxSettings
 from pybackend_wire.confinement import LAYERS, STANDARD, Confinement
+from pybackend_wire.host_messages import ModelToLoad
 
 ANYWHERE = [("/", "rwx")]
 
@@ -27,6 +34,23 @@ class Deaf:
     def on_end(self, session, cause):
         self.cause = cause
 
+    def lease_input(self, nbytes):
+        raise AssertionError(nbytes)
+
+    def on_message(self, *_message):
+        raise AssertionError(_message)
+
+    on_result = on_respond = on_rescheduled = on_handed_back = on_message
+
+
+def sandbox(directory, confinement):
+    """The sandbox of an instance whose processes are confined so."""
+    files = ModelFiles(directory, directory, directory / "model.py", HOST_ENVIRONMENT)
+    server = Sandbox(SandboxSettings(), [], stage_bundle())
+    return InstanceSandbox(
+        ModelSandbox(server, "m", STANDARD, SandboxOptions(), files), confinement, None, exclusive=False
+    )
+
 
 def loaded(tmp_path, confinement):
     """A session that has loaded a model in a process so confined; the text that it has left behind."""
@@ -37,12 +61,14 @@ def loaded(tmp_path, confinement):
         "    said.write(os.environ.get('PYBACKEND_TEST', 'nothing'))\n"
         "class TritonPythonModel: pass\n"
     )
-    settings = StubSettings("m_0", "m", str(model), str(tmp_path), 1 << 20, confinement=confinement)
 
     async def scenario():
         launcher = StubLauncher(stage_bundle())
-        process = await launcher.start(settings.launch)
-        session = StubSession(process, settings, Deaf(), ModelServices())
+        launch = StubLaunch(sandbox=None if confinement is None else sandbox(tmp_path, confinement))
+        process = await launcher.start(launch)
+        deaf = Deaf()
+        plan = LoadPlan(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
+        session = StubSession(process, plan, deaf, deaf, ModelServices())
         try:
             async with asyncio.timeout(30):
                 await session.load(None)
@@ -83,12 +109,14 @@ def test_what_it_may_do_may_be_long(tmp_path):
     assert loaded(tmp_path, Confinement(STANDARD, paths=paths, **NOTHING)).confined["descriptors"] == ""
 
 
-def test_nothing_of_it_stays_open():
+def test_nothing_of_it_stays_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
 
     async def scenario():
         launcher = StubLauncher(stage_bundle())
-        stub = await launcher.start(StubLaunch(confinement=Confinement(STANDARD, paths=ANYWHERE, **NOTHING)))
+        stub = await launcher.start(
+            StubLaunch(sandbox=sandbox(tmp_path, Confinement(STANDARD, paths=ANYWHERE, **NOTHING)))
+        )
         stub.discard()
 
     asyncio.run(scenario())

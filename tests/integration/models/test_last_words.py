@@ -31,14 +31,14 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
 
     async def scenario():
         async with engine_on(tmp_path) as engine:
-            model = engine.model("dying")
+            model = engine.repository.find("dying")
             async with asyncio.timeout(30):
                 while model.state is ModelState.READY:
                     request = InferenceRequest(
                         model_name="dying", inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=[]
                     )
                     try:
-                        response = await engine.infer(model, request)
+                        response = await engine.open(model.name, model.version).infer(request)
                     except Exception as error:
                         message = str(error)
                     else:
@@ -47,7 +47,7 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
                     assert "looking at the request" not in message  # it may be about another client
             for _ in range(2):
                 with pytest.raises(InferenceError, match="has no instance that can serve"):
-                    engine.model("dying")
+                    engine.repository.find("dying")
             assert model.failure.__traceback__ is None  # it would keep the frames of all who asked
             return model.reason
 

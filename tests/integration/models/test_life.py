@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pybackend.calls.inner_door import InnerDoor
+from pybackend.calls.services import ModelServices
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.bls.services import ModelServices
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.bundle import stage_bundle
-from pybackend.instance.launcher import StubLauncher
+from pybackend.model.host import ModelHost
 from pybackend.model.model import ModelState
 from pybackend.model.python_model import PythonModel
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import load_config
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launcher import StubLauncher
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, output_array
+from tests.support.ensembles import held
 from tests.support.gates import GATE, Gate
 from tests.support.repositories import identity_config, tensors, write_model
 
@@ -114,7 +117,7 @@ def request(model, array):
 
 async def answered(engine, model, array):
     """The output of a request, as an array of its own."""
-    response = await engine.infer(engine.model(model), request(model, array))
+    response = await engine.open(model).infer(request(model, array))
     array = output_array(response, "OUT")
     response.release()
     return array
@@ -142,8 +145,17 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
     async def main():
         launcher = StubLauncher(stage_bundle())
         config = load_config(directory, auto_complete=True)
-        source = ModelSource("gpus", 1, directory, config, auto_complete=True, memory_limit_bytes=1 << 24, gpu_count=2)
-        model = PythonModel(source, launcher, ModelServices())
+        services = ModelServices()
+        host = ModelHost(
+            launcher=launcher,
+            services=services,
+            door=InnerDoor(services),
+            auto_complete=True,
+            model_load_count=1,
+            model_memory_limit_bytes=1 << 24,
+            gpu_count=2,
+        )
+        model = PythonModel(ModelSource("gpus", 1, directory, config), host)
         await model.load()
         try:
             seen = set()
@@ -164,7 +176,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
 @pytest.mark.spec("pb-F01")
 def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     engine, run = engine_and_run
-    model = engine.model("idle")
+    model = engine.repository.find("idle")
     pids = [instance.pid for instance in model.instances]
     assert run(answered(engine, "idle", [1, 2])).tolist() == [1, 2]
     assert not (repository / "idle/marker").exists()
@@ -173,7 +185,7 @@ def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     assert model.state is ModelState.UNAVAILABLE
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(InferenceError) as refused:
-        engine.model("idle")
+        engine.repository.find("idle")
     assert refused.value.code is ErrorCode.NOT_FOUND
     # Others are not concerned, and unloading once more does nothing.
     assert run(answered(engine, "other", [0])).tolist() == [0]
@@ -200,30 +212,32 @@ def test_unload_answers_what_was_taken_before_it_finalizes(engine_and_run, repos
 @pytest.mark.spec("pb-T06")
 def test_memory_of_kept_inputs_belongs_to_the_model_until_it_lets_go(engine_and_run):
     engine, run = engine_and_run
-    model = engine.model("keeping")
-    arena = model._arena
+    model = engine.repository.find("keeping")
     size = 100_000
+
+    def used_bytes():
+        return held(model).get("input bytes", 0)
 
     def ask(value):
         return float(run(answered(engine, "keeping", np.full(size, value)))[0])
 
     assert ask(0) == 0
-    assert arena.used_bytes == 0
+    assert used_bytes() == 0
     for count in range(1, 6):
         assert ask(1) == count * size
-        assert arena.used_bytes >= count * 4 * size
+        assert used_bytes() >= count * 4 * size
     # Requests that come later leave what was kept as it was.
     for value in range(3, 20):
         assert ask(value) == 5 * size
-    assert 5 * 4 * size <= arena.used_bytes < 6 * 4 * size
+    assert 5 * 4 * size <= used_bytes() < 6 * 4 * size
     assert ask(2) == 0
     run(asyncio.sleep(0))
-    assert arena.used_bytes == 0
+    assert used_bytes() == 0
 
 
 def test_memory_is_given_back_to_the_system_after_a_pause(engine_and_run):
     engine, run = engine_and_run
-    model = engine.model("other")
+    model = engine.repository.find("other")
     run(answered(engine, "other", np.zeros(3_000_000)))
     assert model.input_memory_bytes > 12_000_000
     before = _shared_bytes(model.instances[0].pid)

@@ -10,6 +10,7 @@ import pytest
 from pybackend.inference.request import InferenceRequest
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, output_array
+from tests.support.ensembles import nothing_held
 from tests.support.repositories import identity_config, write_model
 
 COUNTING = """
@@ -36,7 +37,7 @@ def test_nothing_is_left_of_earlier_turns(tmp_path, size):
 
     async def ask(engine, turns):
         request = InferenceRequest("counting", inputs=[input_tensor("IN", np.full(size, turns, np.float32))])
-        response = await engine.infer(engine.model("counting"), request)
+        response = await engine.open("counting").infer(request)
         array = output_array(response, "OUT")
         response.release()
         assert np.array_equal(array, np.full(size, turns * turns, np.float32))
@@ -44,13 +45,12 @@ def test_nothing_is_left_of_earlier_turns(tmp_path, size):
     async def several(engine):
         async with asyncio.timeout(30):
             await asyncio.gather(*(ask(engine, turns) for turns in range(1, 20)))
-            model = engine.model("counting")
-            assert len(model._scheduler) == 0
+            model = engine.repository.find("counting")
+            assert model.pending_count == 0
             for instance in model.instances:
-                assert not instance._in_flight
-                assert not instance._streaming
-            while model._arena.used_bytes:  # noqa: ASYNC110  memory that comes back is no event of this loop
-                await asyncio.sleep(0.01)
+                assert not instance.executor.executions.in_flight
+                assert not instance.executor.executions.streaming
+            await nothing_held(engine)
 
     with running_engine(tmp_path) as (engine, run):
         run(several(engine))

@@ -18,6 +18,7 @@ from pybackend.instance.model_instance import InstanceState
 from pybackend.protocol.limits import BodyLimits
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
+from tests.support.ensembles import held
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 
 MIB = 1024 * 1024
@@ -42,9 +43,9 @@ BREAKABLE = (
 
 def infer(engine, run, name: str, array: np.ndarray):
     """The answer of a model to one input."""
-    model = engine.model(name)
+    model = engine.repository.find(name)
     request = InferenceRequest(name, inputs=[input_tensor("IN", array)])
-    return run(asyncio.wait_for(engine.infer(model, request), 10))
+    return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
 
 
 def test_an_output_that_does_not_fit_leaves_nothing_of_its_response_behind(tmp_path):
@@ -74,7 +75,7 @@ def test_requests_are_refused_when_only_a_passive_instance_is_left(tmp_path):
                 await asyncio.sleep(0.01)
 
     with running_engine(tmp_path) as (engine, run):
-        instance = next(each for each in engine.model("half").instances if each.name == "active_0")
+        instance = next(each for each in engine.repository.find("half").instances if each.name == "active_0")
         (directory / "broken").touch()
         os.kill(instance.pid, signal.SIGKILL)
         run(until_failed(instance))
@@ -107,16 +108,16 @@ def few_descriptors():
     restore()
 
 
-@pytest.mark.parametrize("count", range(5))
+@pytest.mark.parametrize("count", range(3))
 def test_without_descriptors_a_request_is_refused_and_holds_nothing(tmp_path, few_descriptors, count):
-    """The first two are for the input's segment, the third for sending it; then come those of the output's segment."""
+    """The first is for the input's segment, the second for sending it; then comes that of the output's segment."""
     write_model(tmp_path, "identity", IDENTITY, identity_config())
     with running_engine(tmp_path) as (engine, run):
-        model = engine.model("identity")
+        model = engine.repository.find("identity")
         request = InferenceRequest("identity", inputs=[input_tensor("IN", np.ones(MIB, np.float32))])
         few_descriptors(count)
         try:
-            response = run(asyncio.wait_for(engine.infer(model, request), 10))
+            response = run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
             error = response.error
         except InferenceError as refusal:
             request.release()
@@ -152,4 +153,4 @@ def test_a_json_body_that_does_not_fit_is_given_back_by_the_asgi_route(tmp_path)
     with running_engine(tmp_path, memory_limit_bytes=MIB) as (engine, run):
         run(make_app(engine, BodyLimits())(scope, receive, send))
         assert sent[0]["status"] == 503
-        assert engine.model("two")._arena.used_bytes == 0
+        assert held(engine.repository.find("two")) == {}

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.instance.bundle import stage_bundle
+from pybackend.process.bundle import stage_bundle
 from pybackend_wire.codec import JSON, decode_frame, encode_frame
 from pybackend_wire.framing import UNLIMITED, FrameDecoder
-from pybackend_wire.messages import PROTOCOL_VERSION, HostMessage, Initialize, Load, RequestOptions, StubMessage
+from pybackend_wire.host_messages import Execute, FromHost, Initialize, Load, ModelToLoad, encoded
+from pybackend_wire.messages import PROTOCOL_VERSION, RequestOptions, StubMessage
 from tests.support.repositories import PREAMBLE
 
 DEADLINE_S = 30
@@ -34,34 +35,33 @@ class PlayedHost:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.socket.settimeout(DEADLINE_S)
-        self._nudges = os.eventfd(0, os.EFD_CLOEXEC)
+        their_nudges, self._nudges = os.pipe()
         self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
         self._heard: deque[list] = deque()
-        inherited = [theirs.fileno(), self._nudges]
+        inherited = [theirs.fileno(), their_nudges]
         arguments = [sys.executable, "-I", "-B", str(stage_bundle()), *map(str, inherited), str(os.getpid()), "0", "-1"]
         self.process = subprocess.Popen(
             arguments, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         theirs.close()
+        os.close(their_nudges)
         hello = self.wait_for(StubMessage.HELLO)
         assert hello[1] == PROTOCOL_VERSION
         path = directory / "model.py"
         path.write_text(PREAMBLE + code)
-        names = {"model_file": str(path), "model_name": "model", "instance_name": "model_0"}
-        data = {"version_directory": str(directory), "auto_complete_config": None}
-        self.say(Load(HostMessage.LOAD, "json", **names, **data, of_backend=False, debugger=None))
+        self.say(Load("json", None, ModelToLoad(str(path), "model", "model_0", str(directory))))
         self.wait_for(StubMessage.COMPLETED)
         ways = {"decoupled": decoupled, "concurrency": concurrency, "reschedules": False}
-        self.say(Initialize(HostMessage.INITIALIZE, args={}, output_names=["OUT"], copy_inputs=False, **ways))
+        self.say(Initialize(args={}, output_names=["OUT"], copy_inputs=False, **ways))
         self.initialized = self.wait_for(StubMessage.INITIALIZED)
 
-    def say(self, *messages: object, tail: bytes = b"") -> None:
+    def say(self, *messages: FromHost, tail: bytes = b"") -> None:
         """Send one frame."""
-        self.socket.sendall(encode_frame(JSON, messages, [tail]))
+        self.socket.sendall(encode_frame(JSON, [encoded(message) for message in messages], [tail]))
 
     def nudge(self) -> None:
         """Ask to be heard at once."""
-        os.eventfd_write(self._nudges, 1)
+        os.write(self._nudges, b"\0")
 
     def hear(self) -> list:
         """The next message; waits for it."""
@@ -90,9 +90,9 @@ class PlayedHost:
             os.close(self._nudges)
 
 
-def execute(number: int, *requests: tuple) -> tuple:
+def execute(number: int, *requests: tuple) -> Execute:
     """EXECUTE with one request without tensors, or with these."""
-    return (HostMessage.EXECUTE, number, requests or [request()])
+    return Execute(number, requests or [request()])
 
 
 def request(request_id: str = "") -> tuple:

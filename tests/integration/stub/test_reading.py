@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend_wire.messages import HostMessage, StubMessage
+from pybackend_wire.host_messages import Answer, Cancel, Flow, Probe, Reply
+from pybackend_wire.messages import StubMessage
 from tests.integration.stub.conftest import execute, request
 
 RESULT, HANDED_BACK, CALL = StubMessage.RESULT, StubMessage.HANDED_BACK, StubMessage.CALL
@@ -56,7 +57,7 @@ class TritonPythonModel:
 
 def reply(call: list) -> tuple:
     """The only response to a call: nothing but success."""
-    return (HostMessage.REPLY, call[1], True, [None, [], None])
+    return Reply(call[1], True, [None, [], None])
 
 
 def test_an_idle_stub_hands_nothing_back(host):
@@ -114,7 +115,7 @@ def test_work_behind_a_slow_execution_is_handed_back_when_the_host_asks(host):
 
 
 def test_a_nudge_that_comes_first_counts_for_what_follows(host):
-    """The stub may read its eventfd before its socket, or the other way round."""
+    """The stub may read its nudges before its socket, or the other way round."""
     stub = host(MODEL)
     for number in range(1, 300, 3):  # a number is left out behind what may be handed back
         stub.say(execute(number, request("sleep 0.02")), execute(number + 1))
@@ -134,7 +135,7 @@ def test_a_nudged_stub_that_has_nothing_to_do_keeps_its_work(host):
     stub.say(execute(1, request("switch_often")))
     assert stub.wait_for(RESULT)[1] == 1
     for number in range(2, 2400, 2):
-        stub.say(execute(number), (HostMessage.PROBE,))
+        stub.say(execute(number), Probe())
         stub.nudge()
         awaited = {RESULT, StubMessage.READINESS}
         while awaited:
@@ -183,7 +184,7 @@ def test_a_readiness_check_while_threads_wait_for_calls(host):
     calls = [stub.wait_for(CALL) for _ in range(3)]
     for call in calls[:2]:
         stub.say(reply(call))
-        stub.say((HostMessage.PROBE,))
+        stub.say(Probe())
         stub.nudge()
         assert stub.hear() == [StubMessage.READINESS, True, ""]
     stub.say(reply(calls[2]))
@@ -192,12 +193,12 @@ def test_a_readiness_check_while_threads_wait_for_calls(host):
 
 def test_replies_that_nobody_waits_for_do_no_harm(host):
     stub = host(MODEL)
-    stub.say((HostMessage.REPLY, 77, True, [None, [], None]), (HostMessage.ANSWER, 78, None, None))
+    stub.say(Reply(77, True, [None, [], None]), Answer(78, None, None))
     stub.say(execute(1, request("call other")))
     call = stub.wait_for(CALL)
     stub.say(reply(call), reply(call))
     assert stub.wait_for(RESULT)[1] == 1
-    stub.say((HostMessage.CANCEL, 1, 0), (HostMessage.FLOW, 1, 0, True), (HostMessage.FLOW, 9, 9, False))
+    stub.say(Cancel(1, 0), Flow(1, 0, True), Flow(9, 9, False))
     stub.say(execute(2))
     assert stub.wait_for(RESULT)[1] == 2
 
@@ -205,7 +206,7 @@ def test_replies_that_nobody_waits_for_do_no_harm(host):
 def test_cancellation_is_seen_while_execute_runs(host):
     stub = host(MODEL)
     stub.say(execute(1, request("until_cancelled")))
-    stub.say((HostMessage.CANCEL, 1, 0))
+    stub.say(Cancel(1, 0))
     assert stub.wait_for(RESULT)[1] == 1
 
 

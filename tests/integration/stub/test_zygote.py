@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.instance.bundle import stage_bundle
+from pybackend.process.bundle import stage_bundle
 from pybackend_wire.zygote import ARGUMENT, SPARE_NAME, Fork, packed
 from tests.support.gates import wait_until
 from tests.support.server import name_of
@@ -59,7 +59,7 @@ def test_it_ends_with_its_socket(adopting):
 MODULES = {
     "a_thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()",
-        "what is imported has started 1 threads, which no fork would have",
+        "its modules have started 1 threads, which forks would lack",
     ),
     "an_error": ("raise ValueError('not today')", "ValueError: not today"),
     "a_gap": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -149,7 +149,7 @@ def state_of(pid):
 def asked(host, number):
     """A fork, and our end of its socket."""
     ours, theirs = socket.socketpair()
-    nudges = os.eventfd(0, os.EFD_CLOEXEC)
+    nudges = os.open(os.devnull, os.O_RDONLY)
     with ours:
         ours.settimeout(DEADLINE_S)
         output = os.open(os.devnull, os.O_WRONLY)

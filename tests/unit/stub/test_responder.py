@@ -19,7 +19,8 @@ from pybackend_stub.results import ResultWriter
 from pybackend_stub.tensor_io import OutputWriter
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.framing import FrameDecoder
-from pybackend_wire.messages import HostMessage, StubMessage
+from pybackend_wire.host_messages import Flow, encoded
+from pybackend_wire.messages import StubMessage
 
 KEY = (7, 0)
 
@@ -32,8 +33,7 @@ def stub():
     channel = HostChannel(end.detach())
 
     def handle(message, _tail):
-        _, execution, index, paused = message
-        responder.on_flow((execution, index), paused)
+        responder.on_flow((message.execution, message.request), message.paused)
 
     receiver = Receiver(channel, handle, lambda _executions: None)
     writer = OutputWriter(channel, receiver, StubMemory(lambda: None), "instance")
@@ -49,7 +49,7 @@ def stub():
         return json.loads(frames[0].metadata)
 
     def flow(*, paused):
-        host.sendall(encode_frame(JSON, [(HostMessage.FLOW, *KEY, paused)]))
+        host.sendall(encode_frame(JSON, [encoded(Flow(*KEY, paused))]))
 
     with host:
         yield SimpleNamespace(receiver=receiver, sender=lambda: responder.sender(request), said=said, flow=flow)

@@ -1,4 +1,4 @@
-"""The FastAPI application: every route of the v2 protocol but the fast way of infer, and the OpenAPI document."""
+"""The FastAPI application: every route of the v2 protocol except the fast path of infer, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from pybackend import __version__
-from pybackend.engine import EngineState, InferenceEngine
+from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import infer_route
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.model_path import model_name, model_path, version
-from pybackend.model.model import Model
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error, model_metadata, server_metadata
 
@@ -24,10 +23,10 @@ _JSON = "application/json"
 
 
 def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
-    """The application that serves an engine.
+    """The application for an engine.
 
     Args:
-        engine: where requests go.
+        engine: handles the requests.
         limits: bounds of infer bodies.
     """
     app = FastAPI(
@@ -53,8 +52,8 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
 def _get(app: FastAPI, path: str, tag: str, summary: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
     """Add a route.
 
-    Handlers take the request as it is: building validators for a name and a number would cost more than all the rest
-    of the application's start.
+    Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
+    application's start.
     """
     openapi: dict[str, Any] = {"parameters": model_path(path)}
     app.get(path, tags=[tag], summary=summary, name=path, response_model=None, openapi_extra=openapi)(answer)
@@ -72,16 +71,18 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
     async def model_ready(request: Request) -> Response:
         _refuse_while_exiting(engine)
         try:
-            if await engine.is_model_ready(engine.model(model_name(request), version(request))):
+            if await engine.open(model_name(request), version(request)).is_ready():
                 return Response()
         except InferenceError:
-            pass  # an unknown model is not ready, whatever else there is to say about it
+            pass  # an unknown model is not ready; the reason does not matter
         raise InferenceError("Model version not ready", ErrorCode.INVALID_ARG)
 
-    _get(app, "/v2/health/live", "health", "Does the server run?", live)
+    _get(app, "/v2/health/live", "health", "Is the server running?", live)
     _get(app, "/v2/health/ready", "health", "Should clients send requests?", ready)
-    _get(app, "/v2/models/{model_name}/ready", "health", "Does the model serve?", model_ready)
-    _get(app, "/v2/models/{model_name}/versions/{version:int}/ready", "health", "Does the version serve?", model_ready)
+    _get(app, "/v2/models/{model_name}/ready", "health", "Is the model serving?", model_ready)
+    _get(
+        app, "/v2/models/{model_name}/versions/{version:digits}/ready", "health", "Is the version serving?", model_ready
+    )
 
 
 def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
@@ -89,25 +90,27 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         return Response(server_metadata(engine.server_id, __version__), media_type=_JSON)
 
     async def metadata(request: Request) -> Response:
-        model = engine.model(model_name(request), version(request))
-        versions = [model.version] if version(request) else _versions(engine, model)
-        platform = model.config.platform or model.config.backend
-        document = model_metadata(model.signature, versions, platform, model.confinement, model.environment)
+        model = engine.describe(model_name(request), version(request))
+        document = model_metadata(model.signature, model.versions, model.platform, model.confinement, model.environment)
         return Response(document, media_type=_JSON)
 
     async def config(request: Request) -> Response:
-        model = engine.model(model_name(request), version(request))
-        return Response(msgspec.json.encode(model.config.document), media_type=_JSON)
+        model = engine.describe(model_name(request), version(request))
+        return Response(msgspec.json.encode(model.document), media_type=_JSON)
 
     _get(app, "/v2", "metadata", "Name, version and extensions of the server", server)
     _get(app, "/v2/models/{model_name}", "metadata", "Inputs and outputs of a model", metadata)
-    _get(app, "/v2/models/{model_name}/versions/{version:int}", "metadata", "Inputs and outputs of a version", metadata)
+    _get(
+        app,
+        "/v2/models/{model_name}/versions/{version:digits}",
+        "metadata",
+        "Inputs and outputs of a version",
+        metadata,
+    )
     _get(app, "/v2/models/{model_name}/config", "metadata", "The effective configuration", config)
-    _get(app, "/v2/models/{model_name}/versions/{version:int}/config", "metadata", "The same of a version", config)
-
-
-def _versions(engine: InferenceEngine, model: Model) -> list[str]:
-    return [each.version for each in engine.repository.ready_versions(model.name)]
+    _get(
+        app, "/v2/models/{model_name}/versions/{version:digits}/config", "metadata", "A version's configuration", config
+    )
 
 
 def _refuse_while_exiting(engine: InferenceEngine) -> None:

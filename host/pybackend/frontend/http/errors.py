@@ -1,4 +1,4 @@
-"""Which status an error code becomes over HTTP: one table, and the body that goes with it."""
+"""HTTP status by error code, in one table, and the body of an error."""
 
 from __future__ import annotations
 

@@ -1,38 +1,46 @@
-"""The body of an infer request, from bytes to a validated plan; the same for every HTTP implementation in front of it."""
+"""The body of an infer request, from bytes to a validated plan, independent of the HTTP implementation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeVar
+
+from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import InputTensor
-from pybackend.model.model import Model, ModelState
+from pybackend.inference.validation import (
+    Checked,
+    validate_bytes_in_steps,
+    validate_header,
+)
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
+from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.raw_request import parse_raw
-from pybackend.protocol.validation import validate, validate_bytes_tensors, validate_header
-from pybackend_wire.messages import INLINE_BYTES
+
+_T = TypeVar("_T")
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Bodies up to this size are collected and decoded at once; larger ones go straight to where their tensors belong."""
+"""Bodies up to this size are collected and decoded at once; larger ones go directly to their tensors' memory."""
 
 
-def check_model(model: Model) -> None:
-    """Refuse a model whose responses this endpoint has no form for.
+def _refuse_stream(_model_name: str) -> InferenceError:
+    return InferenceError(
+        "HTTP end point doesn't support models with decoupled transaction policy: call it from another model with "
+        "exec(decoupled=True)",
+        ErrorCode.UNSUPPORTED,
+    )
 
-    Raises:
-        InferenceError: UNSUPPORTED.
-    """
-    if model.config.decoupled:
-        raise InferenceError(
-            "HTTP end point doesn't support models with decoupled transaction policy: call it from another model with "
-            "exec(decoupled=True)",
-            ErrorCode.UNSUPPORTED,
-        )
+
+HTTP_CLIENT = Sender(refuse_stream=_refuse_stream)
+"""The policy of the infer routes, which allow one response each."""
 
 
 def check_encoding(encoding: str) -> None:
-    """Refuse a body that is compressed.
+    """Refuse a compressed body.
 
     Args:
         encoding: value of ``Content-Encoding``; empty if there is none.
@@ -48,38 +56,37 @@ def check_encoding(encoding: str) -> None:
 
 
 def decode_body(
-    body: bytes, header_length: bytes | None, model: Model, limits: BodyLimits, plans: PlanCache
+    body: bytes, header_length: bytes | None, admission: Admission, limits: BodyLimits, plans: PlanCache
 ) -> InferPlan:
-    """The validated request of a whole body.
+    """The request in a complete body.
 
     Args:
-        body: as it arrived.
+        body: the received bytes.
         header_length: the value of ``Inference-Header-Content-Length``, None if the client sent none.
-        model: what the request is held against.
+        admission: admission to the model.
         limits: bounds of JSON and raw bodies.
-        plans: of this model.
+        plans: plans of the model version.
 
     Raises:
-        InferenceError: see the catalogue of bad input.
+        InferenceError: the request is invalid.
     """
     length = len(body)
     json_length = None if header_length is None else parse_header_length(header_length, length)
     if json_length:
-        return _decode_binary(body, json_length, model, limits, plans)
-    signature = model.signature
+        return _decode_binary(body, json_length, admission, limits, plans)
+    signature, version = admission.signature, admission.model_version
     if json_length == 0 or not body:
-        plan = parse_raw(body, signature, model_version=model.version, limits=limits)
-    else:
-        plan = parse_infer(
-            body, header_length=None, signature=signature, model_version=model.version, limits=limits, available_bytes=0
-        )
-    validate(plan.request, signature)
-    return plan
+        return parse_raw(body, signature, model_version=version, limits=limits)
+    return parse_infer(
+        body, header_length=None, signature=signature, model_version=version, limits=limits, available_bytes=0
+    )
 
 
-def _decode_binary(body: bytes, json_length: int, model: Model, limits: BodyLimits, plans: PlanCache) -> InferPlan:
-    """A JSON part and binary tensors behind it."""
-    signature = model.signature
+def _decode_binary(
+    body: bytes, json_length: int, admission: Admission, limits: BodyLimits, plans: PlanCache
+) -> InferPlan:
+    """A JSON part followed by binary tensors."""
+    signature = admission.signature
     header = body[:json_length]
     available = len(body) - json_length
     plan = plans.get(header)
@@ -88,50 +95,73 @@ def _decode_binary(body: bytes, json_length: int, model: Model, limits: BodyLimi
             header,
             header_length=json_length,
             signature=signature,
-            model_version=model.version,
+            model_version=admission.model_version,
             limits=limits,
             available_bytes=available,
         )
         validate_header(plan.request, signature, plan.binary_inputs)
+        plan.checked = Checked.HEADER
         plans.put(header, plan)
     attach_blobs(plan, body, json_length)
-    validate_bytes_tensors(plan.request, signature)
     return plan
 
 
 class StreamedBody:
-    """A large body, or one of unknown length, taken as it arrives.
+    """A large body, or one of unknown length, processed as it arrives.
 
-    The JSON part is collected; once it is complete and valid, each binary tensor's bytes are written where they will
-    stay: input memory is leased when the first byte of a tensor is there, not when it is announced.
+    The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
+    place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
+
+    Attributes:
+        work: work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
+            until it is done.
     """
 
     def __init__(
-        self, model: Model, header_length: bytes | None, content_length: int | None, limits: BodyLimits
+        self,
+        admission: Admission,
+        header_length: bytes | None,
+        content_length: int | None,
+        limits: BodyLimits,
+        on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Check what the header fields already tell.
+        """Check the header fields.
+
+        Args:
+            admission: admission to the model; :meth:`release` releases its memory.
+            header_length: the value of ``Inference-Header-Content-Length``, None if there is none.
+            content_length: length of the body, None if it is chunked.
+            limits: bounds of JSON and raw bodies.
+            on_shortage: called when the model has no memory left; returns True if some may be available now.
 
         Raises:
-            InferenceError: they are malformed, or announce too much.
+            InferenceError: the fields are malformed, or announce too large a body.
         """
-        self._model = model
+        self._admission = admission
         self._limits = limits
+        self._on_shortage = on_shortage
+        self._arrived_bytes = 0
         self._content_length = content_length
         self._header_length = header_length
         bound = 2**62 if content_length is None else content_length
         self._json_length = None if header_length is None else parse_header_length(header_length, bound)
+        self.work: Generator[None, None, None] | None = None
+        self._rest = bytearray()
         self._collected = bytearray()
         self._plan: InferPlan | None = None
         self._open: list[tuple[InputTensor, int]] = []
         self._room: memoryview | None = None
         self._check_collected(content_length or 0)
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes.
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Process the next bytes.
 
         Raises:
-            InferenceError: they make the request invalid, or there is no memory for them.
+            InferenceError: the bytes make the request invalid, or there is no memory for them.
         """
+        if self.work is not None:
+            self._rest += data
+            return
         if self._plan is None:
             if not self._json_length:
                 self._check_collected(len(self._collected) + len(data))
@@ -141,15 +171,19 @@ class StreamedBody:
             self._collected += data[:missing]
             if len(self._collected) < self._json_length:
                 return
-            self._plan_tensors()
             data = data[missing:]
+            if self._json_length > LARGE_JSON_BYTES:
+                self._rest += data
+                self.work = self._plan_in_steps()
+                return
+            self._plan_tensors()
         view = memoryview(data)
         while view:
             room = self.room()
             if room is None:
                 assert self._plan is not None
                 raise InferenceError(
-                    f"unexpected additional input data for model '{self._model.name}'", ErrorCode.INVALID_ARG
+                    f"unexpected additional input data for model '{self._admission.model_name}'", ErrorCode.INVALID_ARG
                 )
             count = min(len(room), len(view))
             room[:count] = view[:count]
@@ -157,63 +191,119 @@ class StreamedBody:
             view = view[count:]
 
     def room(self) -> memoryview | None:
-        """Where the next bytes belong; None while the JSON part is incomplete, and after the last tensor.
+        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor.
 
         Raises:
-            InferenceError: UNAVAILABLE, the model's input memory is used up.
+            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
         """
         while self._room is None and self._open:
             tensor, size = self._open[0]
-            if size > INLINE_BYTES and self._model.state is ModelState.READY:
-                lease = self._model.lease(size, tensor.name)
-                tensor.lease, tensor.data = lease, lease.view
-                self._room = lease.view
-            elif size:
-                tensor.data = bytearray(size)
-                self._room = memoryview(tensor.data)
+            if size:
+                self._room = self._make_room(tensor, size, arriving=True)
             else:
                 tensor.data = b""
                 del self._open[0]
         return self._room
 
+    def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
+        """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
+        lease = self._obtain(partial(self._admission.room, size, tensor.name, arriving=arriving))
+        if lease is None:
+            tensor.data = bytearray(size)
+            return memoryview(tensor.data)
+        tensor.lease, tensor.data = lease, lease.view
+        return lease.view
+
     def advance(self, count: int) -> None:
-        """Note that this many bytes were written to :meth:`room`."""
+        """Record that this many bytes were written to :meth:`room`.
+
+        Raises:
+            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
+        """
         assert self._room is not None
+        self._arrived_bytes += count
+        lease = self._open[0][0].lease
+        if lease is not None:
+            try:
+                lease.arrived(self._arrived_bytes)
+            except InferenceError:
+                self._obtain(partial(lease.arrived, self._arrived_bytes))
         if count < len(self._room):
             self._room = self._room[count:]
         else:
             self._room = None
+            self._arrived_bytes = 0
             del self._open[0]
 
-    def finish(self, model: Model) -> InferPlan:
-        """The validated request, once the whole body is there.
+    def _obtain(self, attempt: Callable[[], _T]) -> _T:
+        """Repeat an attempt to obtain memory as long as other clients can be made to release some."""
+        while True:
+            try:
+                return attempt()
+            except InferenceError as error:
+                if error.code is not ErrorCode.UNAVAILABLE or not self._on_shortage():
+                    raise
 
-        Args:
-            model: what it is for now: it may have been replaced since the body began.
+    @property
+    def private_bytes(self) -> int:
+        """Bytes of the body buffered outside the model's memory."""
+        return len(self._collected) + len(self._rest)
+
+    def complete(self) -> None:
+        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`.
 
         Raises:
-            InferenceError: see the catalogue of bad input.
+            InferenceError: the model was unloaded.
         """
         if self._plan is None:
-            # No binary part: what is here is all there is, and the codec finds the words for what is missing.
-            return decode_body(bytes(self._collected), self._header_length, model, self._limits, PlanCache())
+            self._admission.renew()
+            if self._json_length is None and len(self._collected) > LARGE_JSON_BYTES:
+                self._content_length = len(self._collected)
+                self.work = self._plan_in_steps()
+        elif self.room() is None and self._admission.is_current:
+            self.work = self._check_in_steps(self._plan)
+
+    def _check_in_steps(self, plan: InferPlan) -> Generator[None, None, None]:
+        yield from validate_bytes_in_steps(plan.request, self._admission.signature)
+        plan.checked = Checked.ALL
+
+    def finish(self) -> InferPlan:
+        """The request, once the body is complete and no work is pending.
+
+        Raises:
+            InferenceError: the request is invalid.
+        """
+        if self._plan is None:
+            # No binary part: the body is complete, and the codec reports missing parts.
+            return decode_body(bytes(self._collected), self._header_length, self._admission, self._limits, PlanCache())
         if self.room() is not None:
             received = self._plan.binary_bytes - sum(size for _, size in self._open[1:]) - len(self._room or b"")
-            raise body_size_error(self._plan.binary_inputs, received, self._model.name)
-        request = self._plan.request
-        if model is self._model:
-            validate_bytes_tensors(request, model.signature)
-        else:
-            request.leave()
-            request.model_version = model.version
-            validate(request, model.signature)
+            raise body_size_error(self._plan.binary_inputs, received, self._admission.model_name)
         return self._plan
 
     def release(self) -> None:
-        """Give all memory back; for a request that will not be submitted."""
-        self._open, self._room = [], None
-        if self._plan is not None:
-            self._plan.request.release()
+        """Release all memory of a request that will not be submitted."""
+        self._open, self._room, self.work = [], None, None
+        self._collected, self._rest = bytearray(), bytearray()
+        self._admission.release()
+
+    def _plan_in_steps(self) -> Generator[None, None, None]:
+        text, json_length = self._collected, self._json_length
+        available = None if self._content_length is None else self._content_length - len(text)
+        plan = yield from parse_large(
+            text,
+            header_length=json_length,
+            signature=self._admission.signature,
+            model_version=self._admission.model_version,
+            limits=self._limits,
+            available_bytes=available,
+            make_room=self._make_room,
+        )
+        self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
+        plan.checked = Checked.HEADER if plan.binary_inputs else Checked.ALL  # the codec has made the bytes itself
+        self._plan, self._open = plan, list(plan.binary_inputs)
+        self.work = None
+        self.feed(rest)
 
     def _plan_tensors(self) -> None:
         assert self._json_length
@@ -221,17 +311,18 @@ class StreamedBody:
         plan = parse_infer(
             bytes(self._collected),
             header_length=self._json_length,
-            signature=self._model.signature,
-            model_version=self._model.version,
+            signature=self._admission.signature,
+            model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
         )
-        validate_header(plan.request, self._model.signature, plan.binary_inputs)
+        validate_header(plan.request, self._admission.signature, plan.binary_inputs)
+        plan.checked = Checked.HEADER
         self._collected.clear()
         self._plan, self._open = plan, list(plan.binary_inputs)
 
     def _check_collected(self, total_bytes: int) -> None:
-        """Refuse early what the codec would refuse when it is complete."""
+        """Apply the codec's size limits early."""
         if self._json_length:
             self._limits.check_json(self._json_length)
         elif self._json_length == 0:

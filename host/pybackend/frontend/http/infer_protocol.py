@@ -1,38 +1,45 @@
-"""The HTTP protocol object that answers infer itself, by callbacks: per request there is no task, no future and no scope."""
+"""The HTTP protocol class that answers infer requests with callbacks, without a task, future or scope per request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from pybackend.engine import InferenceEngine
+from pybackend.engine.admission import Admission
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.errors import STATUS
-from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES, StreamedBody, check_encoding, check_model, decode_body
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.model_path import plain_version
+from pybackend.frontend.http.piecewise_answer import PiecewiseAnswer
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
+from pybackend.frontend.http.slices import Slices
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
-from pybackend.model.model import Model, ModelState
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
+from pybackend.protocol.json_pieces import is_large
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.plan_cache import PlanCache
+from pybackend.protocol.plan_cache import PlanCaches
 
 log = logging.getLogger(__name__)
 
 _PATH = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
 MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
-"""Bounds of what is remembered of request heads, 1 MB in all."""
+"""Limits of the cache of request heads, 1 MB in all."""
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_CHUNKS_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
     b"content-length: %d\r\n\r\n"
@@ -40,44 +47,40 @@ _BINARY_HEAD = (
 
 
 class _Head(NamedTuple):
-    """What the head of a small infer request says."""
+    """The parsed head of a small infer request."""
 
     model_name: str
     model_version: str
     header_length: bytes | None
     body_bytes: int
+    takes_chunks: bool
 
 
 class InferFrontend(ConnectionClock):
-    """What all connections share.
+    """State shared by all connections.
 
     Attributes:
-        engine: where requests go.
+        engine: handles the requests.
         limits: bounds of request bodies.
+        plans: cached plans of earlier requests.
+        heads: cached request heads, parsed.
     """
 
-    def __init__(self, engine: InferenceEngine, limits: BodyLimits) -> None:
-        super().__init__()
+    def __init__(self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> None:
+        super().__init__(kept)
         self.engine = engine
         self.limits = limits
-        self._plans: dict[Model, PlanCache] = {}
+        self.plans = PlanCaches()
         self.heads: dict[bytes, _Head] = {}
 
-    def plans(self, model: Model) -> PlanCache:
-        """The plans of requests that a model got before."""
-        try:
-            return self._plans[model]
-        except KeyError:
-            # Versions that were unloaded since the last new one came are forgotten here.
-            self._plans = {known: plans for known, plans in self._plans.items() if known.state is ModelState.READY}
-            return self._plans.setdefault(model, PlanCache())
-
     def remember(self, head: bytes, meaning: _Head) -> None:
-        """Note what a head means: clients send the same one with every request, and need not have it parsed again."""
-        if len(head) <= LARGEST_KNOWN_HEAD_BYTES:
-            if len(self.heads) >= MOST_KNOWN_HEADS:
-                self.heads.clear()
-            self.heads[head] = meaning
+        """Cache a parsed head: clients send the same one with every request, and it need not be parsed again.
+
+        The oldest entry is evicted.
+        """
+        if len(self.heads) >= MOST_KNOWN_HEADS:
+            del self.heads[next(iter(self.heads))]
+        self.heads[head] = meaning
 
 
 class InferProtocol(SerialProtocol):
@@ -87,43 +90,42 @@ class InferProtocol(SerialProtocol):
         self, config: Config, server_state: ServerState, frontend: InferFrontend, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._frontend = frontend
+        self._last_head = b""
         super().__init__(config, server_state, frontend, loop)
 
     def _start_message(self) -> None:
         super()._start_message()
-        self._asked = ("", "")
-        self._model: Model | None = None
+        self._admission: Admission | None = None
         self._header_length: bytes | None = None
         self._parts: list[bytes] = []
         self._body: StreamedBody | None = None
         self._refusal: InferenceError | None = None
         self._format: OutputFormat | None = None
         self._pending: PendingRequest | None = None
+        self._takes_chunks = True
 
     # The request
 
     def recognise(self, head: bytes) -> bool:
-        """True for a head that was parsed before."""
+        """True for a cached head."""
         known = self._frontend.heads.get(head)
         if known is None:
             return False
-        name, version, self._header_length, self._body_left = known
-        self._asked = (name, version)
+        name, version, self._header_length, self._body_left, self._takes_chunks = known
         try:
-            self._model = self._frontend.engine.model(name, version)
-            check_model(self._model)
+            self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
         except InferenceError as error:
             self._refusal = error
         return True
 
     def claim(self) -> bool:
-        """True for infer."""
+        """True for infer requests."""
         found = _PATH.fullmatch(self.url)
         if found is None or self.parser.get_method() != b"POST":
             return False
         name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
-        version = (found[2] or b"").decode()
-        self._asked = (name, version)
+        version = plain_version(found[2].decode()) if found[2] else ""
+        self._takes_chunks = self.parser.get_http_version() == "1.1"
         encoding = b""
         for field, value in self.headers:
             size = len(field)
@@ -131,25 +133,37 @@ class InferProtocol(SerialProtocol):
                 self._header_length = value
             elif size == 16 and field.lower() == b"content-encoding":
                 encoding = value
-        # Large bodies are kept from the parser, which would copy them once more.
+        # Large bodies bypass the parser, which would copy them once more.
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
-            self._model = self._frontend.engine.model(name, version)
-            check_model(self._model)
+            self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
             if encoding:
                 check_encoding(encoding.decode("latin-1"))
             if self._chunked or self._bypasses_parser:
                 length = None if self._chunked else self._body_left
-                self._body = StreamedBody(self._model, self._header_length, length, self._frontend.limits)
+                self._body = StreamedBody(
+                    self._admission, self._header_length, length, self._frontend.limits, self._drop_slowest_sender
+                )
             elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
-                self._frontend.remember(self._head, _Head(name, version, self._header_length, self._body_left))
+                self._remember(_Head(name, version, self._header_length, self._body_left, self._takes_chunks))
         except InferenceError as error:
-            # The body is read and dropped: a client that is still sending does not read an answer.
+            # The body is read and dropped: a client that is still sending does not read a response.
             self._refusal = error
         return True
 
+    def _remember(self, meaning: _Head) -> None:
+        """Cache a head when it occurs for the second time in a row.
+
+        Heads that differ each time, e.g. by a trace id, would evict those of other clients.
+        """
+        head = self._head
+        if head == self._last_head:
+            self._frontend.remember(head, meaning)
+        elif len(head) <= LARGEST_KNOWN_HEAD_BYTES:
+            self._last_head = head
+
     def claimed_body(self, piece: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Process the next bytes of the body."""
         if self._refusal is not None:
             return
         body = self._body
@@ -157,58 +171,150 @@ class InferProtocol(SerialProtocol):
             self._parts.append(piece)
             return
         try:
+            was_busy = body.work is not None
             body.feed(piece)
-            if self._body_left and body.room() is not None:
-                # From here on the kernel writes into the tensor's own memory.
+            self._keep_of(body)
+            if body.work is not None:
+                if not was_busy:
+                    self._work(body, self._go_on_receiving)
+            elif self._body_left and body.room() is not None:
+                # From here on the kernel writes directly into the tensor's memory.
                 self.transport.set_protocol(_BodyReceiver(self, body))
         except InferenceError as error:
             self._refuse(body, error)
 
+    def _keep_of(self, body: StreamedBody) -> None:
+        """Account for bytes of a body buffered outside its model's memory."""
+        if body.private_bytes > MAX_KEPT_BYTES or self._kept_bytes:
+            self.keep(body.private_bytes)
+
+    def _work(self, body: StreamedBody, go_on: Callable[[], None]) -> None:
+        """Do a body's work in slices; the client may continue to send, up to a limit."""
+
+        def step() -> bool:
+            work = body.work
+            if self._lost or self._closing or work is None:
+                body.release()
+                return False
+            try:
+                next(work)
+            except StopIteration:
+                body.work = None
+                go_on()
+            except InferenceError as error:
+                self._refuse(body, error)
+                go_on()
+            except Exception:  # the client gets a response, whatever it sent
+                log.exception("A request could not be read")
+                self._refuse(body, InferenceError("internal error: see the server's log"))
+                go_on()
+            else:
+                return True
+            return False
+
+        self.flow.pause_reading()
+        self.slices.add(step)
+
+    def _go_on_receiving(self) -> None:
+        """Continue after the JSON part was parsed, or the body was refused: receive the rest."""
+        self.flow.resume_reading()
+        body = self._body
+        assert body is not None
+        if self._refusal is None:
+            self._keep_of(body)
+        if self._message_done:
+            self.claimed_complete()
+        elif self._refusal is None and self._body_left and not self._chunked and body.room() is not None:
+            self.transport.set_protocol(_BodyReceiver(self, body))
+
     def received_directly(self, body: StreamedBody, count: int) -> None:
-        """The receiver has written ``count`` bytes."""
+        """Handle ``count`` bytes written by the receiver."""
         self._active_at = self._clock.seconds
+        self._received_bytes += count
         self._body_left -= count
-        body.advance(count)
-        if self._body_left == 0:
-            self.transport.set_protocol(self)
-            self._complete_unparsed()
-            return
         try:
-            body.room()
+            body.advance(count)
+            if self._body_left:
+                body.room()
         except InferenceError as error:
-            self.transport.set_protocol(self)
             self._refuse(body, error)
+        if self._body_left == 0 or self._refusal is not None:
+            self.transport.set_protocol(self)
+            if self._body_left == 0:
+                self._complete_unparsed()
+
+    def _drop_slowest_sender(self) -> bool:
+        """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
+        slow = [
+            each
+            for each in self.connections - {self}
+            if isinstance(each, InferProtocol) and each.pace.is_slow and each.holds_memory_for(self._admission)
+        ]
+        if not slow:
+            return False
+        min(slow, key=lambda each: each.pace.rate_bytes_per_s).make_room()
+        return True
+
+    def holds_memory_for(self, other: Admission | None) -> bool:
+        """True while an arriving body holds leased memory that the other request could use."""
+        own = self._admission
+        if own is None or other is None or self._body is None or self._message_done or self._closing:
+            return False
+        return own.has_room and own.shares_memory_with(other)
+
+    def make_room(self) -> None:
+        """Disconnect a slow client, because others need the memory."""
+        self._closing = True
+        if self._body is not None and not self._message_done:
+            self._body.release()
+        super().make_room()
 
     def _refuse(self, body: StreamedBody, error: InferenceError) -> None:
         self._refusal = error
         body.release()
 
     def claimed_complete(self) -> None:
-        """The body is there: submit the request, or answer why not."""
-        body, plan, frontend = self._body, None, self._frontend
+        """Submit the complete request, or send an error; large bodies need some work first."""
+        body = self._body
+        if body is not None and self._refusal is None:
+            if body.work is not None:
+                return  # the JSON part is still being parsed
+            try:
+                body.complete()
+            except InferenceError as error:
+                self._refuse(body, error)
+            if body.work is not None:
+                self._work(body, self._submit_when_read)
+                return
+        self._submit()
+
+    def _submit_when_read(self) -> None:
+        self.flow.resume_reading()
+        self._submit()
+
+    def _submit(self) -> None:
+        body, admission, frontend = self._body, self._admission, self._frontend
         try:
             if self._refusal is not None:
                 raise self._refusal
-            model = self._model
-            assert model is not None
-            if model.state is not ModelState.READY:  # it was while the body began: there may be a successor
-                model = frontend.engine.model(*self._asked)
-                check_model(model)
+            assert admission is not None
             if body is None:
+                admission.renew()
                 whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                plan = decode_body(whole, self._header_length, model, frontend.limits, frontend.plans(model))
+                plans = frontend.plans.of(admission.signature)
+                plan = decode_body(whole, self._header_length, admission, frontend.limits, plans)
             else:
-                plan = body.finish(model)
+                plan = body.finish()
             self._format = plan.output_format
-            self._pending = frontend.engine.submit(model, plan.request, self._on_response)
+            self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+            if self._kept_bytes:
+                self.keep(0)
         except InferenceError as error:
             if body is not None:
                 body.release()
-            if plan is not None:
-                plan.request.release()
-            self._answer_error(error)
+            self.answer_error(error)
 
-    # The answer
+    # The response
 
     def _on_response(self, response: InferenceResponse) -> None:
         self._pending = None
@@ -216,38 +322,52 @@ class InferProtocol(SerialProtocol):
             response.release()
             return
         if response.error is not None:
-            self._answer_error(response.error)
+            self.answer_error(response.error)
             return
         assert self._format is not None
+        if is_large(response, self._format):
+            PiecewiseAnswer(self, response, self._format, takes_chunks=self._takes_chunks).begin()
+            return
         try:
             encoded = encode_response(response, self._format)
         except InferenceError as error:
             response.release()
-            self._answer_error(error)
+            self.answer_error(error)
             return
-        except Exception:  # whatever a model's outputs do to the encoder, its client gets an answer
-            log.exception("a response of model '%s' cannot be encoded", response.model_name)
+        except Exception:  # the client gets a response, whatever the model's outputs do to the encoder
+            log.exception("A response of model '%s' cannot be encoded", response.model_name)
             response.release()
-            self._answer_error(InferenceError("internal error: see the server's log"))
+            self.answer_error(InferenceError("internal error: see the server's log"))
             return
+        self.send(encoded, response)
+
+    def send(self, encoded: EncodedResponse, response: InferenceResponse) -> None:
+        """Send a complete response, and release it once it is sent."""
+        if encoded.body_bytes > MAX_KEPT_BYTES:
+            try:
+                self.keep(max(encoded.body_bytes, self._kept_bytes))
+            except InferenceError as error:
+                response.release()
+                self.answer_error(error)
+                return
         if encoded.json_length is None:
             head = _JSON_HEAD % encoded.body_bytes
         else:
             head = _BINARY_HEAD % (encoded.json_length, encoded.body_bytes)
         if not self._keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
-        if encoded.borrows_memory:
+        if encoded.borrows_memory or encoded.body_bytes > MAX_KEPT_BYTES:
             self._write_borrowed(head, encoded, response)
         else:
             response.release()
             self.transport.write(b"".join((head, encoded.header_json, *encoded.chunks)))
-            self._answered()
+            self.answered()
 
     def _write_borrowed(self, head: bytes, encoded: EncodedResponse, response: InferenceResponse) -> None:
-        """Send views of the response's memory, and give it back only when the kernel has taken the last byte.
+        """Send views of the response's memory, and release it only after the kernel has taken the last byte.
 
-        The transport keeps a view of what the socket does not take; a lease freed before would carry another client's
-        data by the time it is sent. With a high-water mark of 0 the transport says when nothing is left.
+        The transport keeps a view of the bytes that the socket does not take; memory released earlier would contain
+        another client's data by the time it is sent. With a high-water mark of 0 the transport reports an empty buffer.
         """
         transport = self.transport
         transport.set_write_buffer_limits(high=0, low=0)
@@ -257,20 +377,53 @@ class InferProtocol(SerialProtocol):
         def drained() -> None:
             response.release()
             if not self._lost:
+                self.keep(0)
                 transport.set_write_buffer_limits(high=MAX_KEPT_BYTES, low=0)
-                self._answered()
+                self.answered()
 
         if transport.get_write_buffer_size() == 0:
             drained()
         else:
             self._after_drain = drained
 
-    def _answer_error(self, error: InferenceError) -> None:
+    def answer_error(self, error: InferenceError) -> None:
+        """Send an error response."""
+        self.keep(0)
         self._write_error(STATUS[error.code], error.message)
-        self._answered()
+        self.answered()
+
+    # The response in pieces
+
+    @property
+    def slices(self) -> Slices:
+        """The scheduler of long work."""
+        return self._clock.slices
+
+    @property
+    def is_lost(self) -> bool:
+        """True once the client or the server has closed the connection."""
+        return self._lost or self._closing
+
+    def begin_chunks(self) -> None:
+        """Send the head of a chunked response."""
+        self.write(_CHUNKS_HEAD if self._keep_alive else _CHUNKS_HEAD[:-2] + b"connection: close\r\n\r\n")
+
+    def write(self, data: bytes) -> None:
+        """Send raw bytes."""
+        self.transport.write(data)
+
+    def waits_for_reader(self, go_on: Callable[[], None]) -> bool:
+        """True if the client reads too slowly; ``go_on`` is then called when it has caught up or disconnected."""
+        if self._write_paused:
+            self._after_drain = go_on
+        return self._write_paused
+
+    def abort(self) -> None:
+        """Close the connection in the middle of a response that cannot be completed."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client, or we, closed the connection: nobody waits for what is queued."""
+        """The connection was closed by either side: cancel its queued request."""
         super().connection_lost(exc)
         if self._pending is not None:
             self._pending.cancel()
@@ -279,7 +432,7 @@ class InferProtocol(SerialProtocol):
 
 
 class _BodyReceiver(asyncio.BufferedProtocol):
-    """Stands in for the connection's protocol while the bytes of large tensors arrive."""
+    """Replaces the connection's protocol while the bytes of large tensors arrive."""
 
     def __init__(self, owner: InferProtocol, body: StreamedBody) -> None:
         self._owner = owner

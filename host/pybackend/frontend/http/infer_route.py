@@ -1,22 +1,27 @@
-"""Infer as an ordinary ASGI route: documents it in OpenAPI, and serves whoever mounts the application elsewhere.
+"""Infer as an ordinary ASGI route, for the OpenAPI document and for applications mounted in another server.
 
-Under this package's own server the protocol object answers these requests before ASGI sees them.
+In this package's server, the protocol class answers these requests before they reach ASGI.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine import InferenceEngine
-from pybackend.errors import InferenceError
-from pybackend.frontend.http.infer_body import StreamedBody, check_encoding, check_model
+from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody, check_encoding
 from pybackend.frontend.http.model_path import model_name, model_path, version
-from pybackend.model.model import Model, ModelState
-from pybackend.protocol.infer_response import encode_response
+from pybackend.inference.response import InferenceResponse
+from pybackend.protocol.infer_plan import OutputFormat
+from pybackend.protocol.infer_response import EncodedResponse, encode_response
+from pybackend.protocol.json_pieces import PiecewiseResponse, is_large
 from pybackend.protocol.limits import BodyLimits
+
+_LONGEST_LENGTH_DIGITS = 18
 
 _TENSOR = {
     "type": "object",
@@ -62,7 +67,7 @@ _RESPONSE = {
 }
 _BINARY = {"schema": {"type": "string", "format": "binary", "description": "a JSON part followed by binary tensors"}}
 _ERROR = {
-    "description": "what is wrong, and what to do about it",
+    "description": "the mistake and how to correct it",
     "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
 }
 _OPENAPI: dict[str, Any] = {
@@ -95,7 +100,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
     async def infer(request: Request) -> Response:
         return await _infer(engine, limits, request)
 
-    for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:int}/infer"):
+    for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:digits}/infer"):
         openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
         app.post(
             path, tags=["inference"], summary="Run the model", name=path, response_model=None, openapi_extra=openapi
@@ -103,48 +108,65 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
 
 
 async def _disconnected(request: Request) -> None:
-    """Return when the client has gone, whose request has been read to the end."""
+    """Return when the client disconnects. Its request must have been read to the end."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _model(engine: InferenceEngine, request: Request) -> Model:
-    model = engine.model(model_name(request), version(request))
-    check_model(model)
-    return model
+async def _done(body: StreamedBody) -> None:
+    """Do the pending work, in turns with other requests."""
+    work = body.work
+    if work is not None:
+        for _ in work:
+            await asyncio.sleep(0)
+        body.work = None
+
+
+async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
+    """The complete response; a large one is made in turns with other requests."""
+    if not is_large(response, output_format):
+        return encode_response(response, output_format)
+    body, pieces = PiecewiseResponse(response, output_format), []
+    for piece in body.json_pieces():
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    return body.collected(pieces)
+
+
+def _content_length(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_LENGTH_DIGITS:
+        raise InferenceError("Content-Length is not a number of bytes", ErrorCode.INVALID_ARG)
+    return int(text)
 
 
 async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) -> Response:
-    model = _model(engine, request)
+    admission = engine.open(model_name(request), version(request), HTTP_CLIENT)
     check_encoding(request.headers.get("content-encoding", ""))
     length = request.headers.get("content-length")
     header_length = request.headers.get("inference-header-content-length")
     body = StreamedBody(
-        model,
+        admission,
         None if header_length is None else header_length.encode("latin-1"),
-        None if length is None else int(length),
+        None if length is None else _content_length(length),
         limits,
     )
     try:
         async for piece in request.stream():
             if piece:
                 body.feed(piece)
-        if model.state is not ModelState.READY:  # it was while the body began: there may be a successor
-            model = _model(engine, request)
-        plan = body.finish(model)
+                await _done(body)
+        body.complete()
+        await _done(body)
+        plan = body.finish()
     except BaseException:
         body.release()
         raise
-    try:
-        response = await engine.infer(model, plan.request, partial(_disconnected, request))
-    except InferenceError:
-        plan.request.release()  # the engine did not take it; after a cancellation its memory is the engine's
-        raise
+    response = await admission.infer(plan.request, partial(_disconnected, request), plan.checked)
     try:
         if response.error is not None:
             raise response.error.again()
-        encoded = encode_response(response, plan.output_format)
-        # Another server's transport may keep what it is given: it gets a copy, never the shared memory.
+        encoded = await _encoded(response, plan.output_format)
+        # Another server's transport may keep its input, so it gets a copy and never the shared memory.
         content = b"".join((encoded.header_json, *encoded.chunks))
     finally:
         response.release()

@@ -1,15 +1,39 @@
-"""The model and the version that a path names: reading them from a request, and describing them in OpenAPI."""
+"""The model and version in a request's path, and their description in OpenAPI.
+
+Routes write a version as ``{version:digits}``, because Starlette's ``int`` raises for more than 4,300 digits.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import Request
+from starlette.convertors import Convertor, register_url_convertor
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "{model_name}": {"schema": {"type": "string"}, "description": "the model's name"},
-    "{version:int}": {"schema": {"type": "integer", "minimum": 0}, "description": "a version of the model"},
+    "{version:digits}": {"schema": {"type": "integer", "minimum": 0}, "description": "a version of the model"},
 }
+
+
+def plain_version(digits: str) -> str:
+    """A version without leading zeros."""
+    return digits.lstrip("0") or "0"
+
+
+class _Digits(Convertor[str]):
+    """A decimal number as text, without leading zeros."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return plain_version(value)
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("digits", _Digits())
 
 
 def model_path(path: str) -> list[dict[str, Any]]:
@@ -22,12 +46,12 @@ def model_path(path: str) -> list[dict[str, Any]]:
 
 
 def model_name(request: Request) -> str:
-    """The model that a request's path names."""
+    """The model in a request's path."""
     name: str = request.path_params["model_name"]
     return name
 
 
 def version(request: Request) -> str:
-    """The version that a request's path names, ``""`` if it names none."""
-    number = request.path_params.get("version")
-    return "" if number is None else str(number)
+    """The version in a request's path, ``""`` if it has none."""
+    digits: str = request.path_params.get("version", "")
+    return digits

@@ -1,10 +1,10 @@
-"""HTTP/1.1 connections on top of uvicorn's protocol class: one request at a time, whoever answers it.
+"""HTTP/1.1 connections based on uvicorn's protocol class, processing one request at a time.
 
-All knowledge of uvicorn's inner life is in this module; the tests in ``tests/integration/http`` hold the contract that the
-upper bound of uvicorn's version stands for.
+All knowledge of uvicorn's internals is in this module; the tests in ``tests/integration/http`` verify the assumptions
+behind the upper bound on uvicorn's version.
 
-What a client sends before it has its answer is kept, up to a bound, and then reading pauses; so a client that goes away
-is noticed even while its request runs, and a request can never overtake another one on its connection.
+Bytes that a client sends before it has its response are buffered, up to a limit; then reading pauses. A client that
+disconnects is therefore noticed while its request runs, and requests never overtake each other on a connection.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
+from pybackend.frontend.http.slices import Slices
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_KEPT_BYTES = 64 * 1024
-"""How much of the next requests is kept while one is answered; then reading pauses."""
-
-STALLED_SECONDS = 60
-"""A client that neither sends the rest of its request nor reads its reply for this long is disconnected."""
+"""Bytes of further requests buffered while one is being answered; beyond, reading pauses."""
 
 IDLE_SECONDS = 600
-"""A connection without any request is closed after this long; long, because clients pool connections."""
+"""Idle connections are closed after this time. It is long because clients pool connections."""
 
 _PHRASES = {
     400: b"Bad Request",
@@ -43,23 +43,31 @@ _PHRASES = {
 }
 
 
+class _RefusedHeadError(Exception):
+    """A head that the parser accepts and this server refuses."""
+
+
 class ConnectionClock:
-    """What all connections of a port share.
+    """State shared by all connections of a port.
 
     Attributes:
-        seconds: advanced once a second by the server; reading it costs nothing, unlike a timer per connection.
-        closing: True once the server stops: connections end with the answer under way.
+        seconds: incremented once a second by the server; reading it costs nothing, unlike a timer per connection.
+        kept: the account of bytes buffered for clients.
+        slices: the scheduler of long work.
+        closing: True once the server stops: connections close after the current response.
         ended: set when a connection has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptBytes) -> None:
+        self.kept = kept
+        self.slices = Slices()
         self.seconds = 0
         self.closing = False
         self.ended = asyncio.Event()
 
 
 class SerialProtocol(HttpToolsProtocol):
-    """A connection. A subclass may claim requests and answer them itself; ASGI gets the others."""
+    """A connection. A subclass may claim requests and answer them; all others go to ASGI."""
 
     def __init__(
         self, config: Config, server_state: ServerState, clock: ConnectionClock, loop: asyncio.AbstractEventLoop
@@ -67,6 +75,10 @@ class SerialProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, {}, loop)
         self._clock = clock
         self._active_at = clock.seconds
+        self._checked_at = clock.seconds
+        self.pace = Pace()
+        self._kept_bytes = self._buffered_bytes = 0
+        self._received_bytes = self._received_then = self._unsent_then = 0
         self._kept = bytearray()
         self._closing = False
         self._lost = False
@@ -78,6 +90,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._in_head = True
         self._seen = b""
         self._head = b""
+        self._head_error: Exception | None = None
         self._head_bytes = 0
         self._headers_done = False
         self._body_left = 0
@@ -85,6 +98,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._message_done = False
         self._answer_done = False
         self._claimed = False
+        self._in_asgi = False
         self._parser_fed = False
         self._bypasses_parser = False
         self._resumes_body = False
@@ -93,29 +107,30 @@ class SerialProtocol(HttpToolsProtocol):
     # For subclasses
 
     def recognise(self, head: bytes) -> bool:
-        """A complete head as it was sent; True if this object knows it and needs no parser to claim the request."""
+        """Called with a complete head; True if this object knows it and can claim the request without the parser."""
         return False
 
     def claim(self) -> bool:
-        """The head is complete; True if this object answers the request."""
+        """Called when the head is complete; True if this object answers the request."""
         return False
 
     def claimed_body(self, piece: bytes) -> None:
-        """The next bytes of a claimed request's body; with ``_bypasses_parser`` they are seen by nobody else."""
+        """The next bytes of a claimed request's body; with ``_bypasses_parser`` the parser does not see them."""
 
     def claimed_complete(self) -> None:
-        """A claimed request is complete; :meth:`_answered` must follow, now or later."""
+        """A claimed request is complete; :meth:`_answered` must follow, immediately or later."""
 
     # Framing: one message at a time reaches the parser
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        # With a low-water mark of 0, resume_writing means that the kernel has everything.
+        # With a low-water mark of 0, resume_writing means that the kernel has taken everything.
         self.transport.set_write_buffer_limits(high=MAX_KEPT_BYTES, low=0)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Handle bytes from the client."""
         self._active_at = self._clock.seconds
+        self._received_bytes += len(data)
         if self._message_done:
             self._keep(data)
         else:
@@ -136,21 +151,26 @@ class SerialProtocol(HttpToolsProtocol):
         except ChunkedBodyError as error:
             self._refuse_connection(400, str(error))
         except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, httptools.HttpParserInvalidURLError):
-                self._refuse_connection(400, "Invalid HTTP request received: its target is no path")
-                return
-            log.exception("a request could not be handled")
-            self._refuse_connection(500, "internal error: see the server's log")
+            self._refuse_head(self._head_error or error)
         except httptools.HttpParserError:
             self._refuse_connection(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
 
+    def _refuse_head(self, error: Exception) -> None:
+        if isinstance(error, _RefusedHeadError):
+            self._refuse_connection(400, str(error))
+        elif isinstance(error, httptools.HttpParserInvalidURLError):
+            self._refuse_connection(400, "Invalid HTTP request received: its target is not a path")
+        else:
+            log.error("A request could not be handled", exc_info=error)
+            self._refuse_connection(500, "internal error: see the server's log")
+
     def _feed(self, data: bytes) -> None:
-        """Let the parser see bytes of one message."""
+        """Pass bytes of one message to the parser."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # Some clients offer an upgrade with every first request. None is taken up: the request is answered as it
-            # is. The parser believes that HTTP ends with the head, so another one gets the body, behind a short head.
+            # Some clients offer an upgrade with every first request. The server ignores the offer and answers the
+            # request. This parser considers HTTP ended after the head, so a new one gets the body, after a short head.
             self.parser = httptools.HttpRequestParser(self)
             if self._resumes_body:
                 framing = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % self._body_left
@@ -161,7 +181,7 @@ class SerialProtocol(HttpToolsProtocol):
         probe = self._seen + data if self._seen else data
         end = probe.find(b"\r\n\r\n")
         if end == 0 and not self._seen:
-            return data.lstrip(b"\r\n")  # empty lines before a request line are legal and no head
+            return data.lstrip(b"\r\n")  # empty lines before a request line are legal
         cut = len(data) if end < 0 else end + 4 - len(self._seen)
         self._head_bytes += cut
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -182,29 +202,32 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _consume_body(self, data: bytes) -> bytes:
         if self._chunked:
-            end = self._chunked_end.find(data)
-            self._feed(data if end == len(data) else data[:end])
+            chunks = self._chunked_end
+            end = chunks.find(data)
+            self._feed(data if chunks.framing_bytes == len(data) else data[: chunks.framing_bytes])
+            if chunks.is_complete:
+                self._feed(b"\r\n")
             return data[end:]
         piece = data if len(data) <= self._body_left else data[: self._body_left]
         self._body_left -= len(piece)
         if self._claimed:
             self.claimed_body(piece)
         if not self._bypasses_parser:
-            # Small bodies go through the parser too: it stays in step, and says when the message is complete.
+            # Small bodies go through the parser, which stays in step and reports the end of the message.
             self._feed(piece)
         elif self._body_left == 0:
             self._complete_unparsed()
         return data[len(piece) :]
 
     def _complete_unparsed(self) -> None:
-        """The last byte of a body that the parser did not see is there."""
+        """Handle the last byte of a body that bypassed the parser."""
         if self._parser_fed:
             self.parser = httptools.HttpRequestParser(self)
         self._message_done = True
         self.claimed_complete()
 
     def on_message_begin(self) -> None:
-        """The parser has seen a request line begin."""
+        """Handle the start of a request line."""
         if self._headers_done:
             return
         self.url = b""
@@ -212,29 +235,43 @@ class SerialProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field, as it was sent."""
+        """Handle a raw header field."""
         if not self._headers_done:
             self.headers.append((name, value))
 
     def on_url(self, url: bytes) -> None:
-        """The request target, or a part of it."""
+        """Handle the request target, or a part of it."""
         if not self._headers_done:
             self.url += url
 
     def on_headers_complete(self) -> None:
-        """The head is complete: decide who answers."""
+        """Handle the end of the head: decide who answers."""
         if self._headers_done:
             return
+        try:
+            self._take_head()
+        except Exception as error:
+            # The parser raises another one. While an answer to what came before is an error being handled, that one's
+            # context is the error, and not this.
+            self._head_error = error
+            raise
+
+    def _take_head(self) -> None:
         self._headers_done = True
         self._keep_alive = self.parser.should_keep_alive()
         for name, value in self.headers:
             size = len(name)
             if size == 14 and name.lower() == b"content-length":
-                self._body_left = int(value)
+                # The parser has validated it; only leading zeros make it longer than 20 digits.
+                self._body_left = int(value.strip()[-20:])
             elif size == 17 and name.lower() == b"transfer-encoding":
                 self._chunked, self._chunked_end = True, ChunkedEnd()
             elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+        if self._chunked and self.parser.get_http_version() != "1.1":
+            raise _RefusedHeadError(
+                "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
+            )
         self._resumes_body = self.parser.should_upgrade() and (self._chunked or self._body_left > 0)
         self._claimed = self.claim()
         if not self._claimed:
@@ -243,14 +280,14 @@ class SerialProtocol(HttpToolsProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body that the parser sees."""
+        """Handle a piece of a body that goes through the parser."""
         if not self._claimed:
             super().on_body(body)
         elif self._chunked and not self._message_done:
             self.claimed_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Handle the end of the request."""
         if self._message_done or self._resumes_body:
             return
         self._message_done = True
@@ -268,15 +305,16 @@ class SerialProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expect
         self.headers.extend((name.lower(), value) for name, value in headers)
         super().on_headers_complete()
+        self._in_asgi = True
 
     def on_response_complete(self) -> None:
-        """An ASGI response is out."""
+        """Handle the end of an ASGI response."""
         self.server_state.total_requests += 1
         self._answer_done = True
-        self.flow.resume_reading()  # a body that the application did not read is dropped as it comes
+        self.flow.resume_reading()  # a body that the application did not read is discarded on arrival
         self._next_if_done()
 
-    # Answers of claimed requests
+    # Responses to claimed requests
 
     def _write_error(self, status: int, message: str) -> None:
         body = encode_error(message)
@@ -286,18 +324,18 @@ class SerialProtocol(HttpToolsProtocol):
             % (status, _PHRASES.get(status, b"Error"), close, len(body), body)
         )
 
-    def _answered(self) -> None:
-        """The answer is written, and what it borrowed is given back."""
+    def answered(self) -> None:
+        """Handle the end of a response, whose borrowed memory is released."""
         if self._write_paused and self._after_drain is None:
-            # A client that does not read gets no further answers, only what the transport holds already.
-            self._after_drain = self._answered
+            # A client that does not read gets no further responses, only those already in the transport.
+            self._after_drain = self.answered
             return
         self.server_state.total_requests += 1
         self._answer_done = True
         self._next_if_done()
 
     def _next_if_done(self) -> None:
-        """Go on with the next request once this one is complete and answered."""
+        """Continue with the next request once this one is complete and answered."""
         if not (self._message_done and self._answer_done) or self._lost:
             return
         if not self._keep_alive or self._clock.closing:
@@ -313,24 +351,35 @@ class SerialProtocol(HttpToolsProtocol):
             self._consume(data)
 
     def _refuse_connection(self, status: int, message: str) -> None:
-        """Answer what is not HTTP, and close."""
+        """Send an error for invalid HTTP, and close the connection."""
+        answered = self._answer_done or (self._in_asgi and self.cycle.response_started)
         self._keep_alive = False
         self._closing = True
         if not self.transport.is_closing():
-            self._write_error(status, message)
+            if not answered:  # the client would take a second response for that to its next request
+                self._write_error(status, message)
             self.transport.close()
 
     # Connection events
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write."""
+        """The client reads more slowly than the server writes."""
         self._write_paused = True
+        self._buffered_bytes = max(0, self.transport.get_write_buffer_size() - self._kept_bytes)
+        if self._buffered_bytes > MAX_KEPT_BYTES and not self._clock.kept.claim(
+            self, self._kept_bytes + self._buffered_bytes
+        ):
+            self.loop.call_soon(self.make_room)  # deferred, because more may be written first
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The kernel has taken everything."""
+        """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self._clock.seconds
+        self.pace.rest()
+        if self._buffered_bytes > MAX_KEPT_BYTES:
+            self._clock.kept.claim(self, self._kept_bytes)
+        self._buffered_bytes = 0
         super().resume_writing()
         self._drained()
 
@@ -339,15 +388,33 @@ class SerialProtocol(HttpToolsProtocol):
         if after is not None:
             after()
 
+    def keep(self, nbytes: int) -> None:
+        """Set the amount buffered for the client, apart from written bytes.
+
+        Raises:
+            InferenceError: UNAVAILABLE; the server's limit is reached.
+        """
+        kept = self._clock.kept
+        if not kept.claim(self, nbytes + self._buffered_bytes):
+            raise kept.error(nbytes - self._kept_bytes)
+        self._kept_bytes = nbytes
+
+    def make_room(self) -> None:
+        """Disconnect a slow client, because others need the memory."""
+        log.info("Closing the connection of a slow client: others need the memory that is buffered for it.")
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client, or we, closed the connection."""
+        """The connection was closed by either side."""
         self._lost = True
-        self._drained()  # nothing is sent any more: what an answer borrowed goes back
+        self._drained()  # nothing more is sent, so borrowed memory is released
+        self._kept_bytes = self._buffered_bytes = 0
+        self._clock.kept.claim(self, 0)
         super().connection_lost(exc)
         self._clock.ended.set()
 
     def shutdown(self) -> None:
-        """The server stops: close now if nothing is under way, else after the answer."""
+        """Handle the server's stop: close now if idle, else after the response."""
         if self._headers_done:
             self._keep_alive = False
             if not self._claimed:
@@ -357,13 +424,30 @@ class SerialProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def check_progress(self) -> None:
-        """Called about once a second: end a connection on which nothing moves any more."""
-        quiet = self._clock.seconds - self._active_at
-        if quiet < STALLED_SECONDS:
+        """Called about once a second: close a connection whose transfer is too slow."""
+        now = self._clock.seconds
+        seconds, self._checked_at = now - self._checked_at, now
+        received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
+        if self._write_paused:
+            unsent = self._unsent_bytes()
+            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
+        elif not self._message_done and not self.flow.read_paused and (self._headers_done or self._head_bytes > 0):
+            moved = received
+        else:
+            self.pace.rest()
+            if now - self._active_at >= IDLE_SECONDS and not self._message_done:
+                self.transport.close()
             return
-        reading = not self._message_done and (self._headers_done or self._head_bytes > 0)
-        if reading or self._write_paused:
-            log.info("a connection is closed: its client neither sent nor read anything for %d s", quiet)
+        self.pace.advance(max(1, seconds), moved)
+        if self.pace.has_stalled:
+            log.info(
+                "Closing a connection whose client sends or reads less than %d bytes a second.", LOWEST_RATE_BYTES_PER_S
+            )
             self.transport.abort()
-        elif quiet >= IDLE_SECONDS and not self._message_done:
-            self.transport.close()
+
+    def _unsent_bytes(self) -> int:
+        """Bytes of the response that the client has not received, in all buffers."""
+        if self.transport.is_closing():
+            return 0
+        descriptor: int = self.transport.get_extra_info("socket").fileno()
+        return self.transport.get_write_buffer_size() + kernel_unsent_bytes(descriptor)

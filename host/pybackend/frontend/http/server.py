@@ -1,4 +1,4 @@
-"""Listening, the connections of one port, and their end. Knows uvicorn's settings, nothing of its inner life."""
+"""One port: listening, its connections, and shutdown. It uses uvicorn's settings, but not its internals."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.errors import ServerError
+from pybackend.frontend.http.door import Door
 from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
 from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
+from pybackend.observability.unexpected import repeat
 
 _BACKLOG = 1024
 
 
 class HttpServer:
-    """One port.
+    """A port.
 
     Args:
         app: the ASGI application.
-        frontend: if given, infer requests are answered by the connections themselves.
+        shared: state shared by its connections; with an :class:`InferFrontend` they answer infer requests themselves.
     """
 
-    def __init__(self, app: Any, frontend: InferFrontend | None = None) -> None:
+    def __init__(self, app: Any, shared: ConnectionClock) -> None:
         self._config = Config(app, http=HttpToolsProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()
         self._state = ServerState()
-        self._frontend = frontend
-        self._clock = frontend or ConnectionClock()
+        self._clock = shared
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket."""
         loop = asyncio.get_running_loop()
-        self._ticking = loop.create_task(self._tick())
-        self._server = await loop.create_server(lambda: self._connection(loop), sock=sock, backlog=_BACKLOG)
+        self._ticking = loop.create_task(repeat(1, self._tick))
+        self._server = await loop.create_server(
+            lambda: Door(lambda: self._connection(loop)), sock=sock, backlog=_BACKLOG
+        )
 
     def _connection(self, loop: asyncio.AbstractEventLoop) -> SerialProtocol:
-        if self._frontend is None:
-            return SerialProtocol(self._config, self._state, self._clock, loop)
-        return InferProtocol(self._config, self._state, self._frontend, loop)
+        if isinstance(self._clock, InferFrontend):
+            return InferProtocol(self._config, self._state, self._clock, loop)
+        return SerialProtocol(self._config, self._state, self._clock, loop)
 
     def _connections(self) -> list[SerialProtocol]:
         return [connection for connection in self._state.connections if isinstance(connection, SerialProtocol)]
 
-    async def _tick(self) -> None:
+    def _tick(self) -> None:
         """The one timer of all connections."""
-        while True:
-            await asyncio.sleep(1)
-            self._clock.seconds += 1
-            for connection in self._connections():
-                connection.check_progress()
+        self._clock.seconds += 1
+        for connection in self._connections():
+            connection.check_progress()
 
     def stop_listening(self) -> None:
-        """Refuse new connections; close the idle ones; the others end with the answer under way."""
+        """Refuse new connections and close idle ones; the others close after their current response."""
         if self._server is not None:
             self._server.close()
         self._clock.closing = True
@@ -66,7 +67,7 @@ class HttpServer:
             connection.shutdown()
 
     async def stop(self, deadline_s: float) -> bool:
-        """Wait for connections until a deadline of the loop's clock, then cut them; True if none had to be cut."""
+        """Wait for connections until a deadline of the loop's clock, then abort them; True if none was left."""
         self.stop_listening()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline_s):
@@ -89,7 +90,7 @@ def bind(address: str, port: int, service: str) -> socket.socket:
     """A bound socket that does not listen yet.
 
     Raises:
-        ServerError: the address cannot be had.
+        ServerError: the address is unavailable.
     """
     host = address.removeprefix("ipv6:").strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -97,21 +98,21 @@ def bind(address: str, port: int, service: str) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-        # Two sockets may be bound to one port while neither listens; listening now settles whose it is.
+        # Two sockets may be bound to one port while neither listens; listening now decides between them.
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         if error.errno == 98:
             raise ServerError(
-                f"failed to start {service} service: Socket '{address}:{port}' already in use. Stop what listens "
-                f"there, or choose another port with --{service.lower()}-port (0 takes a free one)"
+                f"failed to start {service} service: Socket '{address}:{port}' already in use. Stop the program that "
+                f"listens there, or choose another port with --{service.lower()}-port (0 takes a free one)"
             ) from None
         raise ServerError(
             f"failed to start {service} service: cannot listen on '{address}:{port}': {error.strerror}"
         ) from None
     except OverflowError:
         sock.close()
-        raise ServerError(f"failed to start {service} service: {port} is no port") from None
+        raise ServerError(f"failed to start {service} service: {port} is not a valid port") from None
     sock.setblocking(False)
     return sock
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "stub"))
+from pybackend_wire.host_messages import Load, ModelToLoad
 from pybackend_wire.messages import PROTOCOL_VERSION, HostMessage, SegmentRole, StubMessage
 
 OTHERS = {
@@ -132,7 +133,7 @@ class ScriptedStub:
         while True:
             message = self.receive()
             if message[0] == HostMessage.LOAD:
-                self.read_script(message[2])
+                self.read_script(ModelToLoad(*Load(*message[1:]).model).model_file)
                 self.act("load", lambda: self.send((StubMessage.COMPLETED, None)), message)
             elif message[0] == HostMessage.INITIALIZE:
                 self.act("initialize", lambda: self.send((StubMessage.INITIALIZED, False)), message)

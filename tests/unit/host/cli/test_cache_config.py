@@ -65,7 +65,7 @@ def test_contradictions(flags: list[str], text: str) -> None:
         ("local,size=0", "local,size must be a whole number from 1 to 9223372036854775807. Got 0"),
         ("local,size=1MB", "local,size must be a whole number"),
         ("local,bytes=1", "the cache 'local' has no setting 'bytes'. It has size"),
-        ("memcached,host=x", "there is no cache 'memcached'. Write local or redis"),
+        ("memcached,host=x", "unknown cache 'memcached'. Write local or redis"),
         ("redis,host=h,port=70000", "redis,port must be a whole number from 1 to 65535"),
     ],
 )

@@ -103,7 +103,7 @@ def test_an_archive_that_is_written_while_it_is_read_is_refused(cache, archive, 
     path = archive(CONTENT)
     keys = iter(["a" * 40, "b" * 40])
     monkeypatch.setattr("pybackend.environment.cache.key_of", lambda *_: next(keys))
-    with pytest.raises(ModelEnvironmentError, match="was written while it was read: load the model again"):
+    with pytest.raises(ModelEnvironmentError, match="was modified while it was being read: load the model again"):
         cache.hold(path, never)
     assert [entry.mark for entry in cache.entries()] == [None]
     assert not (tmp_path / "cache" / "environments" / ("a" * 40)).exists()
@@ -328,7 +328,7 @@ def test_a_directory_that_cannot_be_written_is_named(archive, never, tmp_path):
 def test_a_directory_that_others_can_write_is_refused(cache, archive, never, tmp_path):
     (tmp_path / "cache" / "environments").mkdir(parents=True)
     (tmp_path / "cache" / "environments").chmod(0o777)
-    with pytest.raises(ModelEnvironmentError, match="others can write to it, and models would run what they put there"):
+    with pytest.raises(ModelEnvironmentError, match="is writable for others, and models would execute files put there"):
         cache.hold(archive(CONTENT), never)
 
 

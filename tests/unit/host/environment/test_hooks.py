@@ -99,7 +99,7 @@ class TestShell:
         found = self.told(tmp_path, a="export A=1\n", b="export B=1\nexit 3\n", c="export C=1\n")
         assert dict(found.variables) == {"A": "1"}
         directory = tmp_path / "etc" / "conda" / "activate.d"
-        assert found.complaints == (f"{directory}/b.sh ended with 3, before those after it were run",)
+        assert found.complaints == (f"{directory}/b.sh ended with 3, before the hooks after it ran",)
 
     def test_functions_that_bash_exports_are_no_variables(self, tmp_path):
         assert self.told(tmp_path, "/bin/bash", a="f() { :; }\nexport -f f\nexport A=1\n") == HookEffect({"A": "1"})
@@ -141,7 +141,7 @@ class TestEffect:
 
     def test_what_it_leaves_behind_is_told(self):
         assert effect(block(), block(), left=2, hooks=HOOKS[:1]).complaints == (
-            "/env/a.sh has left processes behind, 2 of them; they were ended",
+            "/env/a.sh left processes behind (2); they were killed",
         )
 
     @pytest.mark.parametrize(

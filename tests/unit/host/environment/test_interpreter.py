@@ -160,7 +160,7 @@ def test_another_python_is_refused(name, tmp_path):
     [
         (
             "",
-            "the environment X has no numpy for its Python 3.12: every environment needs numpy >= 1.19, the one beside ",
+            "the environment X has no numpy for its Python 3.12: every environment needs numpy >= 1.19, the server's own ",
         ),
         ("1.18.5", "the environment X has numpy 1.18.5, every environment needs numpy >= 1.19"),
     ],
@@ -199,7 +199,7 @@ def test_an_environment_without_python_is_refused(tmp_path):
     (prefix / "bin" / "python3").chmod(0o644)
     assert refusal(prefix).endswith("python is not executable")
     (prefix / "bin" / "python3").unlink()
-    assert refusal(prefix).endswith(f"{prefix}/bin/python leads to python3, which is not there")
+    assert refusal(prefix).endswith(f"{prefix}/bin/python leads to python3, which is missing")
     (prefix / "bin" / "python").unlink()
     expected = f"the environment X has no Python that this host could start: there is no {prefix}/bin/python"
     assert refusal(prefix) == expected

@@ -7,17 +7,17 @@ import pytest
 from pybackend.errors import ModelLoadError
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.settings import DebugSettings
-from pybackend_wire.messages import DebuggerPoint
+from pybackend_wire.host_messages import DebuggerPoint
 
 
 def taken(ports: DebuggerPorts, count: int) -> list[int]:
-    return [point.port for point in ports.take([f"m_{index}" for index in range(count)])]
+    return [point.port for point in ports.reserve([f"m_{index}" for index in range(count)])]
 
 
 def test_ports_follow_each_other_and_come_back() -> None:
     """A model that is reloaded gets new ones, for its old processes still listen; then the lowest is free again."""
     ports = DebuggerPorts(DebugSettings(("m",), 5000))
-    old = ports.take(["m_0", "m_1"])
+    old = ports.reserve(["m_0", "m_1"])
     assert old == [DebuggerPoint(5000, waits=False), DebuggerPoint(5001, waits=False)]
     assert taken(ports, 1) == [5002]
     ports.give_back(old)
@@ -33,7 +33,7 @@ def test_there_is_an_end_to_ports() -> None:
 
 def test_free_ports_differ() -> None:
     ports = DebuggerPorts(DebugSettings(("m",), 0, waits=True))
-    points = ports.take(["m_0", "m_1", "m_2"])
+    points = ports.reserve(["m_0", "m_1", "m_2"])
     assert len({point.port for point in points}) == 3
     assert all(point.waits and point.port > 0 for point in points)
 

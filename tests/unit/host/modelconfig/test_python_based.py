@@ -89,7 +89,7 @@ def test_there_is_no_such_backend(make_model: MakeModel, backends: Path, backend
     error = refusal(make_model(f'backend: "{backend}"'), backends)
     assert error.message.startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
-        f"Model 'm' needs {backends / backend}/model.py, which does not exist. Backends written in Python are looked for"
+        f"Model 'm' needs {backends / backend}/model.py, which does not exist. Backends written in Python are searched"
     )
     assert "--backend-directory" in error.message
     assert error.code is ErrorCode.INVALID_ARG

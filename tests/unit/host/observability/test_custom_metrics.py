@@ -7,16 +7,17 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from pybackend.calls.metric_questions import MetricQuestions
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.bls.metric_questions import MetricQuestions
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability import custom_metrics
 from pybackend.observability.custom_metrics import CustomMetrics
-from pybackend.observability.metrics import render
+from pybackend.observability.metrics import lines
 from pybackend_wire import metric_rules
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
@@ -71,7 +72,7 @@ def stub(metrics):
 
 
 def page(metrics):
-    return render(metrics.families()).decode()
+    return "".join(lines(metrics.families()))
 
 
 def samples(metrics):
@@ -255,7 +256,7 @@ def test_a_model_registers_so_many_families(metrics, stub, monkeypatch):
     monkeypatch.setattr(custom_metrics, "MOST_FAMILIES", 2)
     for name in ("a", "b"):
         stub.family(name)
-    with pytest.raises(InferenceError, match="model 'm' has registered 2 metric families, which is the most it may"):
+    with pytest.raises(InferenceError, match="model 'm' has registered 2 metric families, the maximum"):
         Stub(metrics, "m_1").family("c")
     stub.family("a")
     Stub(metrics, "other_0", "other").family("c")
@@ -279,6 +280,7 @@ def test_limits_are_those_that_the_manual_names():
     manual = (Path(__file__).resolve().parents[4] / "docs" / "authors" / "metrics.md").read_text()
     for sentence in (
         f"may hold {custom_metrics.MOST_HANDLES:,} metrics and families",
+        f"may take {custom_metrics.MOST_PAGE_BYTES >> 20} MB of the metrics page",
         f"may register {custom_metrics.MOST_FAMILIES:,} names",
         f"may have {metric_rules.MOST_TEXT:,} characters of",
         f"a histogram {metric_rules.MOST_BUCKETS:,} buckets",
@@ -517,3 +519,49 @@ def test_values_stay_in_this_process_whatever_models_do_with_the_library(tmp_pat
 def test_servers_without_custom_metrics_do_not_import_the_library():
     code = "import pybackend.server, sys; assert 'prometheus_client' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- The size of the page ---
+
+
+def fill(make):
+    """Make series until one is refused; how many there were before."""
+    numbers = count()
+    with pytest.raises(InferenceError, match="bytes of the metrics page") as refused:
+        all(make(number) for number in numbers)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    return next(numbers) - 1
+
+
+WIDE = {
+    "buckets": lambda stub, number: stub.series("h", HISTOGRAM, [float(n) for n in range(1000)], n=str(number)),
+    "labels": lambda stub, number: stub.series("c", COUNTER, n=f"{number}" + '"' * 8000),
+    "characters": lambda stub, number: stub.series("c", COUNTER, n=f"{number}" + "\U0001f600" * 8000),
+    "texts": lambda stub, number: stub.family(f"f{number}", COUNTER, "\n" * 8000),
+}
+
+
+@pytest.mark.parametrize("what", WIDE)
+def test_a_model_takes_a_bounded_part_of_the_page(metrics, what, monkeypatch):
+    monkeypatch.setattr(custom_metrics, "MOST_PAGE_BYTES", 400_000)
+    stub, other = Stub(metrics), Stub(metrics, "other_0", "other")
+    made = fill(lambda number: WIDE[what](stub, number))
+    assert made > 4
+    assert len(page(metrics).encode()) <= custom_metrics.MOST_PAGE_BYTES
+    assert fill(lambda number: WIDE[what](stub, made + number)) == 0
+    other.change(other.series("small", COUNTER), 1)
+    assert "small 1.0" in samples(metrics)
+
+
+def test_what_is_deleted_leaves_its_part_of_the_page(metrics, stub, monkeypatch):
+    monkeypatch.setattr(custom_metrics, "MOST_PAGE_BYTES", 200_000)
+    wide = WIDE["buckets"]
+    made = fill(lambda number: wide(stub, number))
+    for _ in range(3):
+        again = Stub(metrics, "m_2")
+        stub.dies()
+        metrics.on_retired("m_0")
+        assert samples(metrics) == []
+        assert fill(lambda number, stub=again: wide(stub, number)) == made
+        again.dies()
+        metrics.on_retired("m_2")

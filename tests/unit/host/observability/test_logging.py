@@ -55,6 +55,27 @@ def test_lines_of_models_name_the_instance_and_its_process(caplog):
     assert re.fullmatch(r'I\d{4} [0-9:.]{15} 4711 m_0/output:6\] "text"', lines[1])
 
 
+ENDS_A_LINE = "\n\r\v\f\x1b\x85\u2028\u2029\x7f\x9b\u202e"
+FORGED = f'x.py:1] "fine"{ENDS_A_LINE}E1120 10:16:03.123456 1 server.py:1] "forged"'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [("m_0", FORGED, "text"), ("m_0", "x.py", FORGED), (FORGED, "x.py", "text")],
+    ids=["file", "message", "instance"],
+)
+def test_nothing_that_a_model_says_passes_for_a_line_of_the_server(caplog, said):
+    instance, file, message = said
+    with caplog.at_level(logging.DEBUG, "pybackend"):
+        write_model_line(instance, 4711, 1, file, 5, message)
+    (line,) = [LineFormatter().format(record) for record in caplog.records]
+    assert not set(ENDS_A_LINE) & set(line)
+    parts = re.fullmatch(r'W\d{4} [0-9:.]{15} 4711 ([^"\]]*):5\] (".*")', line)
+    assert parts, line
+    assert json.loads(parts[2]) == message
+    assert json.loads(f'"{parts[1]}"') == f"{instance}/{file}"
+
+
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [

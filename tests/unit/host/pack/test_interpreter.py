@@ -66,13 +66,13 @@ def test_what_a_project_requires():
 
 
 def test_paths_that_are_no_interpreter(tmp_path):
-    with pytest.raises(SpecificationError, match=r"is not there; write a version such as 3\.12, or a path"):
+    with pytest.raises(SpecificationError, match=r"does not exist; write a version such as 3\.12, or a path"):
         find_interpreter(str(tmp_path / "python"))
-    with pytest.raises(SpecificationError, match="is not there"):
+    with pytest.raises(SpecificationError, match="does not exist"):
         find_interpreter(str(tmp_path))
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho \'{"implementation": "pypy"}\'\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    with pytest.raises(SpecificationError, match="is no CPython that starts"):
+    with pytest.raises(SpecificationError, match="is not a working CPython"):
         find_interpreter(str(program))
     assert probe("/bin/true") is None

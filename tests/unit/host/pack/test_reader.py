@@ -59,20 +59,20 @@ def test_without_channels_it_is_conda_forge(tmp_path):
     ("text", "message"),
     [
         ("dependencies: [python\n", "line 2: not YAML"),
-        ("- python\n", "holds no mapping"),
-        ("", "holds no mapping"),
-        ("name: x\n", "`dependencies` has to be a list"),
-        ("dependencies: []\n", "`dependencies` has to be a list"),
-        (YML + "dependecies: []\n", "the key 'dependecies' is unknown; is 'dependencies' meant?"),
-        (YML + "zebra: 1\n", "the key 'zebra' is unknown: there are name, channels"),
+        ("- python\n", "contains no mapping"),
+        ("", "contains no mapping"),
+        ("name: x\n", "`dependencies` must be a list"),
+        ("dependencies: []\n", "`dependencies` must be a list"),
+        (YML + "dependecies: []\n", "the key 'dependecies' is unknown; did you mean 'dependencies'?"),
+        (YML + "zebra: 1\n", "the key 'zebra' is unknown: known keys are name, channels"),
         ("dependencies: [python, {npm: [left-pad]}]\n", "the section 'npm' of `dependencies` is unknown"),
-        ("dependencies: [python, 3.12]\n", "3.12 among the `dependencies` is no package"),
-        ("dependencies: [python, {pip: numpy}]\n", "`pip` has to be a list"),
-        (YML + "channels: conda-forge\n", "`channels` has to be a list"),
+        ("dependencies: [python, 3.12]\n", "3.12 in `dependencies` is not a package"),
+        ("dependencies: [python, {pip: numpy}]\n", "`pip` must be a list"),
+        (YML + "channels: conda-forge\n", "`channels` must be a list"),
         (YML + "channels: [defaults]\n", "'defaults' is not a channel but a setting of conda"),
-        (YML + "variables: [A]\n", "`variables` has to be a mapping"),
-        (YML + "variables: {A-B: 1}\n", "'A-B' among the `variables` is no name"),
-        (YML + "variables: {A: [1]}\n", "the variable 'A' has no plain value"),
+        (YML + "variables: [A]\n", "`variables` must be a mapping"),
+        (YML + "variables: {A-B: 1}\n", "'A-B' in `variables` is not a valid name"),
+        (YML + "variables: {A: [1]}\n", "the variable 'A' does not have a plain value"),
         (YML + "a: !!python/object/apply:os.getcwd []\n", "not YAML"),
     ],
 )
@@ -89,7 +89,7 @@ def test_editable_packages_are_refused_before_anything_is_installed(line, tmp_pa
         ("requirements.txt", f"numpy\n{line}\n"),
         ("e.yml", f"dependencies: [python, {{pip: ['{line}']}}]\n"),
     ):
-        with pytest.raises(UnpackableError, match="asks for an editable package"):
+        with pytest.raises(UnpackableError, match="requests an editable package"):
             read_specification(_write(tmp_path, name, text))
 
 
@@ -110,10 +110,10 @@ def test_pyproject(build, is_project, tmp_path):
     [
         ("pyproject.toml", b"[project\n", "is not TOML"),
         ("pyproject.toml", b"[tool.ruff]\n", r"has no table \[project\]"),
-        ("requirements.txt", b"# nothing\n\n", "names no package"),
+        ("requirements.txt", b"# nothing\n\n", "lists no package"),
         ("requirements.txt", b"\xff\xfe\x00", "is not text in UTF-8"),
-        ("setup.py", b"", "is none of the kinds"),
-        ("environment", b"", "is none of the kinds"),
+        ("setup.py", b"", "is of an unknown kind"),
+        ("environment", b"", "is of an unknown kind"),
     ],
 )
 def test_wrong_files(name, content, message, tmp_path):
@@ -123,7 +123,7 @@ def test_wrong_files(name, content, message, tmp_path):
 
 
 def test_file_that_is_not_there(tmp_path):
-    with pytest.raises(SpecificationError, match=r"is not there: name an environment\.yml, a requirements\.txt"):
+    with pytest.raises(SpecificationError, match=r"does not exist: name an environment\.yml, a requirements\.txt"):
         read_specification(tmp_path / "none.yml")
 
 
@@ -134,9 +134,9 @@ def test_directories(tmp_path):
     _write(tmp_path / "project", "requirements.txt", "numpy\n")
     assert read_specification(tmp_path / "conda") == CondaPrefix(tmp_path / "conda")
     assert read_specification(tmp_path / "venv") == VirtualEnvironment(tmp_path / "venv")
-    with pytest.raises(SpecificationError, match=r"is .*requirements.txt meant\?"):
+    with pytest.raises(SpecificationError, match=r"did you mean .*requirements.txt\?"):
         read_specification(tmp_path / "project")
-    with pytest.raises(SpecificationError, match=r"without conda-meta and without pyvenv\.cfg"):
+    with pytest.raises(SpecificationError, match=r"without conda-meta and pyvenv\.cfg"):
         read_specification(tmp_path / "empty")
 
 
@@ -172,7 +172,7 @@ def test_hashes_that_nothing_would_check(text, tmp_path):
         ("requirements.txt", text),
         ("e.yml", "dependencies: [python, {pip: ['idna --hash=sha256:0']}]"),
     ):
-        with pytest.raises(SpecificationError, match=r"'idna.*' has a hash and no certain version.*: pin it with =="):
+        with pytest.raises(SpecificationError, match=r"'idna.*' has a hash but no pinned version.*: pin it with =="):
             read_specification(_write(tmp_path, name, content))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ErrorCode
+from pybackend.inference.validation import validate
 from pybackend.protocol.infer_plan import ALL_BINARY
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.raw_request import parse_raw
-from pybackend.protocol.validation import validate
 
 RID = "[request id: <id_unknown>] "
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.repository.file_override import OverrideDirectories, check_keys, override_paths, remove_abandoned
+from pybackend.repository.file_override import OverrideDirectories, check_keys, override_paths
+from pybackend.sandbox.private_room import PrivateRoom
 
 
 @pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    """Where this process puts temporary files."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def rooms(tmp_path):
+    """Where rooms of servers lie."""
+    return tmp_path / "rooms"
 
 
 @pytest.fixture
-def directories(scratch):
-    directories = OverrideDirectories()
+def directories(rooms):
+    directories = OverrideDirectories(PrivateRoom([rooms]))
     yield directories
     directories.close()
-    assert list(scratch.iterdir()) == []
+    assert not rooms.exists() or list(rooms.iterdir()) == []
 
 
 @pytest.mark.parametrize("key", ["1/model.py", "", "config", "FILE:1/model.py", " file:1/model.py"])
@@ -61,7 +59,7 @@ def test_paths_that_exclude_each_other(paths, reason):
     assert refused.value.message == reason
 
 
-def test_files_are_written_as_they_are_and_removed_with_their_last_user(directories, scratch):
+def test_files_are_written_as_they_are_and_removed_with_their_last_user(directories, rooms):
     contents = {
         "file:1/model.py": b"code",
         "file:./1/weights/a.bin": memoryview(b"\0\xff"),
@@ -72,8 +70,10 @@ def test_files_are_written_as_they_are_and_removed_with_their_last_user(director
     assert directory.name == "m"
     written = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert written == {"1/model.py": b"code", "1/weights/a.bin": b"\0\xff", "labels.txt": b"", "é …/x": b"1"}
-    (root,) = scratch.iterdir()
-    assert root.stat().st_mode & 0o777 == 0o700
+    (root,) = rooms.iterdir()
+    assert root.stat().st_mode & 0o066 == 0, "others could list it"
+    # Processes of models may be other users, and must be able to read their own files.
+    assert all(path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644) for path in directory.rglob("*"))
     directories.hold(directory)
     directories.hold(directory)
     other = directories.make("m", contents)
@@ -97,10 +97,10 @@ def test_directories_of_others_are_not_touched(directories, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["x" * 300, "\udcff\ud800"])
-def test_files_that_cannot_be_written_leave_nothing(directories, scratch, path):
+def test_files_that_cannot_be_written_leave_nothing(directories, rooms, path):
     with pytest.raises(ModelLoadError, match="the files given cannot be written: "):
         directories.make("m", {"file:1/model.py": b"", f"file:1/{path}": b""})
-    (root,) = scratch.iterdir()
+    (root,) = rooms.iterdir()
     assert list(root.iterdir()) == []
 
 
@@ -111,38 +111,25 @@ def test_nothing_is_written_after_the_end(directories):
 
 
 DYING = """
-import os, signal, tempfile
+import os, signal, sys
+from pathlib import Path
 from pybackend.repository.file_override import OverrideDirectories
+from pybackend.sandbox.private_room import PrivateRoom
 
-print(OverrideDirectories().make("m", {"file:1/model.py": b"code"}), flush=True)
+print(OverrideDirectories(PrivateRoom([Path(sys.argv[1])])).make("m", {"file:1/model.py": b"code"}), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next_one(directories, scratch):
+def test_what_a_killed_server_left_is_removed_by_the_next_one(directories, rooms):
     alive = directories.make("m", {"file:1/model.py": b"code"})
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    killed = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, env=environment, check=False)
+    killed = subprocess.run([sys.executable, "-c", DYING, str(rooms)], capture_output=True, text=True, check=False)
     left = killed.stdout.strip()
     assert os.path.exists(f"{left}/1/model.py"), killed
-    (scratch / "pybackend-models-file").write_text("")
-    (scratch / "pybackend-models-link").symlink_to(scratch)
-    remove_abandoned()
+    (rooms / "file").write_text("")
+    (rooms / "link").symlink_to(rooms)
+    directories.remove_abandoned()
     assert not os.path.exists(os.path.dirname(os.path.dirname(left)))
     assert alive.exists()  # its server lives
-    (scratch / "pybackend-models-file").unlink()
-    (scratch / "pybackend-models-link").unlink()
-
-
-def test_a_lock_is_not_taken_from_its_owner(scratch):
-    theirs = scratch / "pybackend-models-theirs"
-    theirs.mkdir()
-    lock = os.open(theirs, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        remove_abandoned()
-        assert theirs.exists()
-    finally:
-        os.close(lock)
-    remove_abandoned()
-    assert not theirs.exists()
+    (rooms / "file").unlink()
+    (rooms / "link").unlink()

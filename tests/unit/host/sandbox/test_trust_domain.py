@@ -115,7 +115,7 @@ def test_its_processes_have_users_of_one_block_as_long_as_there_are_any(places):
         domain.end()
         domain.clean_up()
         assert not os.path.exists(scratch)
-        assert users.take_block() == block
+        assert block in {users.take_block() for _ in range(15)}, "its users were not given back"
     finally:
         users.close()
         room.close()

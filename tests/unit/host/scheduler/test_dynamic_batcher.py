@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response_path import to_sender
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
+from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.scheduler import BatchReason
 
 DEADLINE_S = 20
@@ -64,11 +66,11 @@ class Owner:
 class Scene:
     """A batcher with its instances and its owner."""
 
-    def __init__(self, instances=1, shape_key=None, **config):
+    def __init__(self, instances=1, shape_key=None, line=None, **config):
         self.owner = Owner()
         self.instances = [Instance() for _ in range(instances)]
         self.batcher = DynamicBatcher(
-            BatchingConfig(**{"max_batch_size": 8, **config}), self.instances, self.owner, shape_key
+            BatchingConfig(**{"max_batch_size": 8, **config}), self.instances, self.owner, shape_key, line
         )
 
     def add(self, *names, batch_size=1, **fields):
@@ -80,7 +82,7 @@ class Scene:
             request.queued_ns = time.monotonic_ns()
             for field, value in fields.items():
                 setattr(request, field, value)
-            pending = PendingRequest(request, lambda response: None, lambda pending: None)
+            pending = PendingRequest(request, lambda response: None, NoHolder())
             self.batcher.enqueue(pending)
             added.append(pending)
         return added
@@ -251,6 +253,22 @@ def test_priorities():
     play(scenario)
 
 
+def test_many_priorities_are_served_in_order():
+    """Each level is made for its first request."""
+
+    async def scenario():
+        scene = Scene(max_batch_size=1, priority_levels=2**40, default_priority=2**39)
+        scene.instances[0].is_idle = False
+        for name, priority in zip("abcdefg", (2**40, 0, 1, 2**39 + 1, 7, 1, 2**41), strict=True):
+            scene.add(name, priority=priority)
+        await turn()
+        for _ in range(7):
+            scene.free()
+        assert scene.batches() == ["c", "f", "e", "b", "g", "d", "a"]
+
+    play(scenario)
+
+
 def test_a_full_queue_refuses():
     async def scenario():
         scene = Scene(default_policy=QueuePolicy(max_queue_size=2))
@@ -315,25 +333,24 @@ def test_those_who_are_late_let_others_pass():
 
 def test_order_is_kept_across_instances():
     async def scenario():
-        scene = Scene(instances=2, max_batch_size=1, preserve_ordering=True)
+        delivery = OrderedDelivery(to_sender)
+        scene = Scene(instances=2, max_batch_size=1, line=delivery.new_line())
         seen = []
         for name in "abc":
             request = InferenceRequest("m", id=name)
             request.queued_ns = time.monotonic_ns()
-            pending = PendingRequest(
-                request, lambda response: seen.append((response.id, response.final)), lambda p: None
-            )
+            pending = PendingRequest(request, lambda response: seen.append((response.id, response.final)), NoHolder())
             scene.batcher.enqueue(pending)
         await turn()
         first, second = (instance.batches[0][0] for instance in scene.instances)
-        second.on_response(InferenceResponse("m", "1", "b"))
+        delivery.on_response(second, InferenceResponse("m", "1", "b"))
         assert seen == []
-        first.on_response(InferenceResponse("m", "1", "a", final=False))
+        delivery.on_response(first, InferenceResponse("m", "1", "a", final=False))
         assert seen == [("a", False)]
         scene.free(1)
-        scene.instances[1].batches[1][0].on_response(InferenceResponse("m", "1", "c"))
+        delivery.on_response(scene.instances[1].batches[1][0], InferenceResponse("m", "1", "c"))
         assert seen == [("a", False)]
-        first.on_response(InferenceResponse("m", "1", "a"))
+        delivery.on_response(first, InferenceResponse("m", "1", "a"))
         assert seen == [("a", False), ("a", True), ("b", True), ("c", True)]
 
     play(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ class Instance:
         self._executions += 1
         for index, pending in enumerate(batch):
             assert not pending.answered
-            assert pending.runner is None
-            pending.runner, pending.execution, pending.index = self, self._executions, index
+            assert pending.is_waiting or pending.is_filler
+            pending.holder, pending.execution, pending.index = self, self._executions, index
         self.batch = list(batch)
         self.batches.append(list(batch))
         self.executed.set()
@@ -77,7 +78,7 @@ class Scene:
     def answer(self, pending, error=None):
         assert not pending.answered or pending.cancelled
         pending.answered = True
-        pending.on_response(InferenceResponse("m", "1", pending.request.id, error=error))
+        self.batcher.path(pending, InferenceResponse("m", "1", pending.request.id, error=error))
 
     def on_rejected(self, pending, error):
         self.answer(pending, error)
@@ -99,7 +100,7 @@ class Scene:
         for field, value in fields.items():
             setattr(request, field, value)
         answers = []
-        pending = PendingRequest(request, answers.append, self.cancel)
+        pending = PendingRequest(request, answers.append, self)
         self.batcher.enqueue(pending)
         self.answers[pending] = answers
         return pending
@@ -118,7 +119,7 @@ class Scene:
         instance = self.instances[number]
         batch, instance.batch = instance.batch, []
         for pending in batch:
-            pending.runner, pending.execution = None, 0
+            pending.wait()
         self.batcher.requeue(batch)
         self.batcher.dispatch()
 
@@ -127,10 +128,8 @@ class Scene:
         batch, instance.batch, instance.is_up = instance.batch, [], False
         error = InferenceError("it died")
         for pending in batch:
-            pending.runner = None
-            if not begun:
-                pending.execution = 0
-            elif not pending.is_filler:
+            pending.wait()
+            if begun and not pending.is_filler:
                 self.answer(pending, error)
         self.batcher.requeue([] if begun else batch)
         self.batcher.on_lost(instance, error)
@@ -147,7 +146,7 @@ class Scene:
             if pending.is_filler:
                 continue
             if place in places:
-                pending.runner, pending.execution = None, 0
+                pending.wait()
                 self.batcher.reschedule(pending)
             else:
                 self.answer(pending)
@@ -289,7 +288,7 @@ def test_rescheduled_requests_let_others_pass_under_oldest():
         scene.finish()
         await turn()
         assert len(scene.batcher) == 0
-        assert scene.batcher._pool.take() is not None
+        assert scene.batcher._pool.acquire() is not None
 
     play(scenario)
 
@@ -309,6 +308,35 @@ def test_a_state_for_which_there_is_no_memory_ends_its_sequence():
                 with pytest.raises(InferenceError, match="is ended"):
                     scene.send(1)
             assert sequence.lost.__traceback__ is None  # it would keep all requests that were refused
+
+    play(scenario)
+
+
+def test_a_request_that_is_withdrawn_from_its_lane_keeps_nobodys_answer_back():
+    async def scenario():
+        scene = Scene(slots=2, strategy="oldest", ordered=True, iterative=True)
+        first, second = scene.send(0, 0, "a"), scene.send(0, 0, "b")
+        await turn()
+        assert scene.names() == ["a b"]
+        released = []
+        for text, pending in (("a1", first), ("b1", second)):
+            response = InferenceResponse("m", "1", pending.request.id, final=False)
+            response.set_result([], None, partial(released.append, text))
+            scene.batcher.path(pending, response)
+        assert [len(scene.answers[pending]) for pending in (first, second)] == [1, 0]
+        third = scene.send(0, 0, "c")
+        scene.instances[0].is_up = False  # what is not under way waits
+        scene.reschedule(0, {0})  # "b" is answered, behind "a", which is to be executed once more
+        assert (second.answered, scene.answers[second]) == (True, [])
+        first.cancel()
+        assert [response.final for response in scene.answers[second]] == [False, True]
+        assert released == []
+        await turn()
+        assert errors(scene, first) == ["cancelled"]
+        scene.revive(0)
+        await turn()
+        scene.finish()
+        assert len(scene.answers[third]) == 1
 
     play(scenario)
 
@@ -429,7 +457,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), waiting=st.booleans())
     def cancel(self, data, waiting):
-        chosen = [each for each in self.sent if not each.answered and (each.runner is None) is waiting]
+        chosen = [each for each in self.sent if not each.answered and each.is_waiting is waiting]
         if chosen:
             self.run(chosen[data.draw(st.integers(0, len(chosen) - 1))].cancel)
 
@@ -437,7 +465,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def holds(self):
         assert not self.failures, "a callback has failed"
         batcher = self.scene.batcher
-        assert len(batcher) == sum(pending.runner is None for pending in batcher._items)
+        assert len(batcher) == sum(pending.is_waiting for pending in batcher._items)
         running = {}
         for number, instance in enumerate(self.scene.instances):
             assert len(instance.batch) <= self.scene.config.slot_count

@@ -118,7 +118,7 @@ def test_config_pbtxt_without_the_server_says_what_to_do(write, monkeypatch):
         ModelHarness(directory).open()
     message = str(caught.value)
     assert message.startswith(
-        f"failed to read {directory}/config.pbtxt: the package 'pybackend' is not installed here (Python"
+        f"failed to read {directory}/config.pbtxt: the package 'pybackend', which reads config.pbtxt, is not installed here (Python"
     )
     assert "config={...}" in message
 

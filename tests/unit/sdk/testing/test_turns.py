@@ -95,7 +95,7 @@ def test_an_exception_ends_it(opened):
 
 def test_a_model_that_never_has_enough(opened):
     harness = opened(COUNTING, configuration(**ITERATIVE))
-    with pytest.raises(HarnessError, match=f"executed {MOST_TURNS} times"):
+    with pytest.raises(HarnessError, match=f"rescheduled a request {MOST_TURNS} times"):
         harness.infer(IN=[0])
 
 

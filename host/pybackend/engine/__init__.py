@@ -1,0 +1,1 @@
+"""The engine: the only way for requests to reach a model."""

@@ -1,0 +1,235 @@
+"""An admission: the path of one request to a model version, from opening by name to submission.
+
+Used between a front end and a model. A front end knows bytes, its protocol and admissions. The rules that all front
+ends share are here: the version that answers, its replacement while a body arrives, the memory that holds the bytes,
+and the validation of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from pybackend.errors import InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.inference.tensor import Lease
+from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.model.model import Model, ModelState
+from pybackend.modelconfig.signature import ModelSignature
+from pybackend_wire.messages import INLINE_BYTES
+
+
+class AdmissionOwner(Protocol):
+    """The engine's interface for its admissions."""
+
+    def find(self, name: str, version: str, sender: Sender) -> Model:
+        """The version that would answer a request now.
+
+        Raises:
+            InferenceError: there is no such version, or this sender may not use it.
+        """
+
+    def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
+        """Queue a validated request.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+
+    async def is_model_ready(self, model: Model) -> bool:
+        """True if a version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The properties of the senders that a front end represents.
+
+    Attributes:
+        is_inner: a model sends the request while it executes another request. Such requests are served while the server
+            stops, and do not count towards the limit on clients' queued bytes.
+        refuse_stream: makes the error for decoupled models from the model's name; None if the sender accepts any number
+            of responses.
+    """
+
+    is_inner: bool = False
+    refuse_stream: Callable[[str], InferenceError] | None = None
+
+
+CLIENT = Sender()
+"""A client that accepts any number of responses."""
+
+
+class Admission:
+    """A request's admission to a model version, used for one request by one front end.
+
+    The front end never releases memory from :meth:`room`, nor any memory of the request after :meth:`submit`: if the
+    request is refused, the admission releases it.
+
+    Attributes:
+        signature: the version's inputs and outputs. Only :meth:`renew` changes it.
+    """
+
+    __slots__ = ("_engine", "_model", "_name", "_room", "_sender", "_version", "signature")
+
+    def __init__(self, engine: AdmissionOwner, model: Model, name: str, version: str, sender: Sender) -> None:
+        self._engine = engine
+        self._model = model
+        self._name = name
+        self._version = version
+        self._sender = sender
+        self._room: list[Lease] = []
+        self.signature: ModelSignature = model.signature
+
+    @property
+    def model_name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    @property
+    def model_version(self) -> str:
+        """The model's version, decimal."""
+        return self._model.version
+
+    @property
+    def model(self) -> Model:
+        """For other parts of the server that run models; front ends do not need it."""
+        return self._model
+
+    @property
+    def has_is_ready(self) -> bool:
+        """True if the model has its own readiness check; see :meth:`is_ready`."""
+        return self._model.has_is_ready
+
+    async def is_ready(self) -> bool:
+        """True if the version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
+        return await self._engine.is_model_ready(self._model)
+
+    def renew(self) -> None:
+        """Switch to the version's successor if it was replaced; call this before using :attr:`signature`.
+
+        Raises:
+            InferenceError: there is no successor.
+        """
+        if self._model.state is not ModelState.READY:
+            self._model = self._engine.find(self._name, self._version, self._sender)
+            self.signature = self._model.signature
+
+    @property
+    def is_current(self) -> bool:
+        """False once the version was replaced; :meth:`submit` then uses its successor."""
+        return self._model.state is ModelState.READY
+
+    @property
+    def has_room(self) -> bool:
+        """True while the admission holds model memory from :meth:`room`."""
+        return bool(self._room)
+
+    def shares_memory_with(self, other: Admission) -> bool:
+        """True if memory that one of them releases can serve the other."""
+        own, others = self._model, other._model
+        return own is others or not own.runs_in.isdisjoint(others.runs_in)
+
+    def room(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
+        """Input memory for a tensor whose bytes are about to arrive.
+
+        Args:
+            nbytes: size of the tensor.
+            input_name: name of the input.
+            arriving: the bytes arrive gradually: the lease counts only those reported through ``arrived``.
+
+        Returns:
+            None if the bytes should not lie in shared memory: the tensor is small, or the version is being replaced.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+        if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
+            return None
+        lease = self._model.lease(nbytes, input_name, arriving=arriving)
+        self._room.append(lease)
+        return lease
+
+    def submit(
+        self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
+    ) -> PendingRequest:
+        """Validate a request against the signature and queue it.
+
+        Args:
+            request: its inputs have their bytes. The caller gives up the request and its memory, even if this raises.
+            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
+            checked: the validation against :attr:`signature` that the front end has already done.
+
+        Returns:
+            The handle to cancel, pause and resume the request.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+        request.is_inner = self._sender.is_inner
+        try:
+            if self._model.state is not ModelState.READY:
+                self.renew()
+                request.model_version = self._model.version
+                request.leave()
+                checked = Checked.NOTHING
+            if checked is not Checked.ALL:
+                if checked is Checked.NOTHING:
+                    validate_header(request, self.signature)
+                validate_bytes_tensors(request, self.signature)
+            pending = self._engine.submit(self._model, request, on_response)
+        except BaseException:
+            request.release()
+            self.release()
+            raise
+        self._room = []
+        return pending
+
+    def release(self) -> None:
+        """Release the room, because there will be no request. After :meth:`submit` this does nothing."""
+        room, self._room = self._room, []
+        for lease in room:
+            lease.release()
+
+    async def infer(
+        self,
+        request: InferenceRequest,
+        departure: Callable[[], Coroutine[None, None, None]] | None = None,
+        checked: Checked = Checked.NOTHING,
+    ) -> InferenceResponse:
+        """Submit and wait for the answer, which the caller releases; for tests, tools and slow front ends.
+
+        Args:
+            request: as for :meth:`submit`.
+            departure: returns once the sender no longer wants the answer; the request is then cancelled.
+            checked: as for :meth:`submit`.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+
+        def on_response(response: InferenceResponse) -> None:
+            if answer.done():
+                response.release()  # the waiter was cancelled in the loop turn in which the answer arrived
+            else:
+                answer.set_result(response)
+
+        pending = self.submit(request, on_response, checked)
+        leaving = None if departure is None else asyncio.create_task(departure())
+        if leaving is not None:
+            leaving.add_done_callback(lambda _leaving: pending.cancel())
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.cancelled():
+                pending.cancel()
+            else:
+                answer.result().release()  # it arrived in the same turn
+            raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()

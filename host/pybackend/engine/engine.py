@@ -1,0 +1,184 @@
+"""The engine finds the version that answers a request, and loads and unloads models on request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+
+from pybackend.engine.admission import CLIENT, Admission, Sender
+from pybackend.engine.description import ModelDescription
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import OnResponse
+from pybackend.model.model import Model
+from pybackend.repository.file_override import FileContents
+from pybackend.repository.repository import ModelRepository
+from pybackend.sandbox.grant import Grant
+
+log = logging.getLogger(__name__)
+
+
+class EngineState(Enum):
+    """The stage of the server's life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    EXITING = "exiting"
+
+
+class InferenceEngine:
+    """Accepts requests for the models of a repository."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        *,
+        server_id: str,
+        strict_readiness: bool,
+    ) -> None:
+        self.server_id = server_id
+        self.state = EngineState.STARTING
+        self._repository = repository
+        self._strict_readiness = strict_readiness
+        self._queued = repository.host.queued_bytes
+
+    @property
+    def repository(self) -> ModelRepository:
+        """The models, for reports about them."""
+        return self._repository
+
+    async def is_ready(self) -> bool:
+        """True if clients should send requests: the server runs and, if readiness is strict, every model is ready."""
+        if self.state is not EngineState.READY:
+            return False
+        if not self._strict_readiness:
+            return True
+        if not self._repository.all_ready:
+            return False
+        asked = [model for model in self._repository.models() if model.has_is_ready]
+        verdicts = await asyncio.gather(*(self.is_model_ready(model) for model in asked))
+        return all(verdicts)
+
+    async def is_model_ready(self, model: Model) -> bool:
+        """True if a model version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
+        reason = await model.not_ready_reason()
+        if reason:
+            log.debug("Model '%s' version %s is not ready: %s", model.name, model.version, reason)
+        return not reason
+
+    async def is_ready_by_name(self, name: str, version: str = "") -> bool:
+        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
+        """
+        for model in reversed(self._repository.known_versions(name, version)):
+            if await self.is_model_ready(model):
+                return True
+        return False
+
+    def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
+        """Open an admission to the version that would answer a request now.
+
+        Args:
+            name: the model's name.
+            version: decimal, or ``""`` for the newest ready version.
+            sender: the kind of sender.
+
+        Raises:
+            InferenceError: there is no such version, it does not serve now, or this sender may not use it.
+        """
+        return Admission(self, self.find(name, version, sender), name, version, sender)
+
+    def find(self, name: str, version: str, sender: Sender) -> Model:
+        """The version itself; see :meth:`open`.
+
+        Raises:
+            InferenceError: as for :meth:`open`.
+        """
+        model = self._repository.find(name, version)
+        if sender.refuse_stream is not None and model.config.decoupled:
+            raise sender.refuse_stream(name)
+        return model
+
+    def describe(self, name: str, version: str = "") -> ModelDescription:
+        """Describe the version that would answer a request now.
+
+        Raises:
+            InferenceError: there is no such version.
+        """
+        model = self._repository.find(name, version)
+        versions = [model.version] if version else [each.version for each in self._repository.ready_versions(name)]
+        return ModelDescription(
+            versions=versions,
+            platform=model.config.platform or model.config.backend,
+            signature=model.signature,
+            document=model.config.document,
+            confinement=model.confinement,
+            environment=model.environment,
+        )
+
+    async def load_model(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: FileContents | None = None,
+        *,
+        asked_by: str = "",
+        grant: Grant | None = None,
+    ) -> None:
+        """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
+
+        Raises:
+            InferenceError: the model could not be loaded; the text gives the reason.
+        """
+        self._check_started()
+        await self._repository.load_model(name, config_json, files, asked_by=asked_by, grant=grant)
+
+    async def unload_model(
+        self, name: str, *, unload_dependents: bool = False, asked_by: str = "", grant: Grant | None = None
+    ) -> None:
+        """Begin to unload a model; see :meth:`ModelRepository.unload_model`.
+
+        Raises:
+            InferenceError: the model could not be unloaded; the text gives the reason.
+        """
+        self._check_started()
+        await self._repository.unload_model(name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant)
+
+    def _check_started(self) -> None:
+        if self.state is EngineState.STARTING:
+            raise InferenceError(
+                "the server is still starting: models can be loaded and unloaded once the start has finished, so not "
+                "from the 'initialize' of models that it loads at start",
+                ErrorCode.UNAVAILABLE,
+            )
+
+    def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
+        """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
+
+        Args:
+            model: the version that runs it.
+            request: the engine owns it and its memory if this returns.
+            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
+
+        Returns:
+            The handle to cancel the request.
+
+        Raises:
+            InferenceError: the request is refused and remains the caller's.
+        """
+        if self.state is EngineState.EXITING and not request.is_inner:
+            raise InferenceError(
+                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for model has stopped "
+                "accepting new inference requests",
+                ErrorCode.UNAVAILABLE,
+            )
+        if self._queued is None or request.is_inner:
+            return model.submit(request, on_response)
+        nbytes = self._queued.weigh(request)
+        pending = model.submit(request, on_response)
+        self._queued.add(pending, nbytes)
+        return pending

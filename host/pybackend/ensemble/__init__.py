@@ -1,0 +1,1 @@
+"""Ensembles: models that consist of steps, each of which runs another model."""

@@ -1,0 +1,112 @@
+"""Plans how an ensemble produces the outputs that a request wants: the steps to run, and the uses of each tensor.
+
+Each plan is made once per change of the parts and set of outputs; requests only follow it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pybackend.model.model import Model
+from pybackend.modelconfig.ensemble import Chain, EnsembleStep, needed_tensors, stream_chains
+
+ONCE: Chain = ()
+"""The chain of tensors and steps that occur once per request."""
+
+
+class PlannedStep:
+    """A step, and the version that runs it.
+
+    Attributes:
+        number: position in the configuration.
+        model: the version.
+        inputs: the model's input name and the ensemble's tensor name, one pair for each input.
+        outputs: ensemble tensor by model output; only needed outputs.
+        requested: the model names of these outputs.
+        batched: True if the model's tensors have a batch dimension.
+        chain: the streams within which the step runs.
+        streams: True if the step's model is decoupled.
+    """
+
+    __slots__ = ("batched", "chain", "inputs", "model", "number", "outputs", "requested", "streams")
+
+    def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
+        self.number = number
+        self.model = model
+        self.inputs = tuple(step.inputs.items())
+        self.outputs = outputs
+        self.requested = tuple(outputs)
+        self.batched = model.signature.max_batch_size > 0
+        self.chain = chain
+        self.streams = model.config.decoupled
+
+
+class EnsemblePlan:
+    """The plan for a set of outputs.
+
+    Attributes:
+        wanted: the ensemble's outputs, in response order.
+        leaves: the chains at which responses are made: chains of wanted outputs that no longer wanted chain extends.
+        may_wait: numbers of the streaming steps that may be paused until the following steps have caught up. Excludes
+            those that share a model with a following step, which would then wait forever.
+    """
+
+    def __init__(self, steps: Sequence[EnsembleStep], models: Sequence[Model], wanted: tuple[str, ...]) -> None:
+        self.wanted = wanted
+        self._chains = stream_chains(steps, [model.config.decoupled for model in models])
+        needed = needed_tensors(steps, wanted)
+        self._steps: dict[Chain, list[PlannedStep]] = defaultdict(list)
+        self._takers: dict[str, list[PlannedStep]] = defaultdict(list)
+        for number, (step, model) in enumerate(zip(steps, models, strict=True)):
+            outputs = {name: tensor for name, tensor in step.outputs.items() if tensor in needed}
+            if outputs:
+                chain = max((self.chain(tensor) for tensor in step.inputs.values()), key=len)
+                planned = PlannedStep(number, step, model, chain, outputs)
+                self._steps[chain].append(planned)
+                for tensor in dict.fromkeys(step.inputs.values()):
+                    self._takers[tensor].append(planned)
+        ends = {self.chain(tensor) for tensor in wanted}
+        self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
+        self._uses = self._count_uses()
+        self.may_wait = {
+            step.number
+            for steps_of_chain in self._steps.values()
+            for step in steps_of_chain
+            if step.streams and step.model.runs_in.isdisjoint(self._models_following(step))
+        }
+
+    def _models_following(self, step: PlannedStep) -> Iterator[Model]:
+        for chain, following in self._steps.items():
+            if step.number in chain:
+                for each in following:
+                    yield from each.model.runs_in
+
+    def chain(self, tensor: str) -> Chain:
+        """The streams that a tensor has come through."""
+        return self._chains.get(tensor, ONCE)
+
+    def steps(self, chain: Chain) -> Sequence[PlannedStep]:
+        """The steps that run once per response of these streams, in configured order."""
+        return self._steps.get(chain, ())
+
+    def takers(self, tensor: str) -> Sequence[PlannedStep]:
+        """The steps that use a tensor."""
+        return self._takers.get(tensor, ())
+
+    def uses(self, tensor: str) -> int:
+        """The number of reads of a tensor; a step within a later stream counts once, however often it runs."""
+        return self._uses[tensor]
+
+    def uses_of_all(self, tensors: Iterable[str]) -> int:
+        """The total number of reads of these tensors."""
+        uses = 0
+        for tensor in tensors:
+            uses += self._uses[tensor]
+        return uses
+
+    def _count_uses(self) -> Counter[str]:
+        uses = Counter(self.wanted)
+        for steps in self._steps.values():
+            uses.update(tensor for step in steps for _, tensor in step.inputs)
+        return uses

@@ -1,0 +1,394 @@
+"""Runs one request through an ensemble: tracks its tensors, its running steps and its remaining outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from pybackend.ensemble.output import add_outputs
+from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
+from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
+from pybackend.ensemble.sequence import Correlation
+from pybackend.ensemble.step_io import StepInputs, take_outputs
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.model.door import ModelDoor
+from pybackend.modelconfig.signature import ModelSignature
+
+log = logging.getLogger(__name__)
+
+
+MOST_INFLIGHT = 256
+"""Default limit on the requests that one ensemble request has open with each step.
+
+Beyond it, streams are paused; otherwise the responses of a fast stream would pile up before a slow step."""
+
+MOST_OPEN = 1024
+"""Limit on one stream's responses that have not yet led to an ensemble response, e.g. because the first is slow."""
+
+
+class RunOwner(Protocol):
+    """The ensemble that owns a run."""
+
+    name: str
+    version: str
+    signature: ModelSignature
+
+    def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
+        """A response for the request's sender; the last one has ``final`` set."""
+
+    def on_end(self, run: EnsembleRun) -> None:
+        """No step is running, and all memory is released except that of unreleased responses."""
+
+
+class _StepRun:
+    """A request to a step, until its final response."""
+
+    __slots__ = ("correlation", "run", "scope", "step")
+
+    def __init__(self, run: EnsembleRun, scope: Scope, step: PlannedStep, correlation: Correlation | None) -> None:
+        self.run = run
+        self.scope = scope
+        self.step = step
+        self.correlation = correlation
+
+    def on_response(self, response: InferenceResponse) -> None:
+        """The step's model has sent a response."""
+        self.run.on_response(self, response)
+
+
+class EnsembleRun:
+    """Runs each step as soon as its inputs are available.
+
+    Each response of a streaming step opens a new scope, in which the following steps run again.
+
+    Args:
+        owner: the ensemble.
+        door: accepts the steps' requests.
+        plan: produces the wanted outputs.
+        most_inflight: limit on open requests per step; 0 for :data:`MOST_INFLIGHT`.
+        pending: the request; this object takes over its inputs' memory.
+    """
+
+    def __init__(
+        self, owner: RunOwner, door: ModelDoor, plan: EnsemblePlan, most_inflight: int, pending: PendingRequest
+    ) -> None:
+        self.pending = pending
+        self._owner = owner
+        self._door = door
+        self._plan = plan
+        self._most_inflight = most_inflight or MOST_INFLIGHT
+        self._root = Scope(ONCE, None, plan.steps(ONCE))
+        self._absent: set[str] = set()
+        self._running: dict[_StepRun, PendingRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._copying = 0
+        self._busy: dict[int, int] = {}
+        self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = {}
+        self._paused = False
+        self._ended = False
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the steps that need only the request's own inputs."""
+        root, signature = self._root, self._owner.signature
+        batched = signature.max_batch_size > 0
+        self.pending.holder = self
+        self._absent = set(signature.inputs)
+        for given in self.pending.request.inputs:
+            assert given.data is not None  # the bytes have arrived
+            self._absent.discard(given.name)
+            shape = signature.shape_for_model(signature.inputs[given.name], given.shape)
+            memory = Memory(given, self._plan.uses(given.name))
+            root.keep(memory)
+            tensor = EnsembleTensor(given.datatype, shape, given.data, memory, batched=batched, chain=ONCE, given=given)
+            root.put(given.name, tensor)
+        root.running += 1
+        for step in list(root.waiting):
+            self._begin_if_able(root, step)
+        if self._running or self._copying:
+            self._leave(root)
+        else:  # no steps: the response must not be sent in the loop turn in which the request was submitted
+            asyncio.get_running_loop().call_soon(self._leave, root)
+
+    # Interface for the request
+
+    def cancel(self, _pending: PendingRequest) -> None:
+        """The sender has left: cancel the steps."""
+        for step in list(self._running.values()):
+            step.cancel()
+
+    def flow(self, _pending: PendingRequest, *, paused: bool) -> None:
+        """Stop the steps from sending more responses, or let them continue."""
+        if not self._ended:
+            self._paused = paused
+            self._regulate()
+
+    def is_running(self, _pending: PendingRequest) -> bool:
+        """True if every open step request has started, or tensors are being copied."""
+        return bool(self._copying) or all(step.holder.is_running(step) for step in self._running.values())
+
+    def blockers(self, _pending: PendingRequest) -> Sequence[RunningExecution]:
+        """The blockers of all open step requests; empty if one of them can continue."""
+        if self._copying:
+            return ()
+        of_steps = [step.holder.blockers(step) for step in self._running.values()]
+        return [execution for blockers in of_steps for execution in blockers] if all(of_steps) else ()
+
+    def abort(self, error: InferenceError) -> None:
+        """Answer the request with an error immediately."""
+        self._fail(error)
+
+    # Starting steps
+
+    def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
+        if self._ended or step not in scope.waiting:
+            return
+        for _, tensor in step.inputs:
+            if scope.find(tensor) is None and tensor not in self._absent:
+                return
+        scope.waiting.remove(step)
+        scope.running += 1
+        scope.unsettled += not step.streams
+        if self._busy.get(step.number, 0) >= self._most_inflight:
+            self._queued.setdefault(step.number, deque()).append((scope, step))
+            self._regulate()
+        else:
+            self._begin(scope, step)
+
+    def _begin(self, scope: Scope, step: PlannedStep) -> None:
+        """Move the tensors to the step's model, then submit the request."""
+        self._busy[step.number] = self._busy.get(step.number, 0) + 1
+        inputs = StepInputs()
+        try:
+            inputs.take(scope, step, self._plan)
+        except InferenceError as error:
+            self._refuse(inputs, error)
+            return
+        if inputs.take_long:
+            self._copying += 1
+            task = asyncio.get_running_loop().create_task(self._copy_and_submit(scope, step, inputs))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            inputs.copy()
+            self._submit(scope, step, inputs)
+
+    async def _copy_and_submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
+        try:
+            await inputs.copy_slowly()
+        except Exception:  # e.g. no thread is available; the sender waits for an answer
+            log.exception("a request to ensemble '%s' failed", self._owner.name)
+            self._fail(InferenceError("internal error: see the server's log"))
+        self._copying -= 1
+        if self._ended:
+            inputs.release()
+            self._close_if_idle()
+        else:
+            self._submit(scope, step, inputs)
+
+    def _submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
+        """Submit a step to its model as an ordinary request."""
+        inputs.used(scope)
+        if self.pending.cancelled:
+            self._refuse(inputs, CANCELLED)
+            return
+        try:
+            step_run = _StepRun(self, scope, step, inputs.correlation)
+            request = self._request(step, inputs)
+            self._running[step_run] = self._door.submit(step.model, request, step_run.on_response)
+        except InferenceError as error:
+            self._refuse(inputs, error)
+            return
+        if step.streams:
+            self._regulate()
+        if self.pending.request.is_inner:
+            self._door.on_queued()
+
+    def _request(self, step: PlannedStep, inputs: StepInputs) -> InferenceRequest:
+        whole, model = self.pending.request, step.model
+        request = InferenceRequest(
+            model.name,
+            model.version,
+            id=whole.id,
+            inputs=inputs.tensors,
+            requested_outputs=step.requested,
+            parameters=whole.parameters,
+        )
+        request.is_inner = True
+        request.correlation_id, request.flags = inputs.correlation or (whole.correlation_id, whole.flags)
+        request.priority, request.timeout_us = whole.priority, whole.timeout_us
+        return request
+
+    def _refuse(self, inputs: StepInputs, error: InferenceError) -> None:
+        inputs.release()
+        self._fail(error)
+
+    # Responses of steps
+
+    def on_response(self, step_run: _StepRun, response: InferenceResponse) -> None:
+        """A step has sent a response."""
+        if response.final:
+            del self._running[step_run]  # breaks a reference cycle, which would stay until garbage collection
+        try:
+            self._follow(step_run, response)
+        except Exception:  # the sender waits for an answer in any case
+            log.exception("a request to ensemble '%s' failed", self._owner.name)
+            self._fail(InferenceError("internal error: see the server's log"))
+
+    def _follow(self, step_run: _StepRun, response: InferenceResponse) -> None:
+        """Process a response."""
+        scope, step, plan = step_run.scope, step_run.step, self._plan
+        if self._ended or response.empty:
+            response.release()
+        elif response.error is not None:
+            self._fail(response.error)
+        elif step.streams:
+            self._branch(step_run, response)
+        else:
+            whole = self.pending.request
+            for name in take_outputs(response, step, step_run.correlation, scope, plan, whole):
+                for taker in plan.takers(name):
+                    self._offer(scope, taker)
+        if self._ended:
+            self._close_if_idle()
+        elif response.final:
+            self._step_is_over(scope, step)
+
+    def _branch(self, step_run: _StepRun, response: InferenceResponse) -> None:
+        """Open a scope for one response of a stream, because the following steps have separate tensors."""
+        scope, step = step_run.scope, step_run.step
+        chain = (*scope.chain, step.number)
+        child = Scope(chain, scope, self._plan.steps(chain))
+        children = scope.streams.setdefault(step.number, deque())
+        children.append(child)
+        if len(children) == MOST_OPEN:
+            self._regulate()
+        scope.running += 1
+        child.running += 1
+        take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
+        for following in list(child.waiting):
+            self._begin_if_able(child, following)
+        self._leave(child)
+
+    def _offer(self, scope: Scope, step: PlannedStep) -> None:
+        """A new tensor may allow a step to start, in this scope or in scopes within it."""
+        if step.chain == scope.chain:
+            self._begin_if_able(scope, step)
+            return
+        for child in tuple(scope.streams.get(step.chain[len(scope.chain)], ())):
+            self._offer(child, step)
+
+    def _step_is_over(self, scope: Scope, step: PlannedStep) -> None:
+        self._busy[step.number] -= 1
+        queued = self._queued.get(step.number)
+        if queued:
+            self._begin(*queued.popleft())
+            self._regulate()
+        scope.unsettled -= not step.streams
+        self._leave(scope)
+
+    # Flow control of streams
+
+    def _regulate(self) -> None:
+        """Pause streams while the sender is paused, or while following steps have reached their limit."""
+        full = {number for queue in self._queued.values() if queue for number in queue[0][1].chain}
+        for step_run, pending in list(self._running.items()):
+            step = step_run.step
+            if step.streams:
+                is_full = step.number in full or len(step_run.scope.streams.get(step.number, ())) >= MOST_OPEN
+                if self._paused or (is_full and step.number in self._plan.may_wait):
+                    pending.pause()
+                else:
+                    pending.resume()
+
+    # Ends of scopes
+
+    def _leave(self, scope: Scope) -> None:
+        """Something that ran in a scope has ended."""
+        scope.running -= 1
+        if not self._ended and self._is_over(self._root) and not self._ended:
+            self._finish()
+
+    def _is_over(self, scope: Scope) -> bool:
+        """True if nothing more will happen in a scope.
+
+        As a side effect, sends the responses of streams whose turn has come, in each stream's order.
+        """
+        for children in scope.streams.values():
+            while children and self._is_over(children[0]) and not self._ended:
+                child = children.popleft()
+                if child.chain in self._plan.leaves:
+                    self._send(child)
+                child.abandon()
+                scope.running -= 1
+                if len(children) == MOST_OPEN - 1:
+                    self._regulate()
+        return not scope.running and scope.is_settled
+
+    def _send(self, scope: Scope) -> None:
+        """Send the available outputs, if any of them depends on the stream's response."""
+        made = (scope.find(name) for name in self._plan.wanted)
+        if any(tensor is not None and tensor.chain == scope.chain for tensor in made):
+            response = self._response(final=False)
+            add_outputs(response, scope, self._plan.wanted, self._owner.signature)
+            self._owner.on_response(self, response)
+
+    def _finish(self) -> None:
+        """All steps have ended: send the last response."""
+        response = self._response(empty=ONCE not in self._plan.leaves)
+        if not response.empty:
+            for name in self._plan.wanted:
+                if self._root.find(name) is None:
+                    self._fail(self._unset(name))
+                    return
+            add_outputs(response, self._root, self._plan.wanted, self._owner.signature)
+        self._ended = True
+        self._owner.on_response(self, response)
+        self._close_if_idle()
+
+    def _unset(self, name: str) -> InferenceError:
+        what = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+        return InferenceError(f"{self.pending.request.prefix}{what}: no step has set '{name}'", ErrorCode.INVALID_ARG)
+
+    def _response(
+        self, *, final: bool = True, empty: bool = False, error: InferenceError | None = None
+    ) -> InferenceResponse:
+        owner = self._owner
+        return InferenceResponse(
+            owner.name, owner.version, self.pending.request.id, error=error, final=final, empty=empty
+        )
+
+    def _fail(self, error: InferenceError) -> None:
+        """The first error ends the request; running steps are cancelled, and their responses dropped."""
+        if self._ended:
+            return
+        self._ended = True
+        if error is not CANCELLED:
+            error = InferenceError(f"in ensemble '{self._owner.name}', {error.message}", error.code)
+        # On the next loop turn: the request may have been submitted in this one, and a model that fails one step at
+        # once may be about to fail another.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._owner.on_response, self, self._response(error=error))
+        loop.call_soon(self._give_up_steps)
+        self._close_if_idle()
+
+    def _give_up_steps(self) -> None:
+        self._queued.clear()
+        self._paused = False
+        self._regulate()  # paused streams would otherwise never continue
+        self.cancel(self.pending)
+
+    def _close_if_idle(self) -> None:
+        if not self._ended or self._copying:
+            return
+        self._root.abandon()  # even while abandoned steps run: they already hold their inputs
+        if not self._running and not self._closed:
+            self._closed = True
+            self.pending.wait()  # removes the reference cycle between the request and this object
+            self._owner.on_end(self)

@@ -1,0 +1,167 @@
+"""The tensors of one ensemble request, their memory, and the scopes that group them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from pybackend.ensemble.plan import PlannedStep
+from pybackend.ensemble.sequence import Correlation
+from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.modelconfig.ensemble import Chain
+
+
+class _Owner(Protocol):
+    def release(self) -> None:
+        """Release the memory. Further calls do nothing."""
+
+
+class Memory:
+    """The owner of tensor memory: a step's response or a request's input. It is released after its last use.
+
+    Args:
+        owner: the object to release.
+        uses: planned number of reads of its tensors.
+    """
+
+    __slots__ = ("_borrowers", "_owner", "_uses")
+
+    def __init__(self, owner: _Owner, uses: int) -> None:
+        self._owner = owner
+        self._uses = uses
+        self._borrowers = 0
+
+    def used(self) -> None:
+        """One planned read of a tensor is done."""
+        self._uses -= 1
+        self._release_if_unneeded()
+
+    def abandon(self) -> None:
+        """The planned reads will not happen."""
+        self._uses = 0
+        self._release_if_unneeded()
+
+    def borrow(self) -> None:
+        """A response uses this memory until :meth:`give_back`."""
+        self._borrowers += 1
+
+    def give_back(self) -> None:
+        """The response was released."""
+        self._borrowers -= 1
+        self._release_if_unneeded()
+
+    def _release_if_unneeded(self) -> None:
+        if self._uses <= 0 and not self._borrowers:
+            self._owner.release()
+
+
+class EnsembleTensor:
+    """A tensor that flows through the ensemble.
+
+    Attributes:
+        datatype: wire name.
+        shape: exactly as its producer returned it.
+        data: its bytes.
+        batched: True if the first dimension is the batch dimension.
+        chain: the streams that it has come through.
+        memory: the owner of ``data``.
+        given: the corresponding input of the request, None for a step's output.
+        correlation: its sequence, if a step has named one, else None.
+    """
+
+    __slots__ = ("batched", "chain", "correlation", "data", "datatype", "given", "memory", "shape")
+
+    def __init__(
+        self,
+        datatype: str,
+        shape: Sequence[int],
+        data: Buffer,
+        memory: Memory,
+        *,
+        batched: bool,
+        chain: Chain,
+        given: InputTensor | None = None,
+    ) -> None:
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
+        self.memory = memory
+        self.batched = batched
+        self.chain = chain
+        self.given = given
+        self.correlation: Correlation | None = None
+
+    def shape_for(self, dims: Sequence[int], *, batched: bool) -> Sequence[int]:
+        """The shape for a step's input, if only one of producer and consumer has a batch dimension.
+
+        Args:
+            dims: the consumer's configured dimensions, without batch dimension.
+            batched: True if the consumer has a batch dimension.
+        """
+        shape = self.shape
+        if self.batched == batched or len(shape) == len(dims) + batched:
+            return shape
+        if batched:
+            return [1, *shape]
+        return shape[1:] if shape and shape[0] == 1 else shape
+
+
+class Scope:
+    """A group of tensors: those of the request, or those that depend on one response of a stream.
+
+    Attributes:
+        chain: the streams that enclose it.
+        parent: the scope in which the stream's step runs; None for the request's scope.
+        waiting: this scope's steps that have not started.
+        streams: the child scopes of each step's responses, by step number, in response order; a scope leaves once its
+            responses are sent.
+        running: number of running steps and of scopes in ``streams``.
+        unsettled: number of running steps that will add tensors to this scope.
+    """
+
+    __slots__ = ("_memories", "_tensors", "chain", "parent", "running", "streams", "unsettled", "waiting")
+
+    def __init__(self, chain: Chain, parent: Scope | None, steps: Sequence[PlannedStep]) -> None:
+        self.chain = chain
+        self.parent = parent
+        self.waiting = list(steps)
+        self.streams: dict[int, deque[Scope]] = {}
+        self.running = 0
+        self.unsettled = 0
+        self._tensors: dict[str, EnsembleTensor] = {}
+        self._memories: list[Memory] = []
+
+    def put(self, name: str, tensor: EnsembleTensor) -> None:
+        """Add a new tensor."""
+        self._tensors[name] = tensor
+
+    def keep(self, memory: Memory) -> None:
+        """Release this memory at the end of the scope at the latest."""
+        self._memories.append(memory)
+
+    def find(self, name: str) -> EnsembleTensor | None:
+        """Find a tensor in this scope or its ancestors."""
+        scope: Scope | None = self
+        while scope is not None:
+            tensor = scope._tensors.get(name)
+            if tensor is not None:
+                return tensor
+            scope = scope.parent
+        return None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no more tensors will be added to it or its ancestors."""
+        return not self.unsettled and (self.parent is None or self.parent.is_settled)
+
+    def abandon(self) -> None:
+        """Drop the tensors of this scope and its descendants; responses keep the memory that they need."""
+        for scopes in self.streams.values():
+            for scope in scopes:
+                scope.abandon()
+        self.streams.clear()
+        self._tensors.clear()
+        memories, self._memories = self._memories, []
+        for memory in memories:
+            memory.abandon()

@@ -1,0 +1,55 @@
+"""Accepts or refuses new connections, depending on the number of open ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pybackend.frontend.descriptor_reserve import is_reserved
+
+log = logging.getLogger(__name__)
+
+_BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+)
+
+_COMPLAINT_S = 60.0
+
+
+class Door(asyncio.Protocol):
+    """A new connection.
+
+    Args:
+        protocol: makes the protocol object for an accepted connection.
+    """
+
+    _complained_s = -_COMPLAINT_S
+
+    def __init__(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._protocol = protocol
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept or refuse the connection."""
+        if is_reserved(transport.get_extra_info("socket").fileno()):
+            transport.write(_FULL)
+            transport.close()
+            self._complain()
+            return
+        protocol = self._protocol()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+    @staticmethod
+    def _complain() -> None:
+        now_s = time.monotonic()
+        if now_s - Door._complained_s >= _COMPLAINT_S:
+            Door._complained_s = now_s
+            log.warning(
+                "Clients use all descriptors available to them, and further connections are refused. A higher limit of "
+                "open files (ulimit -n) allows more."
+            )

@@ -1,0 +1,177 @@
+"""Sending executions to the stub of an instance, whichever of its lives it is in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.instance.encoding import encoded_request, taken_back
+from pybackend.instance.execution import Execution, ExecutionOwner
+from pybackend.instance.gate import OPEN, ExecutionGate
+from pybackend.instance.in_flight import ExecutionsInFlight
+from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.plan import InstancePlan
+from pybackend.instance.resources import ResourceGate, ResourceTable
+from pybackend.instance.services import StubServices
+from pybackend.instance.session import StubSession
+from pybackend.modelconfig.rate_limits import RateLimit
+
+
+class InstanceExecutor:
+    """One instance, as its scheduler and the requests see it that it executes.
+
+    See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
+
+    Args:
+        name: of the instance.
+        version: of the model, decimal.
+        owner: the model.
+        services: answer what models ask.
+
+    Attributes:
+        executions: those that the stub has.
+        gate: which executions pass.
+        is_up: there is a process that can serve, be it busy or not.
+        death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
+    """
+
+    def __init__(self, name: str, version: str, owner: InstanceOwner, services: StubServices) -> None:
+        self.name = name
+        self.is_up = False
+        self.death_cause = ""
+        self.gate: ExecutionGate = OPEN
+        self.executions = executions = ExecutionsInFlight(version, owner.on_available)
+        self._prefetch = executions.prefetch
+        self._in_flight = executions.in_flight
+        self._owner = owner
+        self._services = services
+        self._concurrency = 1
+        self._cancels_calls = False
+
+    def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:
+        """Say what an execution needs; once, before there is any.
+
+        Raises:
+            ModelLoadError: it could never execute.
+        """
+        gate = ResourceGate(table, limit, self._owner.on_available)
+        table.add(gate)
+        self.gate = gate
+
+    def begin(self, session: StubSession, plan: InstancePlan) -> None:
+        """The model is initialised in another stub, which can execute."""
+        self._concurrency = plan.initialize.concurrency
+        self._cancels_calls = plan.cancels_calls
+        self.executions.begin(session, plan)
+
+    def lose(self, cause: str) -> None:
+        """The stub is dead; ``cause`` completes the sentence "The process ..."."""
+        self.death_cause = cause
+        self.executions.lose(self, self._owner)
+
+    # For the scheduler
+
+    @property
+    def has_stub(self) -> bool:
+        """True while there is a process."""
+        return self.executions.session is not None
+
+    @property
+    def has_place(self) -> bool:
+        """True if an execution could run beside those that do."""
+        return len(self._in_flight) < self._concurrency
+
+    @property
+    def is_idle(self) -> bool:
+        """True if an execution would start at once."""
+        return (
+            self.is_up
+            and len(self._in_flight) < self._concurrency
+            and not self._prefetch.rests
+            and self.gate.is_open  # last: an instance whose gate is closed waits for its turn from now on
+        )
+
+    @property
+    def room(self) -> int:
+        """How many more executions may wait in the stub's socket."""
+        return self._prefetch.room() if self.is_up and self.gate.lets_prefetch else 0
+
+    def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
+        """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
+
+        Args:
+            batch: its requests.
+            owner: is told of its outcome; the model if None.
+        """
+        executions = self.executions
+        session = executions.session
+        assert session is not None
+        executions.last_number = number = executions.last_number + 1
+        for index, pending in enumerate(batch):
+            pending.holder, pending.execution, pending.index = self, number, index
+        owner = self._owner if owner is None else owner
+        gate = self.gate if self.is_up else OPEN  # samples, which run before the instance is ready, need nothing
+        gate.begin()
+        channel, lent = session.channel, session.inputs
+        try:
+            encoded = [encoded_request(channel, lent, pending.request) for pending in batch]
+        except OSError as error:
+            for pending in batch:
+                taken_back(lent, pending.request)
+            what = f"cannot hand tensor memory to instance '{self.name}': {error.strerror}"
+            owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
+            gate.end()
+            return
+        channel.post_execute(number, encoded)
+        for pending in batch:
+            if pending.paused:
+                self.flow(pending, paused=True)
+        self._in_flight[number] = Execution(number, batch, time.monotonic_ns(), owner, gate)
+        if len(self._in_flight) > 1 and not self._prefetch.watches:
+            self._prefetch.watch()
+
+    # For requests that were sent
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Nobody waits for a request that was sent."""
+        session, number = self.executions.session, pending.execution
+        if session is None:
+            return
+        session.cancel(number, pending.index)
+        execution = self.executions.find(number)
+        if execution is None or not self._cancels_calls:
+            return
+        if all(each.cancelled or each.answered for each in execution.pending):
+            self._services.on_cancelled(session.caller, number)
+
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
+        """Keep the model from sending more responses to a request, or let it go on."""
+        session = self.executions.session
+        if session is not None:
+            session.flow(pending.execution, pending.index, paused=paused)
+
+    @property
+    def running(self) -> list[RunningExecution]:
+        """The executions that the stub works at; others may wait in its socket."""
+        return self._as_running(self._running_numbers)
+
+    @property
+    def _running_numbers(self) -> list[int]:
+        return list(islice(self._in_flight, self._concurrency))
+
+    def _as_running(self, numbers: Sequence[int]) -> list[RunningExecution]:
+        session = self.executions.session
+        caller = None if session is None else session.caller
+        return [RunningExecution(self, number, caller) for number in numbers]
+
+    def is_running(self, pending: PendingRequest) -> bool:
+        """True if the stub works at a request."""
+        return pending.execution in self._running_numbers
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """The execution that a request is part of; while that waits in the stub's socket, those that it waits for."""
+        numbers = self._running_numbers
+        return self._as_running([pending.execution] if pending.execution in numbers else numbers)

@@ -1,0 +1,211 @@
+"""The executions that a stub has, and the checking of what it says about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.instance.encoding import taken_back
+from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
+from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.plan import InstancePlan
+from pybackend.instance.prefetch import Prefetch
+from pybackend.instance.session import StubSession
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease
+from pybackend_wire.errors import RemoteProtocolError
+
+MOST_HANDED_BACK = 1000
+"""Times that a stub may hand work back without having answered any: an honest one does it once per execution that lasts."""
+
+MOST_LOSSES = 3
+"""A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
+
+
+class ExecutionsInFlight:
+    """The executions of one instance; see :class:`~pybackend.instance.dispatch.ExecutionListener`.
+
+    Args:
+        version: of the model, decimal.
+        on_available: called when the instance can take work again that it had handed back.
+
+    Attributes:
+        session: the stub's present life, None while there is none.
+        last_number: of the execution that was sent last.
+        in_flight: those that the stub has not returned from, by number, oldest first.
+        streaming: those that it has returned from and not answered.
+        prefetch: how many may be sent ahead.
+    """
+
+    def __init__(self, version: str, on_available: Callable[[], None]) -> None:
+        self.session: StubSession | None = None
+        self.last_number = 0
+        self.in_flight: dict[int, Execution] = {}
+        self.streaming: dict[int, Execution] = {}
+        self.prefetch = Prefetch(self.in_flight, on_available)
+        self._version = version
+        self._reschedules = False
+
+    def begin(self, session: StubSession, plan: InstancePlan) -> None:
+        """The model is initialised in another stub: numbers begin at 1 again."""
+        self.last_number = 0
+        self._reschedules = plan.initialize.reschedules
+        self.prefetch.begin(plan.initialize.concurrency, session.nudge)
+
+    def find(self, number: int) -> Execution | None:
+        """The execution of this number, until its last request is answered."""
+        return self.in_flight.get(number) or self.streaming.get(number)
+
+    # Messages of the stub
+
+    def on_result(self, result: heard.Result, tail: bytes) -> None:
+        """``execute`` has returned."""
+        execution = self.in_flight.get(result.execution)
+        if execution is None:
+            raise RemoteProtocolError("a result for which there is no execution")
+        if len(result.results) != len(execution.pending):
+            raise RemoteProtocolError("a result with the wrong number of answers")
+        now_ns = time.monotonic_ns()
+        began_ns, start_ns, end_ns = result.began_ns, result.infer_start_ns, result.infer_end_ns
+        if not execution.sent_ns <= began_ns <= start_ns <= end_ns <= now_ns:
+            began_ns, start_ns, end_ns = execution.sent_ns, execution.sent_ns, now_ns  # a stub's word is worth no more
+        responses = [
+            None if item is None else self._response(pending, item, tail, final=True)
+            for pending, item in zip(execution.pending, result.results, strict=True)
+        ]
+        again = self._withdrawn(execution, responses) if execution.rescheduled else None
+        del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
+        execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
+        self.prefetch.on_answer(now_ns, result.done_ns - result.began_ns)
+        execution.unanswered -= len(responses) - responses.count(None)
+        owner = execution.owner
+        try:
+            if again:
+                owner.on_rescheduled(again)
+            if execution.unanswered:
+                self.streaming[execution.number] = execution
+            owner.on_executed(execution, responses)
+        finally:
+            execution.gate.end()
+
+    def _withdrawn(self, execution: Execution, responses: Sequence[object]) -> list[PendingRequest]:
+        """The requests that the model wants to see once more: nothing runs them for now."""
+        assert self.session is not None
+        again = execution.withdraw_rescheduled(responses, self.session.inputs)
+        for pending in again:
+            pending.wait()
+            for tensor in pending.request.inputs:
+                if isinstance(tensor.lease, ArenaLease):
+                    tensor.lease.share()  # the stub still has it, and gives it back
+        return again
+
+    def _response(
+        self, pending: PendingRequest, item: heard.RequestResult, tail: bytes, *, final: bool
+    ) -> InferenceResponse:
+        if pending.answered:
+            raise RemoteProtocolError("a response to a request that is answered")
+        request = pending.request
+        response = InferenceResponse(request.model_name, self._version, request.id, final=final)
+        if item.error is None:
+            assert self.session is not None
+            outputs, on_release = self.session.outputs.tensors_of(item, tail)
+            response.set_result(outputs, item.parameters, on_release)
+        else:
+            response.error = InferenceError(item.error.message, ErrorCode(item.error.code))
+        return response
+
+    def on_respond(self, respond: heard.Respond, tail: bytes) -> None:
+        """A response was sent by a sender."""
+        number = respond.execution
+        execution = self.in_flight.get(number) or self.streaming.get(number)
+        if execution is None or respond.request >= len(execution.pending):
+            raise RemoteProtocolError("a response for which there is no request")
+        pending = execution.pending[respond.request]
+        if pending.execution != number:
+            raise RemoteProtocolError("a response to a request that must be executed once more")
+        if respond.result is not None:
+            response = self._response(pending, respond.result, tail, final=respond.final)
+        elif not respond.final:
+            raise RemoteProtocolError("a response without content and without the final flag")
+        elif pending.answered:
+            raise RemoteProtocolError("a final flag for a request that is answered")
+        else:
+            response = InferenceResponse(pending.request.model_name, self._version, pending.request.id, empty=True)
+        execution.responded = True
+        if respond.final:
+            execution.unanswered -= 1
+            if not execution.unanswered:
+                self.streaming.pop(number, None)
+        execution.owner.on_response(execution, pending, response)
+
+    def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
+        """``execute`` is about to return; the model wants to see some of its requests once more."""
+        execution = self.in_flight.get(rescheduled.execution)
+        if execution is None or not self._reschedules:
+            raise RemoteProtocolError("a request to be executed once more that the stub did not have")
+        execution.reschedule(rescheduled.requests)
+
+    def on_handed_back(self, executions: Sequence[int]) -> None:
+        """The stub is busy, and gives back what it has not begun."""
+        session, prefetch = self.session, self.prefetch
+        assert session is not None
+        prefetch.on_handed_back()
+        returned: list[Execution] = []
+        # All stays in flight until all is checked: if it is a lie, it ends with everything else that was in flight.
+        for number in executions:
+            execution = self.in_flight.get(number)
+            if execution is None or execution.responded or execution in returned:
+                raise RemoteProtocolError("work handed back that the stub did not have")
+            if not all(taken_back(session.inputs, pending.request) for pending in execution.pending):
+                raise RemoteProtocolError("work handed back whose input the stub had given back")
+            returned.append(execution)
+        if prefetch.handed_back > MOST_HANDED_BACK and len(executions) == len(self.in_flight):
+            raise RemoteProtocolError("all work is handed back")
+        waiting_of: dict[ExecutionOwner, list[PendingRequest]] = {}
+        for execution in returned:
+            del self.in_flight[execution.number]
+            for pending in execution.pending:
+                pending.wait()
+            waiting_of.setdefault(execution.owner, []).extend(execution.pending)
+        self.last_number += 1  # one is left out: to the stub, what follows what it handed back was sent before
+        prefetch.rest_if_busy()
+        for owner, waiting in waiting_of.items():
+            owner.on_handed_back(waiting)
+        for execution in returned:
+            execution.gate.end()
+
+    # The end of the stub
+
+    def lose(self, instance: LostInstance, model: InstanceOwner) -> None:
+        """The stub is dead: tell those whose executions it had, and the model in any case.
+
+        Args:
+            instance: for them.
+            model: the instance's owner.
+        """
+        session, self.session = self.session, None
+        assert session is not None
+        in_flight, streaming = list(self.in_flight.values()), list(self.streaming.values())
+        self.in_flight.clear()
+        self.streaming.clear()
+        lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {model: ([], [])}
+        for execution in streaming:
+            lost.setdefault(execution.owner, ([], []))[0].extend(unanswered([execution]))
+        last_begun = session.last_begun()
+        for execution in in_flight:
+            begun, waiting = lost.setdefault(execution.owner, ([], []))
+            for pending in unanswered([execution]):
+                pending.wait()
+                if execution.number <= last_begun:
+                    begun.append(pending)
+                    continue
+                pending.losses += 1
+                can_run_again = taken_back(session.inputs, pending.request) and pending.losses < MOST_LOSSES
+                (waiting if can_run_again else begun).append(pending)
+        for owner, (begun, waiting) in lost.items():
+            owner.on_lost(instance, begun, waiting)
+        for execution in in_flight:
+            execution.gate.end()

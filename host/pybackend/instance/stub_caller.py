@@ -1,0 +1,136 @@
+"""The port of callers: how those who answer a model's questions and calls reach the stub that it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pybackend.errors import InferenceError
+from pybackend.inference.tensor import Buffer
+from pybackend.instance.lent_inputs import LentInputs
+from pybackend.instance.output_memory import OutputMemory
+from pybackend.instance.plan import LoadPlan
+from pybackend.instance.stub_life import StubLife
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease
+from pybackend.ipc.channel import StubChannel
+from pybackend.sandbox.grant import Grant
+from pybackend_wire.host_messages import Answer, Reply
+from pybackend_wire.messages import TAIL, Failure
+from pybackend_wire.states import StubState
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
+"""How soon the host first checks whether a stub that others wait for has read everything, and the longest pause between
+checks."""
+
+
+class StubCaller:
+    """See :class:`~pybackend.instance.services.Caller`.
+
+    Args:
+        plan: of the stub.
+        instance: what this is a life of.
+        lease_input: gives input memory of the model.
+        channel: to the stub.
+        life: of the stub.
+        inputs: lent to it.
+        outputs: the memory in which it leaves its outputs.
+    """
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        instance: object,
+        lease_input: Callable[[int], ArenaLease],
+        channel: StubChannel,
+        life: StubLife,
+        inputs: LentInputs,
+        outputs: OutputMemory,
+    ) -> None:
+        self.instance_name = plan.model.instance_name
+        self.model_name = plan.model.model_name
+        self.instance = instance
+        self._plan = plan
+        self._lease_input = lease_input
+        self._channel = channel
+        self._life = life
+        self._inputs = inputs
+        self._outputs = outputs
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def grant(self) -> Grant | None:
+        """Bounds of the models that it loads; None if nothing confines it."""
+        sandbox = self._plan.launch.sandbox
+        return None if sandbox is None else sandbox.grant
+
+    @property
+    def is_initializing(self) -> bool:
+        """True while the model's ``initialize`` runs."""
+        return self._life.state is StubState.INITIALIZING
+
+    @property
+    def is_open(self) -> bool:
+        """False once the stub is gone."""
+        return self._life.state is not StubState.GONE and self._channel.is_open
+
+    # Answers
+
+    def answer(self, call: int, value: bool | float | None) -> None:
+        """Answer a question."""
+        self._channel.post(Answer(call, None, value))
+
+    def refuse(self, call: int, error: InferenceError) -> None:
+        """Tell why a question has no answer."""
+        self._channel.post(Answer(call, Failure(int(error.code), error.message), None))
+
+    def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
+        """Send a response to a call."""
+        self._channel.post(Reply(call, final, result))
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the stub has not read yet: messages that its socket has not taken, and tensors that were lent to it."""
+        return self._channel.backlog_bytes + self._inputs.unread_bytes
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        """Call this once the stub has read everything, or is gone."""
+        self._loop.call_later(FIRST_LOOK_S, self._check_drained, callback, FIRST_LOOK_S)
+
+    def _check_drained(self, callback: Callable[[], None], waited_s: float) -> None:
+        # No event tells when the other end of a socket has read it all; the stub has no reason to.
+        if self._channel.has_unread:
+            next_s = min(2 * waited_s, LONGEST_LOOK_S)
+            self._loop.call_later(next_s, self._check_drained, callback, next_s)
+        else:
+            self._inputs.unread_bytes = 0
+            callback()
+
+    # Tensors
+
+    def place_inline(self, data: Buffer, nbytes: int) -> int:
+        """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
+        return self._channel.append_tail(data, nbytes)
+
+    def lease(self, nbytes: int) -> ArenaLease:
+        """Memory for a tensor that goes to the model."""
+        return self._lease_input(nbytes)
+
+    def lend(self, lease: ArenaLease) -> None:
+        """Hand a block of :meth:`lease` to the stub."""
+        self._inputs.lend(lease)
+
+    def take_back(self, lease: ArenaLease) -> bool:
+        """Undo :meth:`lend` for what the stub has not heard of; False if it was not lent."""
+        return self._inputs.take_back(lease)
+
+    def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
+        """The bytes of a tensor that came with a question or a call."""
+        return self._outputs.read_tensor(place, tail)
+
+    def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
+        """Give the memory of tensors back that :meth:`read_tensor` gave."""
+        blocks = [(place.segment, place.offset) for place in places if place.segment != TAIL]
+        if blocks:
+            self._outputs.let_go(blocks)

@@ -1,0 +1,92 @@
+"""Where a stub is in its life, and the message that ends its present state."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from pybackend.errors import ModelLoadError
+from pybackend_wire.states import StubState
+
+
+class StubLife:
+    """The states of one stub, from its start to its end.
+
+    Attributes:
+        state: the present one.
+        end_cause: why it ended or is about to, completing the sentence "The process ..."; empty while it lives.
+    """
+
+    def __init__(self, instance_name: str) -> None:
+        self.state = StubState.STARTING
+        self.end_cause = ""
+        self._instance_name = instance_name
+        self._loop = asyncio.get_running_loop()
+        self._awaited: asyncio.Future[Any] | None = None
+
+    async def outcome_of(self, state: StubState) -> Any:
+        """Enter a state and wait for the message that ends it.
+
+        Raises:
+            ModelLoadError: the stub said an error instead, or died.
+        """
+        if self.state is StubState.GONE:
+            raise self._death()
+        self.state = state
+        self._awaited = self._loop.create_future()
+        return await self._awaited
+
+    async def gone(self) -> None:
+        """Wait until the stub is gone, whatever it says meanwhile."""
+        while self.state is not StubState.GONE:
+            self._awaited = self._loop.create_future()
+            with suppress(ModelLoadError):  # a death is an end too
+                await self._awaited
+
+    def reach(self, state: StubState | None, outcome: object) -> None:
+        """The message has come that ends the present state.
+
+        Args:
+            state: the next one; None if what was awaited decides that.
+            outcome: for the one who waits in :meth:`outcome_of`.
+        """
+        # Here, not where the outcome is awaited: the stub may die before the waiter's turn comes.
+        if state is not None:
+            self.state = state
+        self._resolve_awaited(outcome)
+
+    def fail(self, error: ModelLoadError) -> None:
+        """The stub says why the present state ends in nothing."""
+        self._resolve_awaited(error)
+
+    def leave(self, cause: str) -> StubState:
+        """The stub is gone; returns the state it was in. What waits for it is told by :meth:`end`."""
+        state, self.state = self.state, StubState.GONE
+        self.end_cause = cause
+        return state
+
+    def end(self, last: StubState) -> None:
+        """Tell the one who waits that the stub is gone.
+
+        Args:
+            last: what :meth:`leave` returned.
+        """
+        self._resolve_awaited(None if last is StubState.FINALIZING else self._death())
+
+    def _resolve_awaited(self, outcome: object) -> None:
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None and not awaited.done():
+            if isinstance(outcome, ModelLoadError):
+                awaited.set_exception(outcome)
+            else:
+                awaited.set_result(outcome)
+
+    def _death(self) -> ModelLoadError:
+        return ModelLoadError(unhealthy(self._instance_name, self.end_cause))
+
+
+def unhealthy(instance_name: str, cause: str) -> str:
+    """The error text for everything that a dead stub leaves undone."""
+    text = f"Stub process '{instance_name}' is not healthy."
+    return f"{text} The process {cause}." if cause else text

@@ -1,0 +1,56 @@
+"""Callbacks deferred until a stub's messages are handled, instead of until the event loop's next turn.
+
+A call between models passes the scheduler and a socket. Without this, each would wait for the loop to poll for other
+events first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+
+class LoopTurn:
+    """Callbacks of one event loop that are deferred until later in the same turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handling = False
+        self._callbacks: deque[Callable[[], None]] = deque()
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call this once the current message is handled, or in the loop's next turn if no message is being handled."""
+        if self._handling:
+            self._callbacks.append(callback)
+        else:
+            self._loop.call_soon(callback)
+
+    def begin(self) -> bool:
+        """Mark the start of message handling. True if the caller must call :meth:`end` afterwards."""
+        if self._handling:
+            return False
+        self._handling = True
+        return True
+
+    def end(self) -> None:
+        """Mark the end of message handling and run the deferred callbacks."""
+        try:
+            while self._callbacks:
+                self._callbacks.popleft()()
+        finally:
+            self._handling = False
+            while self._callbacks:  # after a failed callback, the others still run
+                self._loop.call_soon(self._callbacks.popleft())
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurn] = WeakKeyDictionary()
+
+
+def loop_turn_of(loop: asyncio.AbstractEventLoop) -> LoopTurn:
+    """The turn of an event loop."""
+    turn = _turns.get(loop)
+    if turn is None:
+        turn = _turns[loop] = LoopTurn(loop)
+    return turn

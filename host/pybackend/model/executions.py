@@ -1,0 +1,212 @@
+"""Follows the requests that a version's instances execute: checks, counts and sends their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response_path import ResponsePath, guarded
+from pybackend.instance.execution import Execution, LostInstance
+from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.plan import InstanceState
+from pybackend.instance.stub_life import unhealthy
+from pybackend.ipc.arena import ArenaLease, TensorArena
+from pybackend.model.open_requests import OpenRequests
+from pybackend.model.outcomes import RequestOutcomes
+from pybackend.model.output_check import OutputForm
+from pybackend.model.statistics import FailureReason, ModelStatistics
+from pybackend.scheduler.scheduler import BatchReason, Scheduler
+
+_FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
+
+
+class Executions(RequestOutcomes):
+    """Owns a version's instances and scheduler, and handles every event of their executions.
+
+    Args:
+        name: the model's name.
+        version: its decimal version.
+        statistics: the version's counters.
+        open_requests: the version's open requests.
+        arena: the version's input memory.
+        on_given_up: called when no instance will come back, with the error for requests and the last output of the
+            first process.
+
+    Attributes:
+        all_failed: True if no instance serves now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        statistics: ModelStatistics,
+        open_requests: OpenRequests,
+        arena: TensorArena,
+        on_given_up: Callable[[InferenceError, str], None],
+    ) -> None:
+        super().__init__(name, version, statistics, open_requests)
+        self.all_failed = False
+        self._arena = arena
+        self._on_given_up = on_given_up
+        self._scheduler: Scheduler | None = None
+        self._instances: Sequence[ModelInstance] = ()
+        self._form: OutputForm | None = None
+
+    def serve(
+        self, scheduler: Scheduler, instances: Sequence[ModelInstance], form: OutputForm | None, path: ResponsePath
+    ) -> None:
+        """Start accepting requests; the version is loaded.
+
+        Args:
+            scheduler: dispatches them.
+            instances: execute them.
+            form: for outputs, None if they are sent exactly as the model returns them.
+            path: receives all responses.
+        """
+        self._scheduler, self._instances, self._form = scheduler, instances, form
+        self._deliver = guarded(path)
+
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Queue a request that the cache does not answer.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+        assert self._scheduler is not None
+        self._scheduler.enqueue(pending)
+
+    def lease(self, nbytes: int, name: str = "") -> ArenaLease:
+        """Input memory of the version.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+        return self._arena.lease(nbytes)
+
+    # Results
+
+    def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
+        """An instance has returned from ``execute``."""
+        statistics, form = self.statistics, self._form
+        now_ns = time.monotonic_ns()
+        succeeded = executed = queued_ns = 0
+        for pending, response in zip(execution.pending, responses, strict=True):
+            if pending.is_filler:
+                _forget(pending, response)
+                continue
+            if response is None:
+                if pending.answered and pending.succeeded:
+                    statistics.add_success(pending.request, execution.times, now_ns)
+                continue
+            request = pending.request
+            if form is not None:
+                form.give_to(response, request.batch_size)
+            if response.error is not None:
+                statistics.failures[FailureReason.BACKEND] += 1
+            else:
+                executed += request.batch_size
+                succeeded += 1
+                queued_ns += request.queued_ns
+            self._answer(pending, response)
+        if succeeded:
+            statistics.add_successes(succeeded, executed, queued_ns, execution.times, now_ns)
+        if succeeded or None in responses:
+            statistics.execution_count += 1
+        assert self._scheduler is not None
+        self._scheduler.dispatch()
+
+    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+        """A response sender has sent a response."""
+        if pending.is_filler:
+            _forget(pending, response)
+            return
+        if self._form is not None and not response.empty:
+            self._form.give_to(response, pending.request.batch_size)
+        pending.succeeded &= response.error is None
+        if not response.final:
+            self._deliver(pending, response)
+            return
+        if not pending.succeeded:
+            self.statistics.failures[FailureReason.BACKEND] += 1
+        elif execution.times.infer_end_ns:  # otherwise it is counted when its execution ends
+            self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
+        self._answer(pending, response)
+
+    # Requests that are returned or refused
+
+    def on_rescheduled(self, again: list[PendingRequest]) -> None:
+        """The model asked for these requests to be executed again."""
+        assert self._scheduler is not None
+        for pending in self._without_cancelled(again):
+            self._scheduler.reschedule(pending)
+
+    def on_handed_back(self, waiting: list[PendingRequest]) -> None:
+        """An instance stays busy: its prefetched requests go to another instance, or back to the queue."""
+        assert self._scheduler is not None
+        self._scheduler.requeue(self._without_cancelled(waiting))
+        self._scheduler.dispatch()
+
+    def _without_cancelled(self, waiting: list[PendingRequest]) -> list[PendingRequest]:
+        """The requests that still have a waiting sender; the others are answered."""
+        for pending in waiting:
+            if pending.cancelled:
+                self.on_dropped(pending)
+        return [pending for pending in waiting if not pending.cancelled]
+
+    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
+        """A stub died. Requests it had started fail, because a rerun could repeat effects; the others are requeued."""
+        error = InferenceError(unhealthy(instance.name, instance.death_cause))
+        self._fail(begun, error, FailureReason.BACKEND)
+        if self._scheduler is not None:
+            self._scheduler.requeue(self._without_cancelled(waiting))
+            self._scheduler.on_lost(instance, error)
+            self._scheduler.dispatch()
+
+    def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
+        """The scheduler refused a request that was waiting."""
+        self._fail([pending], error, FailureReason.REJECTED)
+
+    def on_batch(self, reason: BatchReason) -> None:
+        """The scheduler sent a batch."""
+        self.statistics.batches[reason] += 1
+
+    def refuse_waiting(self) -> None:
+        """The version is being unloaded: refuse all waiting requests."""
+        if self._scheduler is not None:
+            what = f"the request to model '{self.name}' was still waiting when the server stopped"
+            self.on_refused(self._scheduler.take_all(), InferenceError(what, ErrorCode.UNAVAILABLE))
+
+    # Availability of instances
+
+    def on_available(self) -> None:
+        """An instance came back, or could not be restarted."""
+        if self._scheduler is None:
+            return
+        states = {instance.state for instance in self._instances}
+        self.all_failed = states <= _FAILED
+        if states <= {InstanceState.GIVEN_UP}:
+            # Only operators see the process's last output: it may contain data of other clients.
+            self._on_given_up(self.no_instance(), self._instances[0].output.last_words)
+        if self.all_failed:
+            self.on_refused(self._scheduler.take_all(), self.no_instance())
+        else:
+            self._scheduler.dispatch()
+
+    def no_instance(self) -> InferenceError:
+        """The error for requests while :attr:`all_failed` is True."""
+        cause = self._instances[0].trouble
+        return InferenceError(
+            f"model '{self.name}' has no instance that can serve: its process could not be restarted. {cause}",
+            ErrorCode.UNAVAILABLE,
+        )
+
+
+def _forget(filler: PendingRequest, response: InferenceResponse | None) -> None:
+    """Drop the response to a filler request."""
+    if response is not None:
+        filler.answered |= response.final
+        response.release()

@@ -1,0 +1,84 @@
+"""The services and settings that a server's models share; the server makes them once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.environment.cache import EnvironmentCache, default_cache_directory
+from pybackend.environment.provider import EnvironmentProvider
+from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.response_path import ResponsePath, to_sender
+from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.resources import ResourceTable
+from pybackend.instance.services import StubServices
+from pybackend.model.door import ModelDoor
+from pybackend.process.launcher import StubLauncher
+from pybackend.sandbox.private_room import room_places
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DebugSettings
+
+
+def _environments() -> EnvironmentProvider:
+    return EnvironmentProvider(EnvironmentCache(default_cache_directory()))
+
+
+def _nothing_debugged() -> DebuggerPorts:
+    return DebuggerPorts(DebugSettings())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelHost:
+    """The server's interface for its models.
+
+    The operator's settings are in :class:`pybackend.settings.Settings`; the properties of one version are in
+    :class:`pybackend.model.source.ModelSource`.
+
+    Attributes:
+        launcher: starts model processes.
+        services: answers requests from model code.
+        door: sends ensembles' requests to their parts.
+        auto_complete: True if models may complete their configuration.
+        model_load_count: number of models that may load at the same time.
+        model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
+        explicit: True if models may be loaded and unloaded while the server runs.
+        startup_models: names of the models to load at start, None for all.
+        finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
+        backend_directory: directory of Python-based backends.
+        environments: prepares the environments that models name.
+        sandbox: confines models, None for no confinement.
+        cache: the response cache, None for none.
+        queued_bytes: limits the bytes of all queued requests, None for no limit.
+        resources: the rate limiter's resources, None for no rate limiting.
+        debugger: the models that run under a debugger, and its ports.
+        host_policies: CPU cores for instance processes, by policy name.
+        gpu_count: number of GPUs in this machine.
+        room_places: candidate locations for the server's private runtime directories.
+    """
+
+    launcher: StubLauncher
+    services: StubServices
+    door: ModelDoor
+    auto_complete: bool
+    model_load_count: int
+    model_memory_limit_bytes: int
+    explicit: bool = False
+    startup_models: tuple[str, ...] | None = None
+    finalize_timeout_s: float | None = None
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    environments: EnvironmentProvider = field(default_factory=_environments)
+    sandbox: Sandbox | None = None
+    cache: ResponseCache | None = None
+    queued_bytes: QueuedBytes | None = None
+    resources: ResourceTable | None = None
+    debugger: DebuggerPorts = field(default_factory=_nothing_debugged)
+    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    gpu_count: int = 0
+    room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
+
+    @property
+    def path_to_sender(self) -> ResponsePath:
+        """The end of each model's response path, after the model's own stages."""
+        return to_sender if self.queued_bytes is None else self.queued_bytes.on_response

@@ -1,0 +1,90 @@
+"""Tracks a version's unanswered requests and holds, for which unloading waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pybackend.inference.request import InferenceRequest
+
+
+def _nothing_else() -> bool:
+    return True
+
+
+class OpenRequests:
+    """Counts open requests and holds, and wakes waiters when none are left.
+
+    Attributes:
+        count: requests without a final response.
+        holds: calls of :meth:`hold` that have not ended.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.holds = 0
+        self._of_clients = 0
+        self._drain_is_over = False
+        self._idle: asyncio.Event | None = None
+
+    def enter(self, request: InferenceRequest) -> None:
+        """Count an accepted request."""
+        self.count += 1
+        if not request.is_inner:
+            self._of_clients += 1
+
+    def leave(self, request: InferenceRequest) -> None:
+        """Stop counting a request whose final response is sent in this loop turn."""
+        self.count -= 1
+        if not request.is_inner:
+            self._of_clients -= 1
+        if self._idle is not None:
+            self.wake()
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the version, while it is being unloaded, able to answer other models' requests.
+
+        Returns:
+            A function that ends the hold; call it once.
+        """
+        self.holds += 1
+        return self._let_go
+
+    def _let_go(self) -> None:
+        self.holds -= 1
+        self.wake()
+
+    def admits(self, request: InferenceRequest) -> bool:
+        """True if this request should be accepted although the version no longer serves: a hold is in place."""
+        return request.is_inner and self.holds > 0 and not self._drain_is_over
+
+    async def clients_answered_within(self, timeout_s: float | None) -> bool:
+        """Wait until all clients' requests are answered; False on timeout."""
+        return await self._until(lambda: not self._of_clients, timeout_s)
+
+    async def drained_within(self, timeout_s: float | None, rest_is_over: Callable[[], bool] = _nothing_else) -> bool:
+        """Wait until every request is answered and nobody holds the version; False on timeout.
+
+        Args:
+            timeout_s: the time limit, None for no limit.
+            rest_is_over: an additional condition; call :meth:`wake` when it may have become true.
+        """
+        drained = await self._until(lambda: not self.count and not self.holds and rest_is_over(), timeout_s)
+        self._drain_is_over = True
+        return drained
+
+    async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not done():
+                    self._idle = self._idle or asyncio.Event()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Let waiters check their conditions."""
+        if self._idle is not None and not (self.count and self._of_clients):
+            self._idle.set()
+            self._idle = None

@@ -1,0 +1,148 @@
+"""The processes of one version: their environment, their sandbox, and their instances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybackend.environment.provider import ModelEnvironment
+from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.plan import InstanceState, LoadPlan
+from pybackend.model.environment import open_environment
+from pybackend.model.host import ModelHost
+from pybackend.model.sandbox import open_sandbox
+from pybackend.model.source import ModelSource
+from pybackend.modelconfig.instances import InstanceSpec
+from pybackend.modelconfig.options import start_options_of
+from pybackend.process.launch import StubLaunch
+from pybackend.sandbox.model_sandbox import ModelSandbox
+from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
+
+log = logging.getLogger(__name__)
+
+
+class ModelProcesses:
+    """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
+
+    Args:
+        source: the version's source.
+        host: the server.
+        owner: receives the instances' events.
+
+    Attributes:
+        instances: in configured order.
+        sandbox: confines the processes, None for no confinement. It remains after they have ended, because it records
+            their permissions.
+    """
+
+    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner) -> None:
+        self.instances: list[ModelInstance] = []
+        self.sandbox: ModelSandbox | None = None
+        self._source = source
+        self._host = host
+        self._owner = owner
+        self._environment: ModelEnvironment | None = None
+        self._debugger_points: list[DebuggerPoint] = []
+
+    # Start
+
+    async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
+        """Prepare the resources that processes need.
+
+        Args:
+            planned: the instances, according to the configuration before the model has completed it.
+            names: the names of those instances; at least one.
+
+        Raises:
+            ModelLoadError: the environment, the sandbox or a debugger port is unavailable.
+        """
+        source, host = self._source, self._host
+        if source.environment_path is not None:
+            self._environment = await open_environment(host.environments, source.environment_path)
+            log.info("model '%s' runs on %s", source.name, self._environment.interpreter.describe())
+        self.sandbox = await open_sandbox(source, host, self._environment, planned)
+        if host.debugger.debugs(source.name):
+            self._debugger_points = host.debugger.reserve(names)
+
+    def add_instance(self, name: str) -> ModelInstance:
+        """Add an instance, without a process yet."""
+        host = self._host
+        instance = ModelInstance(name, str(self._source.version), host.launcher, self._owner, host.services)
+        self.instances.append(instance)
+        return instance
+
+    async def prepare(self, count: int) -> None:
+        """Make the sandboxes of ``count`` instances.
+
+        Raises:
+            ModelLoadError: a required layer is unavailable.
+        """
+        if self.sandbox is not None:
+            await asyncio.to_thread(self.sandbox.prepare, count)
+
+    def load_plan(self, index: int, name: str, policy_name: str) -> LoadPlan:
+        """The launch settings and load message for an instance's process.
+
+        Args:
+            index: of the instance.
+            name: of the instance.
+            policy_name: the host policy that selects its CPU cores.
+        """
+        source, host = self._source, self._host
+        launch = StubLaunch(
+            environment=None if self._environment is None else self._environment.environment,
+            cores=host.host_policies.get(policy_name, frozenset()),
+            start=start_options_of(source.config),
+            sandbox=None if self.sandbox is None else self.sandbox.of_instance(index),
+        )
+        model = ModelToLoad(
+            model_file=str(source.model_file),
+            model_name=source.name,
+            instance_name=name,
+            version_directory=str(source.version_directory),
+            of_backend=source.backend_file is not None,
+            debugger=self._debugger_points[index] if self.is_debugged else None,
+        )
+        return LoadPlan(launch, model, host.model_memory_limit_bytes)
+
+    # End
+
+    async def stop(self, finalize_timeout_s: float | None) -> bool:
+        """Finalize all instances and end their processes; False if one had to be killed after the timeout."""
+        return all(await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in self.instances)))
+
+    async def close(self) -> None:
+        """Release the processes' resources after all of them have ended."""
+        self.instances.clear()
+        self._host.debugger.give_back(self._debugger_points)
+        self._debugger_points = []
+        if self.sandbox is not None:
+            await self.sandbox.close()
+        if self._environment is not None:
+            self._environment.release()
+            self._environment = None
+
+    # Health and statistics
+
+    @property
+    def is_debugged(self) -> bool:
+        """True if the processes run under a debugger, where time limits would end them."""
+        return bool(self._debugger_points)
+
+    @property
+    def environment(self) -> Mapping[str, Any] | None:
+        """Metadata about the environment's Python; None if the processes run on the host's Python."""
+        return None if self._environment is None else self._environment.facts()
+
+    @property
+    def are_ready(self) -> bool:
+        """True if every instance is alive."""
+        return all(instance.state is InstanceState.READY for instance in self.instances)
+
+    async def not_ready_reason(self) -> str:
+        """The reason why an instance is not ready; empty if all are. Calls every instance's ``is_ready``."""
+        reasons = await asyncio.gather(*(instance.not_ready_reason() for instance in self.instances))
+        return next((reason for reason in reasons if reason), "")

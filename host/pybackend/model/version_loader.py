@@ -1,0 +1,162 @@
+"""Loads a version: the first process lets the model complete its configuration, then all instances are initialised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.author_files.apart import apart
+from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.plan import InstancePlan
+from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.model.cached_answers import version_digest, warn_without_cache
+from pybackend.model.host import ModelHost
+from pybackend.model.processes import ModelProcesses
+from pybackend.model.source import ModelSource
+from pybackend.modelconfig.instances import InstanceSpec, instances
+from pybackend.modelconfig.labels import read_labels
+from pybackend.modelconfig.loader import finish_config, planned_instances
+from pybackend.modelconfig.options import ModelOptions, options_of
+from pybackend.modelconfig.rate_limits import rate_limit_of
+from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
+from pybackend.modelconfig.signature import ModelSignature, signature_of
+from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
+from pybackend.scheduler.choice import read_states
+from pybackend.scheduler.sequence_state import ImplicitStates
+from pybackend_wire.host_messages import Initialize
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompletedVersion:
+    """A version whose model has completed its configuration.
+
+    Attributes:
+        config: the completed configuration.
+        signature: the version's signature, with the labels of its outputs.
+        options: the server options among its parameters.
+        hidden_outputs: outputs that clients never see.
+        digest: identifies its code and configuration; empty if no cache needs it.
+        warmup: samples that each instance runs before it accepts requests.
+        states: initial states of its sequences, None for a model without sequences.
+    """
+
+    config: ModelConfig
+    signature: ModelSignature
+    options: ModelOptions
+    hidden_outputs: frozenset[str]
+    digest: bytes
+    warmup: tuple[WarmupSample, ...]
+    states: ImplicitStates | None
+
+
+class VersionLoader:
+    """Loads one version in two steps.
+
+    Args:
+        source: the version's source.
+        host: the server.
+        processes: of the version. They hold everything that was started or made, even if loading fails halfway.
+    """
+
+    def __init__(self, source: ModelSource, host: ModelHost, processes: ModelProcesses) -> None:
+        self._source = source
+        self._host = host
+        self._processes = processes
+        self._files = f"the files of model '{source.name}'"
+
+    async def complete(self) -> CompletedVersion:
+        """Import the model in the first process, let it complete its configuration, and read the files this names.
+
+        Raises:
+            ModelLoadError: loading failed; the text gives the reason.
+            InferenceError: the same.
+        """
+        source, host, files = self._source, self._host, self._files
+        await apart(files, source.check_model_file)
+        completed = await self._load_first()
+        config = await apart(files, finish_config, source.config, completed, host.gpu_count)
+        labels = await apart(files, read_labels, config, source.directory)
+        signature, options = signature_of(config, labels), options_of(config)
+        hidden = hidden_outputs(config)
+        for warning in config.warnings:
+            log.warning("%s", warning)
+        digest = b""
+        if host.cache is not None and host.cache.stable_keys:
+            digest = await apart(files, version_digest, source, config)
+        warn_without_cache(host.cache, config)
+        warmup = await apart(files, warmup_samples, config, signature, source.directory)
+        states = await apart(files, read_states, config, source.directory)
+        return CompletedVersion(config, signature, options, hidden, digest, warmup, states)
+
+    async def _load_first(self) -> dict[str, Any] | None:
+        source, host = self._source, self._host
+        planned = planned_instances(source.config, host.gpu_count)
+        names = [spec.name for spec in planned] or [f"{source.name}_0"]
+        await self._processes.open(planned, names)
+        first = self._processes.add_instance(names[0])
+        policy_name = planned[0].policy_name if planned else ""
+        config_json = source.config.to_json() if host.auto_complete else None
+        return await first.load(self._processes.load_plan(0, names[0], policy_name), config_json)
+
+    async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
+        """Start the other instances and initialise all of them; returns those that accept requests.
+
+        Raises:
+            ModelLoadError: loading failed; the text gives the reason.
+            InferenceError: the same.
+        """
+        processes, config = self._processes, version.config
+        specs = instances(config)
+        for spec in specs[1:]:
+            processes.add_instance(spec.name)
+        resources = self._host.resources
+        for instance, spec in zip(processes.instances, specs, strict=True):
+            limit = rate_limit_of(config, spec.group, spec.device_id)
+            if resources is not None and limit is not None:
+                instance.executor.limit_by(resources, limit)
+        await processes.prepare(len(specs))
+        config_json = config.to_json()
+        plans = [self._instance_plan(version, spec, index, config_json) for index, spec in enumerate(specs)]
+        outcomes = await asyncio.gather(
+            *(instance.initialize(plan) for instance, plan in zip(processes.instances, plans, strict=True)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+        return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
+
+    def _instance_plan(
+        self, version: CompletedVersion, spec: InstanceSpec, index: int, config_json: str
+    ) -> InstancePlan:
+        config, options, debugged = version.config, version.options, self._processes.is_debugged
+        initialize = Initialize(
+            args={
+                "model_config": config_json,
+                "model_instance_kind": spec.kind,
+                "model_instance_name": spec.name,
+                "model_instance_device_id": str(spec.device_id),
+                "model_repository": str(self._source.directory),
+                "model_version": str(self._source.version),
+                "model_name": self._source.name,
+            },
+            output_names=[*version.signature.outputs, *version.hidden_outputs],
+            copy_inputs=options.copy_inputs,
+            decoupled=config.decoupled,
+            concurrency=1 if config.decoupled or is_iterative(config) else options.concurrency,
+            reschedules=is_iterative(config),
+        )
+        return InstancePlan(
+            load=self._processes.load_plan(index, spec.name, spec.policy_name),
+            initialize=initialize,
+            execution_limit_s=0 if debugged else options.execution_limit_s,
+            readiness_limit_s=None if debugged else READINESS_LIMIT_S,
+            restart_limit=options.restart_limit,
+            cancels_calls=options.cancels_calls,
+            warmup=version.warmup,
+        )

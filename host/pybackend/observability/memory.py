@@ -1,0 +1,50 @@
+"""How much memory this process may use. Default limits are fractions of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_memory_bytes(cgroups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """The machine's memory, or the lowest limit of this process's control groups, if that is lower.
+
+    Args:
+        cgroups: mount point of the control groups.
+        membership: file that names those of this process.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits(cgroups, membership)])
+
+
+def _limits(cgroups: Path, membership: Path) -> Iterator[int]:
+    """All limits found. In a container the path may not exist; then the process's own group is at the top."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for directory in (group, *group.parents):
+            yield from _limit(directory / name)
+            if directory == top:
+                break
+
+
+def _limit(file: Path) -> Iterator[int]:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return
+    if text.isdigit():  # "max" means no limit
+        yield int(text)

@@ -1,0 +1,113 @@
+"""The stub's code as a directory that any Python can run: staged once per content, outside every environment."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import py_compile
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from pybackend import __version__
+from pybackend.errors import ServerError
+
+_PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub")
+_MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
+_MAIN = "import sys\n\nfrom pybackend_stub.bootstrap import main\n\nsys.exit(main(sys.argv[1:]))\n"
+_NOT_STAGED = ("testing", "__pycache__")
+
+
+def stage_bundle(cache_directory: Path | None = None) -> Path:
+    """Return the directory to start stubs from; it is made if it does not exist for this version.
+
+    It holds the stub, the wire and the SDK, and nothing else of the host's environment, so that a model never imports
+    the host's packages by accident. Compiled files for this interpreter lie beside the sources.
+
+    Raises:
+        ServerError: no directory is writable.
+    """
+    sources = _sources()
+    digest = hashlib.blake2b(__version__.encode() + _MAIN.encode(), digest_size=12)
+    for name, path in sources:
+        digest.update(name.encode() + b"\0" + path.read_bytes())
+    for parent in [cache_directory] if cache_directory else _cache_directories():
+        target = parent / f"stub-{digest.hexdigest()}"
+        try:
+            if not (target / "__main__.py").exists():
+                _stage(sources, target)
+        except OSError:
+            continue
+        if _is_ours(target):
+            return target
+    raise ServerError(
+        "no directory to stage the model runner in: set XDG_CACHE_HOME to one that this user can write and execute from"
+    )
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Return every file of the bundle as (name inside it, path)."""
+    found: list[tuple[str, Path]] = []
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ServerError(
+                f"package {package} is missing: this installation of pybackend is incomplete, reinstall it"
+            )
+        root = Path(next(iter(spec.submodule_search_locations)))
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if not set(_NOT_STAGED) & set(relative.parts):
+                found.append((f"{package}/{relative.as_posix()}", path))
+    # Beside the SDK, not at the first place on the host's search path: authors keep copies of that module in projects.
+    folder = next(path for name, path in found if name == "pybackend_sdk/__init__.py").parents[1]
+    for module in _MODULES:
+        path = folder / f"{module}.py"
+        if not path.is_file():
+            raise ServerError(f"module {module} is missing: this installation of pybackend is incomplete, reinstall it")
+        found.append((path.name, path))
+    return found
+
+
+def _cache_directories() -> list[Path]:
+    """Return the places for a bundle, the best first; bundles are permanent, so a crash leaves no rubbish."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    # The superuser's home directory is closed to other users, and models' processes may run as others.
+    usual = Path("/var/cache") if os.getuid() == 0 else Path.home() / ".cache"
+    return [(Path(chosen) if chosen else usual) / "pybackend", Path(tempfile.gettempdir()) / f"pybackend-{os.getuid()}"]
+
+
+def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
+    """Fill a private directory and move it into place, because another host may be doing the same."""
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+    try:
+        draft.chmod(0o755)
+        for name, path in sources:
+            copy = draft / name
+            copy.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copyfile(path, copy)
+            py_compile.compile(
+                str(copy),
+                dfile=str(target / name),
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+        (draft / "__main__.py").write_text(_MAIN)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not (target / "__main__.py").exists():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether only trusted users could have put code there: stubs will run it."""
+    for path in (target, target / "__main__.py"):
+        status = path.stat()
+        if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True

@@ -1,0 +1,189 @@
+"""Starts processes in the Python of an environment.
+
+If that is not the host's own Python and the process is confined, the host's own Python confines it and then becomes the
+other one. The first one reports the result on a pipe that the second one does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pybackend.environment.environment import Environment
+from pybackend.process.process_variables import process_variables
+from pybackend_wire.confinement import Confinement
+
+_MOST_SAID_BYTES = 64 * 1024
+
+
+class Entry:
+    """The report of the host's own Python about a process's sandbox, from before it became an environment's Python.
+
+    Args:
+        pipe: the pipe with the report; closed after reading.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._report: dict[str, str] = {}
+        self._failure = ""
+
+    @property
+    def report(self) -> dict[str, str]:
+        """By layer the reason why it is not in force; complete once the process has sent a message or has ended."""
+        self._read()
+        return self._report
+
+    @property
+    def failure(self) -> str:
+        """The reason why it did not become the environment's Python, as a sentence; empty if it did."""
+        self._read()
+        return self._failure
+
+    def end(self) -> None:
+        """Close the pipe: the process has ended, and nothing more comes."""
+        self._read()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def _read(self) -> None:
+        if self._pipe < 0:
+            return
+        try:
+            text = os.read(self._pipe, _MOST_SAID_BYTES)
+        except BlockingIOError:  # there is no report yet
+            return
+        os.close(self._pipe)
+        self._pipe = -1
+        for line in text.splitlines():
+            said = json.loads(line)
+            self._report = said.get("report", self._report)
+            self._failure = said.get("failure", self._failure)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The conditions under which a process runs.
+
+    Attributes:
+        confinement: its permissions; None if it is not confined.
+        written: a descriptor to read the confinement from, -1 for none.
+        mark: the mark that identifies it, 0 for none.
+    """
+
+    confinement: Confinement | None
+    written: int
+    mark: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process, and the report of the program that confined it; None if it confines itself or is not confined."""
+
+    process: subprocess.Popen[bytes]
+    entry: Entry | None
+
+
+def is_entered(environment: Environment, confinement: Confinement | None) -> bool:
+    """Whether a process is confined before it starts the Python of its environment."""
+    return confinement is not None and environment.is_foreign
+
+
+def start_process(
+    bundle: Path,
+    environment: Environment,
+    arguments: Iterable[object],
+    inherited: Collection[int],
+    output: int,
+    terms: Terms,
+) -> Started:
+    """Start the bundle's program, which becomes a stub or a zygote.
+
+    Args:
+        bundle: directory of staged stub code.
+        environment: its Python runs the bundle.
+        arguments: for the bundle.
+        inherited: descriptors for the process.
+        output: descriptor for its standard output and standard error.
+        terms: the conditions under which it runs.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
+    variables = process_variables(environment)
+    confinement = terms.confinement
+    if confinement is not None:
+        variables = confinement.environment(variables)
+    if not is_entered(environment, confinement):
+        return Started(_popen(command, variables, inherited, output), None)
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        command, variables = _entered_command(bundle, command, variables, inherited, terms, writing)
+        process = _popen(command, variables, {*inherited, terms.written, writing}, output)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return Started(process, Entry(reading))
+
+
+def _popen(
+    command: list[str], variables: Mapping[str, str], inherited: Collection[int], output: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(inherited),
+        env=variables,
+        start_new_session=True,
+    )
+
+
+def _entered_command(
+    bundle: Path,
+    command: list[str],
+    variables: Mapping[str, str],
+    inherited: Collection[int],
+    terms: Terms,
+    pipe: int,
+) -> tuple[list[str], dict[str, str]]:
+    """Wrap a command, and its environment, so that the process is confined before it becomes the command."""
+    enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"
+    kept = ",".join(map(str, inherited))
+    hidden = {f"_{name}": value for name, value in variables.items()}
+    if "LD_LIBRARY_PATH" in os.environ:
+        hidden["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # the host's own Python may need it to start
+    arguments = [bundle, os.getpid(), terms.mark, terms.written, pipe, kept, *command]
+    return [sys.executable, "-I", "-S", "-B", str(enter), *map(str, arguments)], hidden
+
+
+@contextmanager
+def terms_of(confinement: Confinement | None, mark: int) -> Iterator[Terms]:
+    """Make the terms of a process with a mark, for the length of a ``with`` block."""
+    if confinement is None:
+        yield Terms(None, -1, mark)
+        return
+    with _unnamed_file() as file:
+        file.write(confinement.to_json().encode())
+        file.seek(0)
+        yield Terms(confinement, file.fileno(), mark)
+
+
+def _unnamed_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("pybackend-confinement"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

@@ -1,0 +1,139 @@
+"""Converts a ``data`` member of many elements to wire bytes in slices, each cut at a comma and parsed separately."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from operator import add
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.errors import InferenceError
+from pybackend.protocol.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
+from pybackend.protocol.json_document import parse_document, type_error
+from pybackend.protocol.json_outline import unescaped_end
+from pybackend.protocol.json_tensor import decode_list, encode_values, opening_depth
+from pybackend.protocol.limits import BodyLimits
+
+SLICE_BYTES = 64 * 1024
+"""At most 32,768 elements: some milliseconds of work."""
+
+_SPACES = b" \t\r\n"
+
+
+class SlicedData:
+    """One ``data`` member.
+
+    Args:
+        text: the document.
+        span: start and end of the member, including brackets.
+        name: the tensor's name.
+        datatype: the tensor's datatype.
+        count: number of elements according to its shape.
+    """
+
+    def __init__(self, text: bytearray, span: tuple[int, int], name: str, datatype: str, count: int) -> None:
+        self._text = text
+        self._begin, self._end = span
+        self._name = name
+        self._datatype = datatype
+        self._count = count
+        self._nesting = opening_depth(bytes(text[self._begin : self._begin + 256]))
+        self._depth = 0
+        self._last = b""
+
+    def encode_in_steps(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
+        """The tensor's wire bytes, in pieces.
+
+        Raises:
+            InferenceError: INTERNAL for syntax and types, and for a number of elements that contradicts the shape;
+                INVALID_ARG for a BYTES tensor that is too large.
+        """
+        wire: list[bytes] = []
+        found = wire_bytes = 0
+        at = self._begin
+        while at < self._end:
+            cut, depth = yield from self._cut_in_steps(at)
+            count, encoded = self._encode(at, cut, depth)
+            self._depth = depth
+            found += count
+            if found > self._count:
+                raise surplus_elements_error(self._datatype)
+            wire_bytes += len(encoded)
+            limits.check_json_tensor(self._name, wire_bytes)
+            wire.append(encoded)
+            at = cut + 1
+            yield
+        if found < self._count:
+            raise missing_elements_error()
+        return wire
+
+    def _cut_in_steps(self, begin: int) -> Generator[None, None, tuple[int, int]]:
+        """The place of a comma between two elements, or the end; and the depth there."""
+        at, in_text, depth = begin, 0, self._depth
+        while True:
+            stop = min(unescaped_end(self._text, at, at + SLICE_BYTES), self._end)
+            octets, in_text = self._outside_texts(at, stop, in_text)
+            cut = stop
+            if stop < self._end:
+                commas = np.flatnonzero(octets == ord(","))
+                if len(commas):
+                    cut = at + int(commas[-1])
+                    octets = octets[: commas[-1]]
+            depth += int(np.count_nonzero(octets == ord("[")) - np.count_nonzero(octets == ord("]")))
+            if cut < stop or stop == self._end:
+                return cut, depth
+            at = stop  # within one long text
+            yield
+
+    def _outside_texts(self, begin: int, end: int, in_text: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """The octets of a part, zeros for those of texts; and 1 if it ends within a text, as it begins with ``in_text``."""
+        part = bytes(self._text[begin:end])
+        if self._datatype != "BYTES":
+            return np.frombuffer(part, np.uint8), 0
+        octets = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+        inside = (np.cumsum(octets == ord('"'), dtype=np.uint8) + in_text) & 1
+        return np.where(inside, 0, octets), int(inside[-1])
+
+    def _encode(self, begin: int, end: int, depth: int) -> tuple[int, bytes]:
+        """How many elements a slice has, and their wire bytes.
+
+        Args:
+            begin: where it begins.
+            end: where it ends.
+            depth: there.
+        """
+        part = bytes(self._text[begin:end])
+        whole = b"[" * self._depth + part + b"]" * depth
+        last, self._last = self._last, part.rstrip(_SPACES)[-1:]
+        if end < self._end and self._last in {b"[", b""}:
+            raise _no_value_error(end)
+        is_first = begin == self._begin
+        try:
+            if is_first or self._goes_on(begin, last, part):
+                values = decode_list(self._datatype, self._nesting, whole)
+                return len(values), encode_values(self._datatype, values)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            pass
+        document = parse_document(whole, partial(add, begin - self._depth))
+        if not is_first and not self._goes_on(begin, last, part):
+            check_values(self._datatype, [[]])  # an array where an element was to be
+            raise type_error("data", "non-array as array")
+        values = []
+        flatten(document, 1, values)
+        check_values(self._datatype, values)
+        return len(values), encode_values(self._datatype, values)
+
+    def _goes_on(self, begin: int, last: bytes, part: bytes) -> bool:
+        """True if the element behind a comma is of the same kind as the one before: an array, or none."""
+        first = part.lstrip(_SPACES)[:1]
+        if first in {b"]", b""}:
+            raise _no_value_error(begin)
+        return (last == b"]") == (first == b"[")
+
+
+def _no_value_error(place: int) -> InferenceError:
+    """The error for a comma without an element on one side."""
+    return InferenceError(f"failed to parse the request JSON buffer: Invalid value. at {place}")

@@ -1,0 +1,157 @@
+"""Limits the rights of models loaded by a confined model: see :class:`pybackend.sandbox.grant.Grant`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pybackend.environment.specification import is_specification
+from pybackend.errors import ModelLoadError
+from pybackend.model.host import ModelHost
+from pybackend.model.model import Model
+from pybackend.model.python_model import PythonModel
+from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
+from pybackend.modelconfig.loader import load_config
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.python_based import backend_file
+from pybackend.modelconfig.schema import ModelConfig
+from pybackend.repository.candidate import ModelReading
+from pybackend.sandbox.file_rules import contains
+from pybackend.sandbox.grant import Grant
+from pybackend_wire.confinement import LEVELS, OFF
+
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+_FILE_FIELDS = frozenset(
+    {"backend", "runtime", "default_model_filename", "label_filename", "input_data_file", "data_file"}
+)
+"""Configuration fields that name files the server reads, or code that it runs."""
+
+_USUAL = frozenset({("backend", PYTHON), ("default_model_filename", DEFAULT_MODEL_FILENAME)})
+
+
+class Bounds:
+    """Remembers models' rights, to limit models that could have changed their own configuration.
+
+    Args:
+        host: the server.
+    """
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+        self._had: dict[str, Grant] = {}
+
+    def note(self, name: str, models: Iterable[Model], *, is_repositorys: bool) -> None:
+        """Record the rights of a model's versions, even if loading them failed.
+
+        Args:
+            name: the model's name.
+            models: its versions.
+            is_repositorys: True if no load request limited their rights, so that the operator has chosen them.
+        """
+        for model in models:
+            had = model.sandbox.had if isinstance(model, PythonModel) and model.sandbox is not None else None
+            if had is not None and (is_repositorys or name not in self._had):
+                self._had[name] = had
+
+    def of_load(self, grant: Grant | None, reading: ModelReading, *, brings: bool) -> tuple[Grant, ...]:
+        """The limits for a model about to be loaded; empty if the operator installed it. Blocking.
+
+        Args:
+            grant: the rights of the requesting model, None if it is as trusted as the operator.
+            reading: the model to load.
+            brings: True if a configuration or files came with the load request.
+
+        Raises:
+            ModelLoadError: the model refers to files that the requesting model must not use.
+        """
+        if grant is None:
+            return ()
+        if not brings:
+            # A model that could have written the configuration may be its author, wherever the file is.
+            had = self._had.get(reading.config.name)
+            path = reading.directory / CONFIG_FILENAME
+            return tuple(one for one in (grant, had) if one is not None and one.may_change(path))
+        written = None if reading.is_brought else _written(reading.directory, self._host)
+        _check_files(grant, reading, written)
+        _check_code(grant, reading, written, self._host)
+        return (grant.at_least(_level(written)),)
+
+
+def _written(directory: Path, host: ModelHost) -> ModelConfig | None:
+    """The model's configuration in the repository, None if it cannot be read."""
+    try:
+        return load_config(directory, auto_complete=host.auto_complete, backend_directory=host.backend_directory)
+    except ModelLoadError:
+        return None
+
+
+def _level(written: ModelConfig | None) -> str:
+    level = OFF if written is None else written.parameters.get("SANDBOX", OFF)
+    return level if level in LEVELS else OFF
+
+
+def _check_files(grant: Grant, reading: ModelReading, written: ModelConfig | None) -> None:
+    """Refuse files that the requesting model could not read: it must not learn their content or run code with them."""
+    if reading.is_brought or grant.reaches(os.path.realpath(reading.directory)):
+        return
+    known = _USUAL if written is None else _USUAL | set(_references(written))
+    for name, text in sorted(set(_references(reading.config)) - known):
+        raise ModelLoadError(
+            f"'{name}' is '{text}' in {reading.config.source}, and not in the repository's configuration: model "
+            f"'{grant.model}' may not choose files of a model whose directory it cannot read. Leave it out"
+        )
+
+
+def _references(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    yield from _named(config.document)
+    if config.parameters.get(_ENVIRONMENT):
+        yield _ENVIRONMENT, config.parameters[_ENVIRONMENT]
+
+
+def _named(value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name in _FILE_FIELDS and isinstance(inner, str) and inner:
+                yield name, inner
+            yield from _named(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _named(inner)
+
+
+def _check_code(grant: Grant, reading: ModelReading, written: ModelConfig | None, host: ModelHost) -> None:
+    """Require code that the requesting model could use itself, that the repository selects, or that came along."""
+    config = reading.config
+    if config.is_ensemble:
+        return
+    same = {"backend": written is not None and config.backend == written.backend}
+    text = config.parameters.get(_ENVIRONMENT)
+    same[_ENVIRONMENT] = written is not None and text == written.parameters.get(_ENVIRONMENT)
+    code = backend_file(config, host.backend_directory)
+    if code is not None and not same["backend"] and not _may_use(grant, code):
+        raise _unreachable(grant, "backend", code, config)
+    path = reading.environment
+    if not text or path is None or same[_ENVIRONMENT]:
+        return
+    if is_specification(path):
+        raise ModelLoadError(
+            f"{_ENVIRONMENT} is '{text}', which lists packages: no packages are installed for a configuration that a "
+            f"model sends. Name a packed environment, or leave it out ({config.source})"
+        )
+    inside = reading.is_brought and contains(os.path.realpath(reading.directory), os.path.realpath(path))
+    if not inside and not _may_use(grant, path):
+        raise _unreachable(grant, _ENVIRONMENT, path, config)
+
+
+def _may_use(grant: Grant, path: Path) -> bool:
+    return grant.reaches(os.path.realpath(path)) and not grant.may_change(path)
+
+
+def _unreachable(grant: Grant, name: str, path: Path, config: ModelConfig) -> ModelLoadError:
+    return ModelLoadError(
+        f"{name} leads to {path}, which model '{grant.model}' cannot read, or could replace: models that it loads must "
+        f"not use that either. Send an environment with the files, or leave it out ({config.source})"
+    )

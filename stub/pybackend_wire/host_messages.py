@@ -1,0 +1,222 @@
+"""Messages from the host to a stub; see :mod:`pybackend_wire.messages`."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import (
+    Failure,
+    HostMessage,
+    Natural,
+    RequestOptions,
+    RequestResult,
+    SegmentRole,
+    TensorPlace,
+)
+
+
+class DebuggerPoint(NamedTuple):
+    """The port where a debugger may attach, and whether the import of the model waits for one."""
+
+    port: int
+    waits: bool
+
+
+class ModelToLoad(NamedTuple):
+    """The model that a stub runs; the same for every process of an instance.
+
+    Attributes:
+        model_file: absolute path of the file to import.
+        model_name: the model.
+        instance_name: the stub's instance, for messages and models.
+        version_directory: the result of ``get_model_dir()``.
+        of_backend: whether the file belongs to a Python-based backend.
+        debugger: None unless the model is being debugged.
+    """
+
+    model_file: str
+    model_name: str
+    instance_name: str
+    version_directory: str
+    of_backend: bool = False
+    debugger: Optional[DebuggerPoint] = None
+
+
+class Load(NamedTuple):
+    """Import the model and, if required, let it complete its configuration.
+
+    Attributes:
+        codec: for both sides from now on.
+        auto_complete_config: the configuration to complete, None if it is complete.
+        model: on the wire, a plain sequence in the order of the fields of :class:`ModelToLoad`.
+    """
+
+    codec: str
+    auto_complete_config: Optional[str]
+    model: ModelToLoad
+
+
+class Initialize(NamedTuple):
+    """Call ``initialize(args)`` and prepare to execute.
+
+    Attributes:
+        args: the argument of ``initialize``.
+        output_names: configured outputs, the default for requests that name none.
+        copy_inputs: whether models receive private copies of their inputs.
+        decoupled: whether the model sends any number of responses per request.
+        concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
+        reschedules: whether the model may reschedule requests.
+    """
+
+    args: Dict[str, str]
+    output_names: List[str]
+    copy_inputs: bool
+    decoupled: bool
+    concurrency: int
+    reschedules: bool
+
+
+class Attach(NamedTuple):
+    """Map a segment; its descriptor travels with the frame."""
+
+    segment: Natural
+    size_bytes: Natural
+    role: SegmentRole
+
+
+class Detach(NamedTuple):
+    """Unmap a segment as soon as none of its memory is in use."""
+
+    segment: Natural
+
+
+class ExecuteRequest(NamedTuple):
+    """One request of an execution; ``requested_outputs`` None means every configured output."""
+
+    inputs: Sequence[TensorPlace]
+    requested_outputs: Optional[Sequence[str]]
+    options: Optional[RequestOptions]
+
+
+class Execute(NamedTuple):
+    """Run ``execute`` once on these requests; ``execution`` counts from 1 in each stub's life.
+
+    The requests and their tensor places are plain sequences in the order of the fields of :class:`ExecuteRequest` and
+    :class:`TensorPlace`: making tuples of these types would cost more than everything else done here for a small
+    request.
+    """
+
+    execution: Natural
+    requests: Sequence[Any]
+
+
+def encoded_execute(execution: int, requests: Sequence[Any]) -> Tuple[Any, ...]:
+    """Encode an :class:`Execute` for the wire."""
+    return (HostMessage.EXECUTE, execution, requests)
+
+
+class FreeOutput(NamedTuple):
+    """The host has read these blocks of output memory, each a :class:`~pybackend_wire.messages.BlockPlace`."""
+
+    blocks: Sequence[Tuple[Natural, Natural]]
+
+
+class NoOutput(NamedTuple):
+    """The host refuses to add output memory."""
+
+
+class Cancel(NamedTuple):
+    """The client of a request no longer waits for its responses."""
+
+    execution: Natural
+    request: Natural
+
+
+class Flow(NamedTuple):
+    """The receiver of a request's responses cannot accept more now (``paused``), or can again."""
+
+    execution: Natural
+    request: Natural
+    paused: bool
+
+
+class Reply(NamedTuple):
+    """A response to a CALL, its outputs in input memory or in the tail. ``result`` None: the final flag alone.
+
+    The result is a plain sequence in the order of the fields of :class:`RequestResult`.
+    """
+
+    call: Natural
+    final: bool
+    result: Optional[Union[RequestResult, Sequence[Any]]]
+
+
+class Answer(NamedTuple):
+    """The answer to a question: a value, or a failure."""
+
+    call: Natural
+    failure: Optional[Failure]
+    value: Union[bool, int, float, None]
+
+
+class Probe(NamedTuple):
+    """Ask the model whether it is ready."""
+
+
+class Finalize(NamedTuple):
+    """Call ``finalize`` and exit."""
+
+
+FromHost = Union[
+    Load,
+    Initialize,
+    Attach,
+    Detach,
+    Execute,
+    FreeOutput,
+    NoOutput,
+    Cancel,
+    Flow,
+    Reply,
+    Answer,
+    Probe,
+    Finalize,
+]
+
+HOST_MESSAGES: Dict[int, Any] = {
+    HostMessage.LOAD: Load,
+    HostMessage.INITIALIZE: Initialize,
+    HostMessage.ATTACH: Attach,
+    HostMessage.DETACH: Detach,
+    HostMessage.EXECUTE: Execute,
+    HostMessage.FREE_OUTPUT: FreeOutput,
+    HostMessage.NO_OUTPUT: NoOutput,
+    HostMessage.CANCEL: Cancel,
+    HostMessage.FLOW: Flow,
+    HostMessage.REPLY: Reply,
+    HostMessage.ANSWER: Answer,
+    HostMessage.PROBE: Probe,
+    HostMessage.FINALIZE: Finalize,
+}
+"""The type of each kind."""
+
+_KINDS = {message: int(kind) for kind, message in HOST_MESSAGES.items()}
+
+
+def encoded(message: FromHost) -> Tuple[Any, ...]:
+    """Encode a message for the wire."""
+    return (_KINDS[type(message)], *message)
+
+
+def decoded(fields: Sequence[Any]) -> FromHost:
+    """Make a message from its fields on the wire. Their types are not checked: a stub trusts its host.
+
+    Raises:
+        RemoteProtocolError: there is no such kind, or the number of fields is wrong.
+    """
+    try:
+        message: FromHost = HOST_MESSAGES[fields[0]](*fields[1:])
+    except (KeyError, TypeError, IndexError):
+        raise RemoteProtocolError(f"the host sent a message of kind {fields[:1]} with {len(fields)} fields") from None
+    return message

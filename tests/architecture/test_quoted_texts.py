@@ -1,0 +1,107 @@
+"""Errors and log lines that the manual quotes are texts of the source.
+
+A quote differs from the source in its values (names, numbers, paths). It is split at them, and each remaining piece must
+be part of a string in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+VALUE = re.compile(
+    r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|\[[^\]]*\]|<[^>]*>|\{[^}]*\}|\.\.\.|->"  # quoted, in brackets, left out
+    r"|\S*/\S+|--[\w-]+|\b\w+\.(?:py|pbtxt|lib|tar\.gz)\b"  # paths, flags, files
+    r"|[\w-]*\d[\w.]*"  # numbers, and names with numbers
+    r"|\b[a-zA-Z]\b'?|\bFILE\b|\bmodels$|\b(?:mode|mean|split|add_sub)\b"  # names in examples
+    r"|\bPython(?= \d)|\bglibc(?= [\d.]+$)|\bUNAVAILABLE\b"
+    r"|(?<=\w): |(?<=[\w)])\. |\bThe process\b|(?<=inconsistent) "  # where a text is put together from two
+)
+"""Parts of a quote that stand for values, or where one text ends and another begins."""
+
+QUOTE = re.compile(r"``(.+?)``|`([^`]+)`")
+CALL = re.compile(r"\w+\(")
+
+TABLES = {
+    "operators/troubleshooting.md": 0,
+    "authors/bls.md": 2,
+    "authors/decoupled.md": 0,
+    "authors/debugging.md": 0,
+    "authors/ensembles.md": 0,
+    "authors/environments.md": 1,
+    "operators/model-control.md": 0,
+}
+"""Pages with tables of messages, and the column that quotes them."""
+
+FROM_PYTHON = (
+    "ModuleNotFoundError: No module named",
+    "PermissionError: [Errno 13] Permission denied",
+    "SyntaxError: ",
+    "has no attribute 'TritonPythonModel'",
+    "AttributeError: 'NoneType' object has no attribute 'as_numpy'",
+)
+"""Quotes that are CPython's."""
+
+FROM_SYSTEM = frozenset({"ValueError", "No module named", "No such file or directory", "Address already in use"})
+"""Pieces that come from CPython or the C library, in texts of ours."""
+
+
+@cache
+def source_texts() -> dict[Path, str]:
+    """The strings of each Python file; the values of f-strings and `%` are cut out, a NUL is left in their place."""
+    texts = {}
+    for folder in ("host", "stub", "sdk"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            found = []
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(re.sub(r"%[sdr]|%\.\df", "\0", node.value))
+                elif isinstance(node, ast.JoinedStr):
+                    parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                    found.append("".join(map(str, parts)))
+            texts[path] = "\n".join(found)
+    return texts
+
+
+def pieces(quote: str) -> list[str]:
+    """The parts of a quote between its values."""
+    cut = (piece.strip(" ,.:;()'`") for piece in VALUE.split(quote))
+    return [piece for piece in cut if len(piece) > 3]
+
+
+def is_in_the_source(quote: str) -> bool:
+    """True if the pieces of a quote stand in the texts of the source."""
+    if any(text in quote for text in FROM_PYTHON):
+        return True
+    wanted = [piece for piece in pieces(quote) if piece not in FROM_SYSTEM]
+    return bool(wanted) and all(any(piece in text for text in source_texts().values()) for piece in wanted)
+
+
+def quotes():
+    """The quoted messages of all tables."""
+    for name, column in TABLES.items():
+        for line in (DOCS / name).read_text().splitlines():
+            cells = line.strip().strip("|").split(" | ")
+            if not line.startswith("| ") or len(cells) <= column:
+                continue
+            for one, other in QUOTE.findall(cells[column]):
+                if " " in (quote := one or other) and not CALL.match(quote):
+                    yield pytest.param(name, quote, id=f"{name}-{quote[:40]}")
+
+
+@pytest.mark.parametrize(("name", "quote"), list(quotes()))
+def test_quoted_message_is_a_text_of_the_source(name, quote):
+    assert is_in_the_source(quote), f"{name} quotes {quote!r}; not in the source: {pieces(quote)}"
+
+
+def test_a_stale_quote_is_found():
+    assert not is_in_the_source("Socket '0.0.0.0:8000' is taken by somebody else")
+    assert is_in_the_source("Socket '0.0.0.0:8000' already in use")

@@ -1,0 +1,53 @@
+"""The page of states has the states, and the legal messages, of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pybackend.engine.engine import EngineState
+from pybackend.instance.plan import InstanceState
+from pybackend.model.model import ModelState
+from pybackend_wire.messages import StubMessage
+from pybackend_wire.states import LEGAL, StubState
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
+PLACES = {
+    "pybackend.engine.EngineState": EngineState,
+    "pybackend.model.model.ModelState": ModelState,
+    "pybackend.instance.plan.InstanceState": InstanceState,
+    "pybackend_wire.states.StubState": StubState,
+}
+
+
+def _rows(heading: str) -> dict[str, list[str]]:
+    """The rows of the first table behind a place in the code: first cell, other cells."""
+    table = re.search(r"\n\n((?:\|[^\n]*\n)+)", PAGE[PAGE.index(f"`{heading}`") :])
+    assert table is not None, heading
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()[2:]]
+    return {first: rest for first, *rest in rows}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_page_has_each_state(place):
+    assert list(_rows(place)) == [state.name for state in PLACES[place]]
+
+
+@pytest.mark.parametrize("place", ["pybackend.model.model.ModelState", "pybackend.instance.plan.InstanceState"])
+def test_transitions_are_between_states(place):
+    names = {state.name for state in PLACES[place]}
+    for state, (_, origins) in _rows(place).items():
+        named = set(re.findall(r"\b[A-Z_]{4,}\b", origins))
+        assert named <= names, state
+        assert named or origins in {"(new)", "any"}, state
+
+
+def test_legal_messages_are_those_of_the_code():
+    shown = {
+        message.strip("`"): {state.strip() for state in states.split(",")}
+        for message, (states,) in _rows("pybackend_wire.states.LEGAL").items()
+    }
+    legal = {message.name: {state.name for state in StubState if message in LEGAL[state]} for message in StubMessage}
+    assert shown == legal

@@ -1,0 +1,116 @@
+"""Clients that do not read their answers: how much is kept for them, and that others are served."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.e2e.http.models import GENERATOR
+from tests.support.connection import connected, post
+from tests.support.gates import wait_until
+from tests.support.repositories import tensors, write_model
+from tests.support.server import serving
+
+pytestmark = pytest.mark.e2e
+
+MIB = 1 << 20
+COUNT = 2 * MIB
+LIMIT = 40 * MIB
+"""Room for two answers of ``COUNT`` numbers."""
+
+START = 10**15
+"""Numbers of so many digits make JSON twice as long as the tensor."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("slow")
+    config = f"""
+        backend: "python"
+        input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
+    """
+    write_model(repository, "generator", GENERATOR, config)
+    with serving(repository, flags=(f"--http-memory-limit={LIMIT}",)) as server:
+        yield server
+
+
+def generate(count, start=START, *, binary=False):
+    tensor = {"name": "IN", "datatype": "INT64", "shape": [2], "data": [count, start]}
+    document = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+    return post("/v2/models/generator/infer", json.dumps(document).encode())
+
+
+def numbers_of(reply):
+    return np.fromstring(reply.body.partition(b'"data":[')[2][:-4].decode(), sep=",", dtype=np.int64)
+
+
+def private_bytes(server):
+    """What the server's process keeps beside shared memory."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["JSON", "binary"])
+def test_answers_that_nobody_reads(server, binary):
+    """Nine of them, of which the limit allows two; and none is kept as text, which is longer and made as it is read."""
+    with connected(server.port) as connection:
+        connection.send(generate(COUNT))
+        assert (numbers_of(connection.reply()) == np.arange(START, START + COUNT)).all()
+    before = private_bytes(server)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(server.port, receive_buffer_bytes=4096)) for _ in range(9)]
+        for connection in idle:
+            connection.send(generate(COUNT, binary=binary))
+        for connection in idle:
+            connection.wait_for_bytes(20)
+        refused = [connection for connection in idle if connection.begins_with(b"HTTP/1.1 503")]
+        assert len(refused) == 7
+        assert private_bytes(server) - before < 40 * MIB
+        for connection in refused:
+            assert "--http-memory-limit" in connection.reply().error
+            connection.send(generate(3))
+            assert numbers_of(connection.reply()).tolist() == [START, START + 1, START + 2]
+    with connected(server.port) as connection:
+
+        def served():
+            connection.send(generate(COUNT))
+            reply = connection.reply()
+            return reply.status == 200 and (numbers_of(reply) == np.arange(START, START + COUNT)).all()
+
+        wait_until(served, "what was kept for clients that have gone is not free")
+
+
+def test_slow_clients_make_room(server):
+    """They keep what they have for as long as nobody needs it, and only while they are slow."""
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(server.port, receive_buffer_bytes=4096)) for _ in range(2)]
+        for connection in idle:
+            connection.send(generate(COUNT))
+            connection.wait_for_bytes(20)
+        honest = stack.enter_context(connected(server.port))
+
+        def served():
+            honest.send(generate(COUNT))
+            return honest.reply().status == 200
+
+        wait_until(served, "clients that do not read keep out those who do", deadline_s=30)
+        assert server.wait_for("Closing the connection of a slow client")
+
+
+def test_large_json_comes_in_chunks(server):
+    """Its length is not known when it begins; HTTP/1.0, which has no chunks, gets it whole."""
+    with connected(server.port) as connection:
+        for _ in range(2):
+            connection.send(generate(20_000))
+            reply = connection.reply()
+            assert reply.headers["transfer-encoding"] == "chunked"
+            assert (numbers_of(reply) == np.arange(START, START + 20_000)).all()
+        connection.send(generate(20_000).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        reply = connection.reply()
+        assert "transfer-encoding" not in reply.headers
+        assert (numbers_of(reply) == np.arange(START, START + 20_000)).all()
+        assert connection.at_end()

@@ -1,0 +1,72 @@
+"""Heads of requests that the front end remembers: those that come again, and not those that differ each time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.server import HttpServer, bind
+from pybackend.protocol.limits import BodyLimits
+from tests.support.connection import post
+from tests.support.engine import engine_on
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+MOST = 20
+
+BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.5]}]}).encode()
+
+
+@pytest.fixture(autouse=True)
+def few_known_heads(monkeypatch):
+    monkeypatch.setattr("pybackend.frontend.http.infer_protocol.MOST_KNOWN_HEADS", MOST)
+
+
+def request(**headers):
+    return post("/v2/models/identity/infer", BODY, headers)
+
+
+async def answer(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    await reader.readexactly(length)
+
+
+def test_heads_that_differ_each_time_push_out_nobodys(tmp_path):
+    write_model(tmp_path, "identity", IDENTITY, identity_config("TYPE_FP32"))
+
+    async def main():
+        limits = BodyLimits()
+        async with engine_on(tmp_path) as engine:
+            frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+            server = HttpServer(make_app(engine, limits), frontend)
+            sock = bind("127.0.0.1", 0, "HTTP")
+            await server.start(sock)
+            ordinary, traced = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
+            for _ in range(3):
+                ordinary[1].write(request())
+                await answer(ordinary[0])
+            known = dict(frontend.heads)
+            assert len(known) == 1
+            for number in range(MOST + 10):
+                traced[1].write(request(traceparent=f"00-{number:032x}-{number:016x}-01"))
+                await answer(traced[0])
+            assert frontend.heads == known
+            for _, writer in (ordinary, traced):
+                writer.close()
+            await server.stop(asyncio.get_running_loop().time() + 5)
+
+    asyncio.run(main())
+
+
+def test_the_oldest_head_makes_room_for_a_new_one():
+    frontend = InferFrontend(None, BodyLimits(), KeptBytes(1 << 30))
+    for number in range(MOST + 5):
+        frontend.remember(b"head %d" % number, None)
+    assert len(frontend.heads) == MOST
+    assert next(iter(frontend.heads)) == b"head 5"

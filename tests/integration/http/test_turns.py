@@ -1,0 +1,114 @@
+"""Large requests and answers leave the event loop to others: counted in its turns, from the last byte on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.kept_bytes import KeptBytes
+from pybackend.frontend.http.server import HttpServer, bind
+from pybackend.protocol.limits import BodyLimits
+from tests.e2e.http.models import GENERATOR
+from tests.support.connection import binary_body, post
+from tests.support.engine import engine_on
+from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
+
+MIB = 1 << 20
+LAST = 1000
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("turns")
+    write_model(repository, "numbers", IDENTITY, identity_config("TYPE_INT8"))
+    write_model(repository, "texts", IDENTITY, identity_config("TYPE_STRING"))
+    config = f"""
+        backend: "python"
+        input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
+    """
+    write_model(repository, "generator", GENERATOR, config)
+    return repository
+
+
+@asynccontextmanager
+async def client_of(repository):
+    """A client's socket, and the connection as the server sees it."""
+    limits = BodyLimits()
+    async with engine_on(repository) as engine:
+        server = HttpServer(make_app(engine, limits), InferFrontend(engine, limits, KeptBytes(1 << 30)))
+        sock = bind("127.0.0.1", 0, "HTTP")
+        await server.start(sock)
+        with socket.create_connection(sock.getsockname()) as client:
+            client.setblocking(False)
+            while not server._connections():  # noqa: ASYNC110  there is nothing else to wait for
+                await asyncio.sleep(0)
+            yield client, server._connections()[0]
+        await server.stop(asyncio.get_running_loop().time() + 5)
+
+
+async def turns_until(condition):
+    """How many turns of the loop it takes until a condition holds."""
+    turns = 0
+    while not condition():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+def json_numbers():
+    tensor = {"name": "IN", "datatype": "INT8", "shape": [MIB], "data": [7] * MIB}
+    return post("/v2/models/numbers/infer", json.dumps({"inputs": [tensor]}).encode())
+
+
+def json_texts():
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [MIB // 2], "data": ["a,b"] * (MIB // 2)}
+    return post("/v2/models/texts/infer", json.dumps({"inputs": [tensor]}).encode())
+
+
+def binary_texts():
+    blob = b"\1\0\0\0a\2\0\0\0ab" * MIB
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [2 * MIB], "parameters": {"binary_data_size": len(blob)}}
+    body, headers = binary_body({"inputs": [tensor]}, blob)
+    return post("/v2/models/texts/infer", body, headers)
+
+
+@pytest.mark.parametrize("request_", [json_numbers, json_texts, binary_texts])
+def test_requests(run, repository, request_):
+    """From a request's last byte to its submission to the engine."""
+
+    async def check():
+        async with client_of(repository) as (client, connection):
+            loop, data = asyncio.get_running_loop(), memoryview(request_())
+            await loop.sock_sendall(client, data[:-LAST])
+            await turns_until(lambda: connection._body_left == LAST)
+            await loop.sock_sendall(client, data[-LAST:])
+            await turns_until(lambda: not connection._body_left)
+            assert await turns_until(lambda: connection._format is not None) > 20
+
+    run(check())
+
+
+def test_answers(run, repository):
+    """From an answer's first byte to its last: the client reads all the time."""
+
+    async def check():
+        async with client_of(repository) as (client, _connection):
+            loop = asyncio.get_running_loop()
+            tensor = {"name": "IN", "datatype": "INT64", "shape": [2], "data": [MIB, 0]}
+            await loop.sock_sendall(
+                client, post("/v2/models/generator/infer", json.dumps({"inputs": [tensor]}).encode())
+            )
+            received, pieces = await loop.sock_recv(client, 1 << 20), 0
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += await loop.sock_recv(client, 1 << 20)
+                await asyncio.sleep(0)
+                pieces += 1
+            assert pieces > 50
+
+    run(check())

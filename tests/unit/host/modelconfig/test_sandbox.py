@@ -1,0 +1,91 @@
+"""What a model's parameters say about its sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.loader import load_config
+from pybackend.modelconfig.sandbox import sandbox_options_of
+from pybackend.sandbox.options import HOST_UID, SandboxOptions
+
+TENSORS = """
+input { name: "IN" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+@pytest.fixture
+def options(make_model):
+    def read(**parameters: str) -> SandboxOptions:
+        text = (
+            'backend: "python"\n'
+            + TENSORS
+            + "".join(
+                f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+                for key, value in parameters.items()
+            )
+        )
+        directory = make_model(text, name=f"m{len(parameters)}")
+        return sandbox_options_of(load_config(directory, auto_complete=True, backend_directory=directory), directory)
+
+    return read
+
+
+def test_nothing_said(options):
+    assert options(INPUT_COPY="yes") == SandboxOptions()
+
+
+def test_everything_said(options, tmp_path):
+    said = options(
+        SANDBOX="strict",
+        SANDBOX_NETWORK="yes",
+        SANDBOX_UNIX_SOCKETS="no",
+        SANDBOX_SUBPROCESSES="yes",
+        SANDBOX_READ="/data/weights:$$TRITON_MODEL_DIRECTORY/shared",
+        SANDBOX_WRITE="/data/out",
+        SANDBOX_MEMORY_MB="512",
+        SANDBOX_PROCESSES="64",
+        SANDBOX_UID="1234",
+    )
+    assert said == SandboxOptions(
+        level="strict",
+        network=True,
+        unix_sockets=False,
+        subprocesses=True,
+        read=("/data/weights", str(tmp_path / "m9" / "shared")),
+        write=("/data/out",),
+        memory_mb=512,
+        processes=64,
+        uid=1234,
+    )
+    assert options(SANDBOX_UID="host").uid == HOST_UID
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("SANDBOX", "none", '"standard", "strict" or "off"'),
+        ("SANDBOX_NETWORK", "true", '"yes" or "no"'),
+        ("SANDBOX_READ", "data", "absolute paths"),
+        ("SANDBOX_READ", "/data:", "absolute paths"),
+        ("SANDBOX_WRITE", "/", "absolute paths"),
+        ("SANDBOX_WRITE", "/data/../..", "absolute paths"),
+        ("SANDBOX_MEMORY_MB", "0", "a whole number of at least 96, which Python and numpy need"),
+        ("SANDBOX_MEMORY_MB", "95", "a whole number of at least 96, which Python and numpy need"),
+        ("SANDBOX_MEMORY_MB", "200.5", "a whole number of at least 96, which Python and numpy need"),
+        ("SANDBOX_PROCESSES", "-1", "a whole number of at least 1"),
+        ("SANDBOX_UID", "root", "a numeric user id"),
+        ("SANDBOX_UID", "0", "a numeric user id"),
+    ],
+)
+def test_a_value_that_is_none(options, key, value, expected):
+    with pytest.raises(ModelConfigError, match=f"model 'm1': parameters {key} must be .*{expected}.*, it is '{value}'"):
+        options(**{key: value})
+
+
+def test_a_key_that_does_not_exist_is_no_silent_lack_of_protection(options):
+    with pytest.raises(
+        ModelConfigError, match=r"SANDBOX_NETWROK is not an option of the sandbox. Options: SANDBOX, SANDBOX_"
+    ):
+        options(SANDBOX_NETWROK="no")

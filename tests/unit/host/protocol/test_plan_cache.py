@@ -1,0 +1,86 @@
+"""Plans that were made before: each request gets one of its own, and only those are kept that are worth it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.tensor import InputTensor
+from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
+from pybackend.protocol.plan_cache import LARGEST_HEADER_BYTES, PlanCache, PlanCaches
+
+HEADER = b'{"inputs":[...]}'
+
+
+def plan(output_format=ALL_BINARY, *, beside=(), **fields):
+    tensor = InputTensor("A", "FP32", (1, 4))
+    request = InferenceRequest("m", "3", inputs=[tensor, *beside], requested_outputs=("X",))
+    request.batch_size = 1
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return InferPlan(request, [(tensor, 16)], 16, output_format)
+
+
+def test_every_request_gets_tensors_of_its_own():
+    cache = PlanCache()
+    cache.put(HEADER, plan())
+    first, second = cache.get(HEADER), cache.get(HEADER)
+    first.request.inputs[0].data = b"x" * 16
+    assert second.request.inputs[0].data is None
+    assert cache.get(HEADER).request.inputs[0].data is None
+    (tensor, size) = second.binary_inputs[0]
+    assert tensor is second.request.inputs[0]
+    assert (tensor.name, tensor.datatype, tensor.shape, size) == ("A", "FP32", (1, 4), 16)
+    request = second.request
+    assert (request.model_name, request.model_version, request.requested_outputs) == ("m", "3", ("X",))
+    assert second.output_format is ALL_BINARY
+
+
+def test_bytes_that_came_after_are_not_kept():
+    cache, made = PlanCache(), plan()
+    cache.put(HEADER, made)
+    made.request.inputs[0].data = b"secret"
+    assert cache.get(HEADER).request.inputs[0].data is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        plan(id="1"),
+        plan(parameters={"a": 1}),
+        plan(correlation_id=1),
+        plan(flags=1),
+        plan(priority=1),
+        plan(timeout_us=1),
+        plan(beside=[InputTensor("B", "FP32", (1,), b"abcd")]),
+        plan(OutputFormat(binary_default=True, classes={"X": object()})),
+    ],
+    ids=["id", "parameters", "sequence", "flags", "priority", "time-out", "data in JSON", "classes"],
+)
+def test_what_differs_each_time_is_not_kept(made):
+    cache = PlanCache()
+    cache.put(HEADER, made)
+    assert cache.get(HEADER) is None
+
+
+def test_long_headers_are_not_kept():
+    cache = PlanCache()
+    for nbytes, is_kept in ((LARGEST_HEADER_BYTES, True), (LARGEST_HEADER_BYTES + 1, False)):
+        cache.put(b"x" * nbytes, plan())
+        assert (cache.get(b"x" * nbytes) is not None) == is_kept
+
+
+def test_plans_belong_to_a_signature_and_go_with_it():
+    caches = PlanCaches()
+    one, other = ModelSignature("m", 0, {}, {}), ModelSignature("m", 0, {}, {})
+    caches.of(one).put(HEADER, plan())
+    assert caches.of(one).get(HEADER) is not None
+    assert caches.of(other).get(HEADER) is None
+    kept = weakref.ref(caches.of(one))
+    del one
+    gc.collect()
+    assert kept() is None
