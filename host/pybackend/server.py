@@ -173,7 +173,7 @@ class Server:
             await self._http.start(sockets.http)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.metrics is not None:
-            metrics = MetricsApp(self._repository, self._services.metrics, self._cache)
+            metrics = MetricsApp(self._repository, self._engine.refusals, self._services.metrics, self._cache)
             self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))

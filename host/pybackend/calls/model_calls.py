@@ -47,8 +47,10 @@ def _refuse_stream(model_name: str) -> InferenceError:
     )
 
 
-_TAKES_ONE = Sender(is_inner=True, refuse_stream=_refuse_stream)
-_TAKES_STREAM = Sender(is_inner=True)
+_PROTOCOL = "model"
+
+_TAKES_ONE = Sender(_PROTOCOL, is_inner=True, refuse_stream=_refuse_stream)
+_TAKES_STREAM = Sender(_PROTOCOL, is_inner=True)
 
 
 class OpenCall:
@@ -298,7 +300,8 @@ class ModelCalls:
         call.caller.let_go(call.message.inputs)
 
     def _refuse(self, call: OpenCall, error: InferenceError) -> None:
-        """Refuse a call that never reached the engine."""
+        """Refuse a call that no model accepted."""
+        self._engine.refusals.add_error(_PROTOCOL, call.message.model_name, error, call.caller.instance_name)
         if call.admission is not None:
             call.admission.release()
         self._let_go(call)

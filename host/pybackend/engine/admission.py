@@ -49,12 +49,14 @@ class Sender:
     """The properties of the senders that a front end represents.
 
     Attributes:
+        protocol: the protocol that they use, as shown in metrics and logs.
         is_inner: a model sends the request while it executes another request. Such requests are served while the server
             stops, and do not count towards the limit on clients' queued bytes.
         refuse_stream: makes the error for decoupled models from the model's name; None if the sender accepts any number
             of responses.
     """
 
+    protocol: str = ""
     is_inner: bool = False
     refuse_stream: Callable[[str], InferenceError] | None = None
 

@@ -8,6 +8,7 @@ from enum import Enum
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.description import ModelDescription
+from pybackend.engine.refusals import Refusals
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -29,7 +30,13 @@ class EngineState(Enum):
 
 
 class InferenceEngine:
-    """Accepts requests for the models of a repository."""
+    """Accepts requests for the models of a repository.
+
+    Attributes:
+        server_id: the server's name.
+        state: the stage of its life.
+        refusals: counts of the requests that no model accepted; front ends report them.
+    """
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class InferenceEngine:
     ) -> None:
         self.server_id = server_id
         self.state = EngineState.STARTING
+        self.refusals = Refusals(repository.knows)
         self._repository = repository
         self._strict_readiness = strict_readiness
         self._queued = repository.host.queued_bytes

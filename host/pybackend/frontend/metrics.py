@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pybackend.cache.response_cache import ResponseCache
+from pybackend.engine.refusals import Refusals
 from pybackend.frontend.cache_metrics import cache_families
 from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
@@ -70,8 +71,15 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 class MetricsApp:
     """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models."""
 
-    def __init__(self, repository: ModelRepository, custom_metrics: CustomMetrics, cache: ResponseCache | None) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        refusals: Refusals,
+        custom_metrics: CustomMetrics,
+        cache: ResponseCache | None,
+    ) -> None:
         self._repository = repository
+        self._refusals = refusals
         self._cache = cache
         self._custom_metrics = custom_metrics
         self._cpu = CpuMeter()
@@ -115,6 +123,12 @@ class MetricsApp:
                 for model in models
                 for reason, count in model.statistics.failures.items()
             ],
+        )
+        yield Family(
+            "pybackend_refused_requests_total",
+            "counter",
+            "Number of requests that were refused before a model accepted them",
+            [(refusal._asdict(), count) for refusal, count in sorted(self._refusals.counts.items())],
         )
         yield Family(
             "nv_inference_pending_request_count",

@@ -393,6 +393,10 @@ class ModelRepository:
         versions = self._entry(name).versions
         return [model for known, model in versions.items() if number in {None, known}]
 
+    def knows(self, name: str) -> bool:
+        """True if there is a model of this name, serving or not."""
+        return name in self._entries
+
     def _entry(self, name: str) -> ModelEntry:
         entry = self._entries.get(name)
         if entry is None:

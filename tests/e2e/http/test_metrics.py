@@ -49,6 +49,9 @@ PER_MODEL = {
     ),
 }
 FAILURES = {"nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes")}
+REFUSED = {
+    "pybackend_refused_requests_total": ("counter", "Number of requests that were refused before a model accepted them")
+}
 SANDBOX = {
     "pybackend_sandbox_missing_layers": ("gauge", "Number of layers of the model's sandbox that are not in force")
 }
@@ -60,6 +63,17 @@ MACHINE = {
     "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
 }
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+ASKING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(requests[0], "IN")]
+        call = pb_utils.InferenceRequest(model_name="absent", requested_output_names=["OUT"], inputs=inputs)
+        answer = call.exec()
+        raise pb_utils.TritonModelException(answer.error().message())
+"""
+ASKING_CONFIG = identity_config("TYPE_FP32")
 PAIR = {
     "inputs": [{"name": name, "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]} for name in ("INPUT0", "INPUT1")]
 }
@@ -104,7 +118,7 @@ def command(server, **members):
 
 def test_families(fresh):
     text = page(fresh)
-    families = {**PER_MODEL, **FAILURES, **SANDBOX, **MACHINE}
+    families = {**PER_MODEL, **FAILURES, **REFUSED, **SANDBOX, **MACHINE}
     for name, (kind, description) in families.items():
         assert text.count(f"# HELP {name} {description}\n# TYPE {name} {kind}\n") == 1, name
     assert len(re.findall("^# TYPE ", text, re.MULTILINE)) == len(families)
@@ -170,13 +184,80 @@ def test_failures_of_the_model(fresh):
     assert metrics['nv_inference_request_success{model="failing",version="1"}'] == 1
 
 
-def test_requests_that_never_reach_the_model_are_not_counted(fresh):
-    before = [line for line in page(fresh).splitlines() if 'model="tagged"' in line]
-    for body in (b"{", b"{}", b'{"inputs":[]}', json.dumps({"inputs": PAIR["inputs"][:1]}).encode()):
+def _of_the_reference(server, model):
+    return [line for line in page(server).splitlines() if line.startswith("nv_") and f'model="{model}"' in line]
+
+
+def _refused(server, model, reason, protocol="http"):
+    sample = f'pybackend_refused_requests_total{{model="{model}",protocol="{protocol}",reason="{reason}"}}'
+    return server.metrics().get(sample, 0)
+
+
+def test_requests_that_never_reach_the_model_are_counted_apart(fresh):
+    """The reference counts them nowhere, so its families stay as they are; a family of ours counts them."""
+    before = _of_the_reference(fresh, "tagged")
+    wrong = {"inputs": [{**each, "shape": [3]} for each in PAIR["inputs"]]}
+    bodies = (b"{", b"{}", b'{"inputs":[]}', json.dumps({"inputs": PAIR["inputs"][:1]}).encode(), json.dumps(wrong))
+    for count, body in enumerate(bodies, 1):
         assert fresh.infer("tagged", body).status in {400, 500}
-    assert fresh.infer("unknown", b"{}").status == 400
-    assert [line for line in page(fresh).splitlines() if 'model="tagged"' in line] == before
-    assert 'model="unknown"' not in page(fresh)
+        assert _refused(fresh, "tagged", "invalid") == count
+    assert _of_the_reference(fresh, "tagged") == before
+
+
+def test_requests_without_a_model_are_counted_without_its_name(fresh):
+    """Otherwise a client could make any number of series."""
+    for number in range(3):
+        assert fresh.infer(f"unknown{number}", b"{}").status == 400
+    assert _refused(fresh, "", "unknown_model") == 3
+    assert fresh.infer("broken", b"{}").status in {400, 404, 503}
+    assert _refused(fresh, "broken", "not_serving") == 1
+    assert fresh.request("POST", "/v2/models/tagged/inferr", b"{}").status == 404
+    assert _refused(fresh, "", "unknown_route") == 1
+    with connected(fresh.port) as connection:
+        connection.send(b"nonsense\r\n\r\n")
+        assert connection.reply().status == 400
+    assert _refused(fresh, "", "malformed") == 1
+    assert "unknown0" not in page(fresh)
+
+
+def test_compressed_and_streamed_requests_that_are_refused_count_as_well(fresh):
+    before = _refused(fresh, "batched", "unsupported"), _refused(fresh, "batched", "invalid")
+    head = b"POST /v2/models/batched/infer HTTP/1.1\r\nHost: x\r\n"
+    with connected(fresh.port) as connection:
+        connection.send(head + b"content-encoding: br\r\ncontent-length: 2\r\n\r\n{}")
+        assert connection.reply().status == 501
+        connection.send(head + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        assert connection.reply().status == 500
+    assert (_refused(fresh, "batched", "unsupported"), _refused(fresh, "batched", "invalid")) == (
+        before[0] + 1,
+        before[1] + 1,
+    )
+
+
+def test_a_client_that_leaves_in_the_middle_was_not_refused(fresh):
+    before = [line for line in page(fresh).splitlines() if line.startswith("pybackend_refused")]
+    with connected(fresh.port) as connection:
+        connection.send(b"POST /v2/models/batched/infer HTTP/1.1\r\nHost: x\r\ncontent-length: 90000\r\n\r\n{")
+    assert fresh.infer("tagged", PAIR).status == 200
+    assert [line for line in page(fresh).splitlines() if line.startswith("pybackend_refused")] == before
+
+
+def test_a_verbose_line_names_sender_model_and_mistake(tmp_path):
+    write_model(tmp_path, "tagged", IDENTITY, identity_config())
+    write_model(tmp_path, "asking", ASKING, ASKING_CONFIG)
+    with serving(tmp_path, flags=("--log-verbose=1",)) as server:
+        assert server.infer("tagged", b"{").status == 500
+        server.wait_for(
+            r"Refused a request for model 'tagged' over http from 127\.0\.0\.1:\d+ \(invalid\): failed to parse"
+        )
+        assert server.infer("nobody", b"{}").status == 400
+        server.wait_for(
+            r"Refused a request for model 'nobody' .*\(unknown_model\): Request for unknown model: 'nobody'"
+        )
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}
+        assert server.infer("asking", {"inputs": [tensor]}).status == 500
+        server.wait_for(r"Refused a request for model 'absent' over model from asking_0 \(unknown_model\)")
+        assert _refused(server, "", "unknown_model", "model") == 1
 
 
 def test_other_requests_on_the_metrics_port(fresh):

@@ -12,10 +12,12 @@ from starlette.exceptions import HTTPException
 
 from pybackend import __version__
 from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import infer_route
 from pybackend.frontend.http.errors import STATUS
-from pybackend.frontend.http.model_path import model_name, model_path, version
+from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error, model_metadata, server_metadata
 
@@ -36,7 +38,14 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
         redirect_slashes=False,
         redoc_url=None,
     )
-    app.add_exception_handler(HTTPException, _http_error)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
+        return Response(encode_error(error.detail), error.status_code, headers=error.headers, media_type=_JSON)
+
+    app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
     _add_health(app, engine)
     _add_metadata(app, engine)
@@ -116,11 +125,6 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
 def _refuse_while_exiting(engine: InferenceEngine) -> None:
     if engine.state is EngineState.EXITING:
         raise InferenceError("Server exiting", ErrorCode.UNAVAILABLE)
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return Response(encode_error(error.detail), error.status_code, headers=error.headers, media_type=_JSON)
 
 
 async def _inference_error(_request: Request, error: Exception) -> Response:

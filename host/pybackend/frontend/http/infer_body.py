@@ -35,7 +35,7 @@ def _refuse_stream(_model_name: str) -> InferenceError:
     )
 
 
-HTTP_CLIENT = Sender(refuse_stream=_refuse_stream)
+HTTP_CLIENT = Sender("http", refuse_stream=_refuse_stream)
 """The policy of the infer routes, which allow one response each."""
 
 

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
@@ -100,6 +101,7 @@ class InferProtocol(SerialProtocol):
         self._parts: list[bytes] = []
         self._body: StreamedBody | None = None
         self._refusal: InferenceError | None = None
+        self._refused_model = ""
         self._format: OutputFormat | None = None
         self._pending: PendingRequest | None = None
         self._takes_chunks = True
@@ -115,7 +117,7 @@ class InferProtocol(SerialProtocol):
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
         except InferenceError as error:
-            self._refusal = error
+            self._refusal, self._refused_model = error, name
         return True
 
     def claim(self) -> bool:
@@ -148,7 +150,7 @@ class InferProtocol(SerialProtocol):
                 self._remember(_Head(name, version, self._header_length, self._body_left, self._takes_chunks))
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read a response.
-            self._refusal = error
+            self._refusal, self._refused_model = error, name
         return True
 
     def _remember(self, meaning: _Head) -> None:
@@ -312,7 +314,18 @@ class InferProtocol(SerialProtocol):
         except InferenceError as error:
             if body is not None:
                 body.release()
+            name = self._refused_model if admission is None else admission.model_name
+            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self._address)
             self.answer_error(error)
+
+    def refused_connection(self, message: str) -> None:
+        """Count a request that is not HTTP."""
+        refusals = self._frontend.engine.refusals
+        refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=self._address)
+
+    @property
+    def _address(self) -> str:
+        return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
     # The response
 

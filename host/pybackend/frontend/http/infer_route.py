@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody, check_encoding
-from pybackend.frontend.http.model_path import model_name, model_path, version
+from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
@@ -140,6 +140,33 @@ def _content_length(text: str) -> int:
 
 
 async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) -> Response:
+    try:
+        response, output_format = await _submitted(engine, limits, request)
+    except InferenceError as error:
+        engine.refusals.add_error(HTTP_CLIENT.protocol, model_name(request), error, client_address(request))
+        raise
+    try:
+        if response.error is not None:
+            raise response.error.again()
+        encoded = await _encoded(response, output_format)
+        # Another server's transport may keep its input, so it gets a copy and never the shared memory.
+        content = b"".join((encoded.header_json, *encoded.chunks))
+    finally:
+        response.release()
+    if encoded.json_length is None:
+        return Response(content, media_type="application/json")
+    headers = {"inference-header-content-length": str(encoded.json_length)}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+async def _submitted(
+    engine: InferenceEngine, limits: BodyLimits, request: Request
+) -> tuple[InferenceResponse, OutputFormat]:
+    """The model's answer to a request, and its format.
+
+    Raises:
+        InferenceError: the request is refused.
+    """
     admission = engine.open(model_name(request), version(request), HTTP_CLIENT)
     check_encoding(request.headers.get("content-encoding", ""))
     length = request.headers.get("content-length")
@@ -162,15 +189,4 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) 
         body.release()
         raise
     response = await admission.infer(plan.request, partial(_disconnected, request), plan.checked)
-    try:
-        if response.error is not None:
-            raise response.error.again()
-        encoded = await _encoded(response, plan.output_format)
-        # Another server's transport may keep its input, so it gets a copy and never the shared memory.
-        content = b"".join((encoded.header_json, *encoded.chunks))
-    finally:
-        response.release()
-    if encoded.json_length is None:
-        return Response(content, media_type="application/json")
-    headers = {"inference-header-content-length": str(encoded.json_length)}
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return response, plan.output_format

@@ -1,4 +1,4 @@
-"""The model and version in a request's path, and their description in OpenAPI.
+"""The model and version in a request's path, their description in OpenAPI, and the client's address.
 
 Routes write a version as ``{version:digits}``, because Starlette's ``int`` raises for more than 4,300 digits.
 """
@@ -55,3 +55,8 @@ def version(request: Request) -> str:
     """The version in a request's path, ``""`` if it has none."""
     digits: str = request.path_params.get("version", "")
     return digits
+
+
+def client_address(request: Request) -> str:
+    """``host:port`` of the client, ``""`` if it is unknown."""
+    return "" if request.client is None else f"{request.client.host}:{request.client.port}"

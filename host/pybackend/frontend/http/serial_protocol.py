@@ -120,6 +120,9 @@ class SerialProtocol(HttpToolsProtocol):
     def claimed_complete(self) -> None:
         """A claimed request is complete; :meth:`_answered` must follow, immediately or later."""
 
+    def refused_connection(self, message: str) -> None:
+        """Called when the client's bytes are not HTTP and the connection ends; ``message`` is the answer."""
+
     # Framing: one message at a time reaches the parser
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -355,6 +358,7 @@ class SerialProtocol(HttpToolsProtocol):
         answered = self._answer_done or (self._in_asgi and self.cycle.response_started)
         self._keep_alive = False
         self._closing = True
+        self.refused_connection(message)
         if not self.transport.is_closing():
             if not answered:  # the client would take a second response for that to its next request
                 self._write_error(status, message)

@@ -1,0 +1,96 @@
+"""Requests that were refused before a model accepted them: counted for the metrics, and named in the verbose log.
+
+A model counts the failures of requests that it has accepted; all other failures are counted here, by the front ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
+
+log = logging.getLogger(__name__)
+
+
+class RefusalReason(StrEnum):
+    """The reason for a refusal, used as the ``reason`` label of the counter."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    NOT_SERVING = "not_serving"
+    INVALID = "invalid"
+    UNSUPPORTED = "unsupported"
+    UNAVAILABLE = "unavailable"
+    MALFORMED = "malformed"
+    UNKNOWN_ROUTE = "unknown_route"
+
+
+# All other codes mean an invalid request: the reference answers a mistake in the JSON with its code for internal errors.
+_BY_CODE = {
+    ErrorCode.UNSUPPORTED: RefusalReason.UNSUPPORTED,
+    ErrorCode.UNAVAILABLE: RefusalReason.UNAVAILABLE,
+}
+
+
+class Refusal(NamedTuple):
+    """The labels of one count.
+
+    Attributes:
+        protocol: the protocol of the sender.
+        model: the model's name; ``""`` if there is no such model, or the request does not name one.
+        reason: the reason.
+    """
+
+    protocol: str
+    model: str
+    reason: RefusalReason
+
+
+class Refusals:
+    """The counts of one server.
+
+    Args:
+        is_known: True for names of models; other names would let clients make any number of counts.
+
+    Attributes:
+        counts: number of refused requests.
+    """
+
+    def __init__(self, is_known: Callable[[str], bool]) -> None:
+        self._is_known = is_known
+        self.counts: Counter[Refusal] = Counter()
+
+    def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
+        """Count an inference request that was answered with this error.
+
+        Args:
+            protocol: the protocol of the sender.
+            model: the name in the request.
+            error: the answer. Requests that their own sender has cancelled are not counted.
+            sender: address of the sender, or its name, for the log.
+        """
+        if error.code is not ErrorCode.CANCELLED:
+            self.add(protocol, _reason(error), error.message, model, sender)
+
+    def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
+        """Count a request that was answered with this message; the other arguments are those of :meth:`add_error`."""
+        self.counts[Refusal(protocol, model if model and self._is_known(model) else "", reason)] += 1
+        log.debug(
+            "Refused a request%s over %s%s (%s): %s",
+            f" for model '{model}'" if model else "",
+            protocol,
+            f" from {sender}" if sender else "",
+            reason.value,
+            message,
+        )
+
+
+def _reason(error: InferenceError) -> RefusalReason:
+    if isinstance(error, UnknownModelError):
+        return RefusalReason.UNKNOWN_MODEL
+    if isinstance(error, NotServingError):
+        return RefusalReason.NOT_SERVING
+    return _BY_CODE.get(error.code, RefusalReason.INVALID)
