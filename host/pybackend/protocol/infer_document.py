@@ -140,7 +140,7 @@ class DocumentReader:
             if name in forms:
                 raise _invalid(f"{request_prefix(request.id)}output '{name}' already exists in request")
             parameters = as_object(item.get("parameters", {}), "parameters")
-            forms[name] = _output_is_binary(parameters, binary_default)
+            forms[name] = _output_is_binary(parameters)
             count = _class_count(parameters)
             if count and name in self.signature.outputs:  # the validation reports unknown names
                 labels = self.signature.outputs[name].labels
@@ -266,7 +266,7 @@ def _class_count(parameters: dict[str, Any]) -> int:
     return as_unsigned(parameters.get("classification", 0), "classification")
 
 
-def _output_is_binary(parameters: dict[str, Any], binary_default: bool) -> bool:
+def _output_is_binary(parameters: dict[str, Any]) -> bool:
     classes = _class_count(parameters)
     binary = as_bool(parameters.get("binary_data", False), "binary_data")
     if _REGION in parameters:
@@ -275,7 +275,7 @@ def _output_is_binary(parameters: dict[str, Any], binary_default: bool) -> bool:
         if binary:
             raise _invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         raise _unknown_region(parameters[_REGION])
-    return binary if "binary_data" in parameters else binary_default
+    return binary
 
 
 def _invalid(message: str) -> InferenceError:

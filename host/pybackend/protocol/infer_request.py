@@ -196,11 +196,11 @@ def _read_outputs(outputs: list[_Output], request: InferenceRequest, binary_defa
     for output in outputs:
         parameters = output.parameters
         if parameters is UNSET:
-            forms[output.name] = binary_default
+            forms[output.name] = False  # the request-wide default is for requests that name no outputs
         elif parameters.shared_memory_region is not UNSET or parameters.classification is not UNSET:
             raise _UnusualError
         else:
-            forms[output.name] = binary_default if parameters.binary_data is UNSET else parameters.binary_data
+            forms[output.name] = parameters.binary_data is not UNSET and parameters.binary_data
     if len(forms) != len(outputs):
         raise _UnusualError
     request.requested_outputs = tuple(forms)

@@ -201,7 +201,8 @@ def not_text_error(tensor: OutputTensor) -> InferenceError:
     """The error for an output that cannot be sent as JSON."""
     return InferenceError(
         f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary data "
-        "format for output: set 'binary_data' in its parameters, or 'binary_data_output' in the request's",
+        "format for output: set 'binary_data' in its parameters, or name no outputs and set 'binary_data_output' in "
+        "the request's",
         ErrorCode.INVALID_ARG,
     )
 

@@ -104,9 +104,10 @@ def test_unknown_members_are_ignored(one, infer):
         (True, None, (), "BB"),
         (False, None, (), "JJ"),
         (None, [], (), "JJ"),
-        (True, [{"name": "Y"}], ("Y",), "BB"),
+        (True, [], (), "BB"),
+        (True, [{"name": "Y"}], ("Y",), "JJ"),
         (None, [{"name": "Z"}, {"name": "Y"}], ("Z", "Y"), "JJ"),
-        (True, [{"name": "Y", "parameters": {"binary_data": False}}, {"name": "Z"}], ("Y", "Z"), "JB"),
+        (True, [{"name": "Y", "parameters": {"binary_data": True}}, {"name": "Z"}], ("Y", "Z"), "BJ"),
         (None, [{"name": "Y", "parameters": {"binary_data": True}}, {"name": "Z"}], ("Y", "Z"), "BJ"),
         (
             False,
