@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _children() -> dict[int, str]:
     """The live child processes of this one: pid -> command line."""
     found = {}
-    for thread in Path("/proc/self/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except FileNotFoundError:
-                continue
-            found[int(pid)] = command.strip() or "(zombie)"
+    for pid in _child_pids():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found[pid] = command.strip() or "(zombie)"
     return found
+
+
+def _child_pids() -> list[int]:
+    while True:
+        try:
+            lists = [(thread / "children").read_text() for thread in Path("/proc/self/task").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has ended meanwhile, and its children are now those of another
+        return [int(pid) for text in lists for pid in text.split()]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pybackend_stub.sandbox import landlock
-from tests.sandbox.hosts import IS_ROOT, arena, parameters
+from tests.sandbox.hosts import IS_ROOT, arena, parameters, processes_of
 from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.server import free_of_processes, serving
@@ -231,19 +231,6 @@ def rooms_of(uid: int) -> list[Path]:
                 found.append(Path(path))
         except FileNotFoundError:
             continue
-    return found
-
-
-def processes_of(uid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                lines = (entry / "status").read_text().splitlines()
-            except OSError:
-                continue
-            if any(line.split()[:2] == ["Uid:", str(uid)] for line in lines):
-                found.append(int(entry.name))
     return found
 
 

@@ -21,7 +21,7 @@ from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.users import UserRange, _usable_range
 from pybackend.settings import SandboxSettings
 from pybackend_stub.sandbox import landlock
-from tests.sandbox.hosts import IS_ROOT, arena
+from tests.sandbox.hosts import IS_ROOT, arena, processes_of
 from tests.sandbox.table import STANDARD, STRICT
 from tests.support.gates import wait_until
 from tests.support.server import free_of_processes
@@ -171,11 +171,7 @@ def test_what_a_model_has_started_ends_with_a_killed_server_in_a_container():
         host.server.wait_ready()
         host.context["honest"] = True
         uid = host.ask("victim", ["leaves_processes_behind"])["uid"]
-        left = [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and f"\nUid:\t{uid}\t" in (entry / "status").read_text()
-        ]
+        left = processes_of(uid)
         assert len(left) >= 3
         wait_until(host.server.has_warden, "nobody would look after what is left")
         host.server.process.kill()

@@ -35,15 +35,19 @@ _BACKEND_OF_FILE = {
 """Backends by the file they leave in a version directory; the first file found decides."""
 
 
-def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
-    """Infer the backend of a configuration that names none, from its platform, its files or the model's name.
+def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_name: bool) -> str:
+    """Infer the backend of a configuration that names none, from its platform or its files.
 
     Args:
         document: complete; its name is the model's.
         model_directory: its lowest version is inspected.
+        by_name: infer it from the model's name as well.
+
+    Returns:
+        ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one.
 
     Raises:
-        ModelConfigError: nothing indicates a backend.
+        ModelConfigError: nothing indicates a backend, not even the name.
         ModelLoadError: the directory cannot be read.
     """
     platform = document["platform"]
@@ -57,6 +61,8 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path) -> str:
             for filename, backend in _BACKEND_OF_FILE.items():
                 if exists_beneath(first_version, filename):
                     return backend
+    if not by_name:
+        return ""
     name = document["name"]
     backend = str(name).partition(".")[2]
     if not backend:

@@ -22,6 +22,11 @@ def validate_ensemble(config: ModelConfig) -> None:
     """
     for text in _placement_faults(config):
         raise ModelConfigError(f"{text} ({config.source})")
+    for field, tensors in (("input", config.inputs), ("output", config.outputs)):
+        if not tensors:
+            raise ModelConfigError(
+                f"must specify '{field}' for {config.name}. Add an {field} block to config.pbtxt. ({config.source})"
+            )
     validate_interface(config)
     steps = steps_of(config)
     for text in chain(_step_faults(config.name, steps), _graph_faults(config, steps)):

@@ -69,8 +69,8 @@ def load_config(
     if from_document(document, source).is_ensemble:
         _refuse_repeated_inputs(text, model_directory)
         return from_document(with_policies(document), source)
-    if not document["backend"] and auto_complete:
-        document["backend"] = inferred_backend(document, model_directory)
+    if not document["backend"]:
+        document["backend"] = inferred_backend(document, model_directory, by_name=auto_complete)
     if document["backend"] == PYTHON and not document["default_model_filename"]:
         document["default_model_filename"] = DEFAULT_MODEL_FILENAME
     document["backend"] = check_backend(from_document(document, source))

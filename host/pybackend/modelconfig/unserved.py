@@ -23,7 +23,7 @@ def refuse_unserved(config: ModelConfig) -> None:
 
 
 def unserved_warnings(config: ModelConfig) -> tuple[str, ...]:
-    """One sentence for each part of ``config`` that has no effect although the model is served."""
+    """One sentence for each part of ``config`` that has no effect, and for each kind of tensor that it leaves out."""
     return tuple(f"model '{config.name}': {text} ({config.source})" for text in _ignored(config))
 
 
@@ -38,4 +38,10 @@ def _ignored(config: ModelConfig) -> list[str]:
     ignored = []
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
         ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
+    ignored += [
+        f"it has no {field}s. If that is a mistake, add an {field} block to config.pbtxt, or add_{field}() in the "
+        "model's auto_complete_config"
+        for field, tensors in (("input", config.inputs), ("output", config.outputs))
+        if not tensors
+    ]
     return ignored

@@ -104,11 +104,7 @@ def _wrong(
 
 def _validate_tensors(config: ModelConfig, field: str, tensors: Sequence[TensorConfig]) -> None:
     if not tensors:
-        raise _wrong(
-            config,
-            f"must specify '{field}' for {config.name}",
-            f"Add an {field} block to config.pbtxt, or add_{field}() in the model's auto_complete_config.",
-        )
+        return
     for tensor, document in zip(tensors, config.document[field], strict=True):
         for text in _tensor_faults(tensor, document, field, config.max_batch_size):
             raise _wrong(config, f"{text} for {config.name}", f"See {field} '{tensor.name}', dims {list(tensor.dims)}.")

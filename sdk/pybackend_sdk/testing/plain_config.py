@@ -92,16 +92,11 @@ def finish_document(document: Document, source: str, *, check: bool = True) -> D
     """Return the effective document; with ``check``, its tensors must be complete.
 
     Raises:
-        ConfigError: tensors are missing, or lack a name, a datatype or dims.
+        ConfigError: a tensor lacks a name, a datatype or dims.
     """
     document = filled_document(document, source)
     name = document["name"]
     for field in ("input", "output") if check else ():
-        if not document[field]:
-            raise ConfigError(
-                f"must specify '{field}' for {name}. Add an {field} block to config.pbtxt, or add_{field}() in the model's "
-                f"auto_complete_config. ({source})"
-            )
         for tensor in document[field]:
             _check_tensor(field, tensor, name, source)
     groups = _list_of(document, "instance_group", _GROUP, source) or [{**_GROUP, "name": name}]

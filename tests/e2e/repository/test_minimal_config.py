@@ -46,7 +46,6 @@ MODELS = {
     "not_decoupled": (completing(f'config.set_model_transaction_policy({{"decoupled": False}})\n{TENSORS}'), None),
 }
 CONFLICTS = {
-    "nothing_said": (IDENTITY, None, "must specify 'input'"),
     "other_type": (
         completing('config.add_input({"name": "IN", "data_type": "TYPE_INT8", "dims": [4]})'),
         identity_config("TYPE_FP32", "[ 4 ]"),
@@ -96,12 +95,15 @@ def disabled(tmp_path_factory):
     repository = tmp_path_factory.mktemp("disabled")
     write_model(repository, "bare", *MODELS["bare"])
     write_model(repository, "half", MODELS["half"][0], f'backend: "python" {MODELS["half"][1]}')
-    write_model(repository, "no_backend", IDENTITY, identity_config().replace('backend: "python"', ""))
+    unsaid = identity_config("TYPE_FP32", "[ 4 ]").replace('backend: "python"', "")
+    write_model(repository, "no_backend", IDENTITY, unsaid)
+    write_model(repository, "no_file", IDENTITY, unsaid)
+    (repository / "no_file" / "1" / "model.py").rename(repository / "no_file" / "1" / "weights.py")
     code = completing('raise RuntimeError("nobody may call this")')
     write_model(repository, "complete", code, identity_config("TYPE_FP32", "[ 4 ]"))
     flags = ("--disable-auto-complete-config", "--exit-on-error=false")
     with serving(repository, flags=flags, ready=False) as server:
-        server.wait_for(r"no_backend +\| ")
+        server.wait_for(r"no_file +\| ")
         yield server
 
 
@@ -147,5 +149,15 @@ def test_disabled_by_flag(disabled, status_of):
     assert "nobody may call this" not in disabled.output
     assert re.match(r"UNAVAILABLE: Invalid argument: failed to read text proto from .*config.pbtxt: ",
                     status_of(disabled, "bare", "-"))  # fmt: skip
-    assert "must specify 'output' for half" in status_of(disabled, "half")
-    assert "must specify 'platform' or 'backend' for 'no_backend'" in status_of(disabled, "no_backend", "-")
+    assert disabled.get("/v2/models/half").json["outputs"] == []
+    disabled.wait_for(
+        "model 'half': it has no outputs. If that is a mistake, add an output block to config.pbtxt, or add_"
+    )
+
+
+@pytest.mark.spec("srv-R32")
+def test_the_backend_that_a_file_names_needs_no_auto_complete(disabled, status_of):
+    config = disabled.get("/v2/models/no_backend/config").json
+    assert (config["backend"], config["default_model_filename"]) == ("python", "model.py")
+    assert disabled.infer("no_backend", REQUEST).status == 200
+    assert "must specify 'platform' or 'backend' for 'no_file'" in status_of(disabled, "no_file", "-")

@@ -297,7 +297,6 @@ WRONG = {
                         "times for duplicate_input"),
     "duplicate_output": (more('output { name: "OUT" data_type: TYPE_INT8 dims: 1 }'), "model output 'OUT' is specified "
                          "2 times for duplicate_output"),
-    "no_output": ('backend: "python"\ninput [ { name: "IN" data_type: TYPE_FP32 dims: 1 } ]', "must specify 'output'"),
     "batch_input_type": (more('batch_input { data_type: TYPE_INT8 source_input: "IN" }'), "batch input data type must be "
                          "TYPE_INT32 or TYPE_FP32 for batch_input_type"),
     "preferred_size": (more("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }"), "dynamic batching "

@@ -33,11 +33,6 @@ def group(body: str) -> str:
 
 REFUSED = [
     (f"{IN} {OUT} max_batch_size: -1", "'max_batch_size' must be non-negative value for m. It is -1."),
-    (
-        OUT,
-        "must specify 'input' for m. Add an input block to config.pbtxt, or add_input() in the model's auto_complete",
-    ),
-    (IN, "must specify 'output' for m. Add an output block to config.pbtxt, or add_output() in the model's auto_compl"),
     (tensor("data_type: TYPE_FP32 dims: 1"), "model input must specify 'name' for m. "),
     (tensor('name: "X" dims: 1'), "model input 'X' must specify 'data_type' for m. "),
     (tensor('name: "X" data_type: TYPE_FP32'), "model input 'X' must specify 'dims' for m. "),
