@@ -40,13 +40,18 @@ def apply_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -
         elif name in _RESERVED:
             _RESERVED[name](request, value)
         else:
-            custom[name] = _custom(name, value)
+            custom[name] = custom_parameter(name, value)
     if custom:
         request.parameters = custom
     return binary_default
 
 
-def _custom(name: str, value: Any) -> ParameterValue:
+def custom_parameter(name: str, value: Any) -> ParameterValue:
+    """The value of a parameter for the model.
+
+    Raises:
+        InferenceError: INVALID_ARG for a reserved prefix, or a value that is not a string, integer, boolean or number.
+    """
     if name.startswith(RESERVED_PREFIX):
         raise InferenceError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",

@@ -14,7 +14,7 @@ from pybackend import __version__
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http import infer_route
+from pybackend.frontend.http import generate_route, infer_route
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
@@ -50,6 +50,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
     _add_health(app, engine)
     _add_metadata(app, engine)
     infer_route.add(app, engine, limits)
+    generate_route.add(app, engine, limits)
 
     @app.get("/", include_in_schema=False, response_model=None)
     async def root() -> RedirectResponse:

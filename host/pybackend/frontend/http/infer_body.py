@@ -29,8 +29,8 @@ SMALL_BODY_BYTES = 64 * 1024
 
 def _refuse_stream(_model_name: str) -> InferenceError:
     return InferenceError(
-        "HTTP end point doesn't support models with decoupled transaction policy: call it from another model with "
-        "exec(decoupled=True)",
+        "HTTP end point doesn't support models with decoupled transaction policy: send the request to "
+        "its generate_stream route, or call it from another model with exec(decoupled=True)",
         ErrorCode.UNSUPPORTED,
     )
 

@@ -107,7 +107,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
         )(infer)
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return when the client disconnects. Its request must have been read to the end."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -188,5 +188,5 @@ async def _submitted(
     except BaseException:
         body.release()
         raise
-    response = await admission.infer(plan.request, partial(_disconnected, request), plan.checked)
+    response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format
