@@ -120,7 +120,7 @@ def test_its_first_code_is_as_strict_as_the_model(takes_over, kind):
             expected = ATTACKS[attack].verdict(STRICT, who)
             if succeeded is not None and succeeded != (expected != STOPPED):
                 wrong[attack] = f"{expected}, but: {text}"
-        in_force = host.server.get("/v2/models/attacker").json["sandbox"]
+        in_force = host.server.get("/v2/models/attacker/sandbox").json
         assert in_force["level"] == STRICT
         assert in_force["not_in_force"].keys() <= {"signals", "uid"}
     assert not wrong, "\n".join(f"{attack}: {text}" for attack, text in wrong.items())

@@ -51,7 +51,7 @@ def test_what_it_runs_first_is_confined(environment, kind, level):
             host.context["honest"] = True
             said = host.ask("victim", ["starts_threads", "writes_temporary_files"])
             assert set(said["results"].values()) == {""}
-            assert host.server.get("/v2/models/victim").json["sandbox"]["level"] == level
+            assert host.server.get("/v2/models/victim/sandbox").json["level"] == level
             rooms = ("/run/pybackend/**", f"{host.context['home']}/.cache/pybackend/rooms/**", "/tmp")
             shown = [Path(path) for room in rooms for path in glob.glob(f"{room}/{mark.name}", recursive=True)]
             assert shown, "nothing was run first: this test shows nothing"

@@ -139,7 +139,7 @@ def test_models_of_one_environment_are_forked_and_confined(environment, run_firs
             own = status_of(Path(f"/proc/{one['pid']}/status").read_text())
             assert privileges(own) == {NOTHING}
             assert set(own["Uid"].split()) == {str(one["uid"])}
-        missing = [host.server.get(f"/v2/models/{name}").json["sandbox"]["not_in_force"] for name in names]
+        missing = [host.server.get(f"/v2/models/{name}/sandbox").json["not_in_force"] for name in names]
         assert all(each.keys() <= NEEDS_NEW_KERNEL for each in missing), missing
         assert host.server.stop() == 0
         assert free_of_processes([zygote["pid"], *(one["pid"] for one in said.values())])

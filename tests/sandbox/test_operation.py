@@ -72,7 +72,7 @@ class TestLevels:
         flags = ("--sandbox-floor=strict", "--exit-on-error=false")
         with serving(tmp_path, flags=flags, ready=False) as server:
             assert reason in server.wait_for(r'"low +\| 1 \| (UNAVAILABLE.*)"')[1]
-            assert server.get("/v2/models/fine").json["sandbox"]["level"] == "strict"
+            assert server.get("/v2/models/fine/sandbox").json["level"] == "strict"
 
     def test_the_models_own_code_has_no_say(self, tmp_path):
         write(tmp_path, "sly", SANDBOX="strict")
@@ -89,7 +89,7 @@ class TestLevels:
             )
         )
         with serving(tmp_path) as server:
-            assert server.get("/v2/models/sly").json["sandbox"]["level"] == "strict"
+            assert server.get("/v2/models/sly/sandbox").json["level"] == "strict"
             answer = laboratory(server, "sly")("import socket; socket.socket(); return out(OUT=text('open'))")
             assert "PermissionError" in answer.error
 
@@ -107,7 +107,7 @@ def test_what_is_required_and_missing_keeps_a_model_from_being_loaded(tmp_path):
 
 def _missing(repository: Path) -> dict[str, str]:
     with serving(repository) as server:
-        missing = server.get("/v2/models/model").json["sandbox"]["not_in_force"]
+        missing = server.get("/v2/models/model/sandbox").json["not_in_force"]
         for reason in missing.values():
             assert server.output.count(reason) == 1, "each reason is said once"
         return missing

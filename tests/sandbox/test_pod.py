@@ -26,5 +26,5 @@ def test_a_read_only_pod_with_little_shared_memory(tmp_path):
         host.context["own_model"] = host.context["other_model"]
         deeds = ["writes_temporary_files", "starts_threads", "reads_files_beside_its_code"]
         assert host.ask("victim", deeds)["results"] == dict.fromkeys(deeds, "")
-        assert host.server.get("/v2/models/victim").json["sandbox"]["level"] == "standard"
+        assert host.server.get("/v2/models/victim/sandbox").json["level"] == "standard"
         assert host.server.stop() == 0

@@ -142,7 +142,7 @@ def test_a_strict_model_is_not_loaded_without_its_sandbox():
     with arena("old", "--exit-on-error=false", models=models) as host:
         reason = host.server.wait_for(r'"strict +\| 1 \| (UNAVAILABLE.*)"')[1]
         assert "files: the kernel has no Landlock" in reason
-        missing = host.server.get("/v2/models/victim").json["sandbox"]["not_in_force"]
+        missing = host.server.get("/v2/models/victim/sandbox").json["not_in_force"]
         assert {"files", "neighbours", "signals"} <= missing.keys()
         assert "version 6 (Linux 6.12) is required" not in missing["signals"]
 

@@ -39,7 +39,7 @@ def test_a_packed_environment(suffix, tmp_path, about, write_about, cache):
         facts = about(server)
         server.wait_for(f"Using Python execution env {archive}")
         server.wait_for(r"model 'm' runs on Python 3\.\d+[\d.]*, numpy \d")
-        told = server.get("/v2/models/m").json["environment"]
+        told = server.get("/v2/models/m/environment").json
     prefix = Path(facts["prefix"])
     assert facts["version"] == [3, foreign_minors()[0]]
     assert (told["path"], told["python"]) == (str(archive), f"3.{foreign_minors()[0]}")

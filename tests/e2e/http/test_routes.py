@@ -133,6 +133,10 @@ def test_openapi_describes_the_routes(server):
         "/v2/models/{model_name}/versions/{version}/config",
         "/v2/models/{model_name}/versions/{version}/ready",
         "/v2/models/{model_name}/versions/{version}/infer",
+        "/v2/models/{model_name}/sandbox",
+        "/v2/models/{model_name}/environment",
+        "/v2/models/{model_name}/versions/{version}/sandbox",
+        "/v2/models/{model_name}/versions/{version}/environment",
     }
     infer = paths["/v2/models/{model_name}/infer"]["post"]
     assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}

@@ -122,6 +122,13 @@ def test_what_the_server_says_of_an_ensemble(server):
     assert server.get("/v2/models/quadruple/ready").status == 200
 
 
+@pytest.mark.parametrize("route", ["sandbox", "environment"])
+def test_an_ensemble_has_no_process_to_tell_of(server, route):
+    reply = server.get(f"/v2/models/quadruple/{route}")
+    assert reply.status == 404
+    assert reply.error.startswith("ensemble 'quadruple' has no process of its own: ask for its parts")
+
+
 @pytest.mark.spec("srv-R18", "srv-H35")
 def test_an_ensemble_that_streams_over_http(server):
     assert server.get("/v2/models/stream/config").json["model_transaction_policy"] == {"decoupled": True}

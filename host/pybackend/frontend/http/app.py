@@ -11,15 +11,23 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from pybackend import __version__
+from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import generate_route, infer_route
 from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.metadata import encode_error, model_metadata, server_metadata
+from pybackend.protocol.metadata import (
+    encode_error,
+    environment_document,
+    model_metadata,
+    sandbox_document,
+    server_metadata,
+)
 
 _JSON = "application/json"
 
@@ -49,6 +57,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
     app.add_exception_handler(InferenceError, _inference_error)
     _add_health(app, engine)
     _add_metadata(app, engine)
+    _add_processes(app, engine)
     infer_route.add(app, engine, limits)
     generate_route.add(app, engine, limits)
 
@@ -97,12 +106,12 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
 
 def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
     async def server(_request: Request) -> Response:
-        return Response(server_metadata(engine.server_id, __version__), media_type=_JSON)
+        document = server_metadata(engine.server_id, __version__, served_extensions(app))
+        return Response(document, media_type=_JSON)
 
     async def metadata(request: Request) -> Response:
         model = engine.describe(model_name(request), version(request))
-        document = model_metadata(model.signature, model.versions, model.platform, model.confinement, model.environment)
-        return Response(document, media_type=_JSON)
+        return Response(model_metadata(model.signature, model.versions, model.platform), media_type=_JSON)
 
     async def config(request: Request) -> Response:
         model = engine.describe(model_name(request), version(request))
@@ -121,6 +130,31 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
     _get(
         app, "/v2/models/{model_name}/versions/{version:digits}/config", "metadata", "A version's configuration", config
     )
+
+
+def _add_processes(app: FastAPI, engine: InferenceEngine) -> None:
+    """Add our own routes. Facts that the protocol does not know have documents of their own, not members in its."""
+
+    async def sandbox(request: Request) -> Response:
+        return Response(sandbox_document(_with_processes(engine, request).confinement), media_type=_JSON)
+
+    async def environment(request: Request) -> Response:
+        return Response(environment_document(_with_processes(engine, request).environment), media_type=_JSON)
+
+    for path in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
+        _get(app, f"{path}/sandbox", "pybackend", "The confinement of the model's processes", sandbox)
+        _get(app, f"{path}/environment", "pybackend", "The Python that the model's processes run on", environment)
+
+
+def _with_processes(engine: InferenceEngine, request: Request) -> ModelDescription:
+    model = engine.describe(model_name(request), version(request))
+    if "ensemble_scheduling" in model.document:
+        raise InferenceError(
+            f"ensemble '{model_name(request)}' has no process of its own: ask for its parts, which its configuration "
+            "names",
+            ErrorCode.NOT_FOUND,
+        )
+    return model
 
 
 def _refuse_while_exiting(engine: InferenceEngine) -> None:

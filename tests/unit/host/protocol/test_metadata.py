@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import platform
 
+import numpy as np
 import pytest
 import rapidjson
 
-from pybackend.protocol.metadata import encode_error, model_metadata, server_metadata
+from pybackend.protocol.metadata import (
+    encode_error,
+    environment_document,
+    model_metadata,
+    sandbox_document,
+    server_metadata,
+)
 
 
 def test_server_metadata():
-    assert server_metadata("triton", "1.0") == (
-        b'{"name":"triton","version":"1.0","extensions":["classification","sequence","model_repository",'
-        b'"model_repository(unload_dependents)","schedule_policy","model_configuration","system_shared_memory",'
-        b'"cuda_shared_memory","binary_tensor_data","parameters","statistics","trace","logging"]}'
+    assert server_metadata("triton", "1.0", ["parameters", "logging"]) == (
+        b'{"name":"triton","version":"1.0","extensions":["parameters","logging"]}'
     )
 
 
@@ -27,6 +33,22 @@ def test_model_metadata(max_batch_size, batch, make_signature):
         "platform": "python",
         "inputs": [{"name": "IN", "datatype": "FP32", "shape": [*batch, -1, 4]}],
         "outputs": [{"name": "OUT", "datatype": "BYTES", "shape": [*batch, 1]}],
+    }
+
+
+def test_a_sandbox():
+    facts = {"level": "strict", "not_in_force": {"landlock": "the kernel is too old"}}
+    assert json.loads(sandbox_document(facts)) == facts
+    assert json.loads(sandbox_document(None)) == {"level": "off", "not_in_force": {}}
+
+
+def test_an_environment():
+    facts = {"path": "/srv/env.tar.gz", "python": "3.8.20", "numpy": "1.24.4"}
+    assert json.loads(environment_document(facts)) == facts
+    assert json.loads(environment_document(None)) == {
+        "path": None,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
     }
 
 

@@ -1,0 +1,134 @@
+"""The protocol's documents have the members that the specification names and no others; our own facts have own routes."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2
+
+pytestmark = pytest.mark.e2e
+
+VERSION = "/versions/{version}"
+MODEL = "/v2/models/{model_name}"
+
+TENSOR = {"name", "datatype", "shape"}
+METADATA = {"name", "versions", "platform", "inputs", "outputs"}
+STATISTICS = {"model_stats"}
+INDEX = {"name", "version", "state", "reason"}
+
+# Each route of the protocol that answers with a document, and the members that its document may have.
+DOCUMENTS: dict[tuple[str, str], set[str]] = {
+    ("get", "/v2"): {"name", "version", "extensions"},
+    ("get", MODEL): METADATA,
+    ("get", MODEL + VERSION): METADATA,
+    ("post", MODEL + "/infer"): {"id", "model_name", "model_version", "parameters", "outputs"},
+    ("post", MODEL + VERSION + "/infer"): {"id", "model_name", "model_version", "parameters", "outputs"},
+    ("get", MODEL + "/stats"): STATISTICS,
+    ("get", MODEL + VERSION + "/stats"): STATISTICS,
+    ("get", "/v2/models/stats"): STATISTICS,
+    ("post", "/v2/repository/index"): INDEX,
+}
+CONFIGURATIONS = {("get", MODEL + "/config"), ("get", MODEL + VERSION + "/config")}
+EMPTY = {
+    ("get", "/v2/health/live"),
+    ("get", "/v2/health/ready"),
+    ("get", MODEL + "/ready"),
+    ("get", MODEL + VERSION + "/ready"),
+}
+OUR_OWN = {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
+
+MODELS = ("add_sub", "batched", "identity", "raw", "types")
+
+
+def ask(server, method: str, path: str, model: str) -> Any:
+    body = None
+    if method == "post":
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+        model = "identity"
+    return server.request(method.upper(), path.replace("{model_name}", model).replace("{version}", "1"), body)
+
+
+def members(value: Any, descriptor: Any, path: str = "") -> list[str]:
+    """The members of a configuration that its schema lacks."""
+    if isinstance(value, list):
+        return [found for each in value for found in members(each, descriptor, path)]
+    if not isinstance(value, dict) or descriptor is None:
+        return []
+    if descriptor.GetOptions().map_entry:
+        inner = descriptor.fields_by_name["value"].message_type
+        return [found for key, each in value.items() for found in members(each, inner, f"{path}[{key}]")]
+    fields = descriptor.fields_by_name
+    unknown = [f"{path}.{name}" for name in value if name not in fields]
+    known = [(name, each) for name, each in value.items() if name in fields]
+    return unknown + [found for name, each in known for found in members(each, fields[name].message_type, name)]
+
+
+def routes(server) -> set[tuple[str, str]]:
+    paths = server.get("/openapi.json").json["paths"]
+    return {(method, path) for path, methods in paths.items() for method in methods}
+
+
+@pytest.mark.spec("srv-H03", "srv-H04")
+def test_each_route_is_the_protocols_or_our_own(server):
+    assert routes(server) - DOCUMENTS.keys() - CONFIGURATIONS - EMPTY == OUR_OWN
+
+
+@pytest.mark.spec("srv-H03", "srv-H04")
+@pytest.mark.parametrize("model", MODELS)
+def test_documents_have_the_protocols_members_only(server, model):
+    for method, path in sorted(routes(server) & DOCUMENTS.keys()):
+        reply = ask(server, method, path, model)
+        assert reply.status == 200, (path, reply.body)
+        entries = reply.json if isinstance(reply.json, list) else [reply.json]
+        for entry in entries:
+            assert entry.keys() <= DOCUMENTS[method, path], path
+            for tensor in (*entry.get("inputs", ()), *entry.get("outputs", ())):
+                assert tensor.keys() <= TENSOR | ({"data", "parameters"} if method == "post" else set()), path
+
+
+@pytest.mark.spec("srv-H06")
+@pytest.mark.parametrize("model", MODELS)
+def test_configurations_have_the_schemas_members_only(server, model):
+    for method, path in CONFIGURATIONS:
+        found = ask(server, method, path, model).json
+        assert members(found, model_config_pb2.ModelConfig.DESCRIPTOR) == []
+
+
+@pytest.mark.spec("srv-H01", "srv-H02")
+def test_health_has_no_body(server):
+    for method, path in EMPTY:
+        assert ask(server, method, path, "identity").body == b"", path
+
+
+@pytest.mark.spec("srv-H40")
+def test_errors_have_one_member(server):
+    for method, path in routes(server) - EMPTY - {("get", "/v2")}:
+        reply = server.request(method.upper(), path.format(model_name="unknown", version=1), b"{}")
+        if reply.status != 200:
+            assert list(reply.json) == ["error"], path
+
+
+@pytest.mark.parametrize("path", ["identity", "identity/versions/1"])
+def test_the_sandbox_of_a_model(server, path):
+    reply = server.get(f"/v2/models/{path}/sandbox")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.json["level"] == "standard"
+    assert reply.json.keys() == {"level", "not_in_force"}
+
+
+@pytest.mark.parametrize("path", ["identity", "identity/versions/1"])
+def test_the_environment_of_a_model_on_the_servers_python(server, path):
+    reply = server.get(f"/v2/models/{path}/environment")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.json == {"path": None, "python": platform.python_version(), "numpy": np.__version__}
+
+
+@pytest.mark.parametrize("route", ["sandbox", "environment"])
+def test_our_own_routes_refuse_as_the_others_do(server, route):
+    reply = server.get(f"/v2/models/unknown/{route}")
+    assert (reply.status, reply.error) == (400, "Request for unknown model: 'unknown' is not found")
+    assert server.get(f"/v2/models/identity/versions/9/{route}").status == 404
+    assert server.request("POST", f"/v2/models/identity/{route}", b"{}").status == 405
