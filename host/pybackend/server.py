@@ -29,12 +29,13 @@ from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable
 from pybackend.model.host import ModelHost
-from pybackend.model.model import ModelState
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
+from pybackend.repository.start_report import StartReport
+from pybackend.repository.stop_report import StopReport
 from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
@@ -123,18 +124,15 @@ class Server:
         trimming = asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))
         try:
             failed = await self._load()
-            if not failed:
+            if failed is None:
                 await self._stop.wait()
             status = await self._shut_down()
         finally:
             trimming.cancel()
             self._launcher.close()
             self._sandbox.close()
-        if failed:
-            raise ServerError(
-                f"creating server: Internal - failed to load all models: {', '.join(failed)} (reasons are given above). "
-                "--exit-on-error=false serves the others"
-            )
+        if failed is not None:
+            raise ServerError(failed.fatal())
         return status
 
     # Start
@@ -178,8 +176,9 @@ class Server:
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
 
-    async def _load(self) -> list[str]:
-        """Load the models; returns the failed ones that must stop the server. A signal ends the wait."""
+    async def _load(self) -> StartReport | None:
+        """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
+        began_s = asyncio.get_running_loop().time()
         loading = asyncio.create_task(self._repository.load_all())
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -187,34 +186,20 @@ class Server:
         if not loading.done():
             loading.cancel()
             await asyncio.wait({loading})
-            return []
+            return None
         complete = loading.result()
         self._launcher.close_unused()  # models needed fewer processes than were started in advance
-        self._print_models()
-        if not complete and self._settings.exit_on_error:
-            return sorted({f"'{row.name}'" for row in self._repository.table() if row.status != ModelState.READY.value})
+        report = StartReport(self._repository.table(), asyncio.get_running_loop().time() - began_s)
+        fatal = not complete and self._settings.exit_on_error
+        report.log(self._settings, with_summary=not fatal)
+        if fatal:
+            return report
         self._engine.state = EngineState.READY
         # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        return []
-
-    def _print_models(self) -> None:
-        rows = self._repository.table()
-        if not rows and self._settings.startup_models == ():
-            log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
-            return
-        if not rows:
-            places = ", ".join(map(str, self._settings.repositories))
-            log.warning("Found no model in %s. A model is a directory <model>/<version>/model.py there.", places)
-            return
-        widths = [max(len(row.name) for row in rows), max(len(row.version) for row in rows)]
-        for row in rows:
-            line = f"{row.name:<{widths[0]}} | {row.version:<{widths[1]}} | {row.status.splitlines()[0]}"
-            log.info("%s", line)
-        for name in sorted(set(self._settings.debug.models) - {row.name for row in rows}):
-            log.warning("--debug %s: no model of this name is loaded.", name)
+        return None
 
     # End
 
@@ -227,6 +212,15 @@ class Server:
         if self._http is not None:
             self._http.stop_listening()
         log.info("Waiting for in-flight requests to complete.")
+        report = StopReport(self._repository.unfinished, self._connection_count, deadline_s)
+        reporting = asyncio.create_task(report.run())
+        try:
+            return await self._drain_or_hurry(deadline_s)
+        finally:
+            reporting.cancel()
+
+    async def _drain_or_hurry(self, deadline_s: float) -> int:
+        """Drain until the deadline, or at once after a second signal; returns the exit status."""
         drain = asyncio.create_task(self._drain(deadline_s))
         hurry = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -234,12 +228,15 @@ class Server:
         if not drain.done():
             drain.cancel()
             await asyncio.wait({drain})
-            await self._drain(loop.time())
+            await self._drain(asyncio.get_running_loop().time())
             return EXIT_FAILED
         if not drain.result():
             log.error("Exit timeout expired. Exiting immediately.")
             return EXIT_FAILED
         return EXIT_OK
+
+    def _connection_count(self) -> int:
+        return 0 if self._http is None else self._http.connection_count
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)

@@ -92,7 +92,7 @@ class EnsembleModel(Model):
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
         else:
             self._fault = None
-            self.state, self.reason = ModelState.READY, ""
+            self.state, self.reason, self.was_ready = ModelState.READY, "", True
         return before != (self.state, self._binding)
 
     def _bind(self) -> None:

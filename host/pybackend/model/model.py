@@ -40,6 +40,7 @@ class Model(ABC):
         config: the configuration; completed once the version is loaded.
         signature: the inputs and outputs that requests are validated against.
         state: the stage of its life.
+        was_ready: it has been READY.
         reason: why it is not available, ``""`` if it is.
         failure: the error for requests after the version has permanently failed.
         statistics: its counters.
@@ -56,6 +57,7 @@ class Model(ABC):
         self.config = config
         self.signature: ModelSignature = signature_of(config)
         self.state = ModelState.LOADING
+        self.was_ready = False
         self.reason = ""
         self.failure: InferenceError | None = None
         self.statistics = ModelStatistics()

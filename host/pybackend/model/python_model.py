@@ -59,7 +59,7 @@ class PythonModel(Model):
             self.state, self.reason = ModelState.UNAVAILABLE, failed.reason()
             raise failed from error
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
-        self.state, self.reason = ModelState.READY, ""
+        self.state, self.reason, self.was_ready = ModelState.READY, "", True
 
     async def _load(self) -> None:
         host, executions = self._host, self._executions

@@ -11,11 +11,29 @@ from pybackend.repository.candidate import Candidate
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One row of the table of models."""
+    """One row of the table of models.
+
+    Attributes:
+        name: the model's name.
+        version: decimal; ``-`` if it has none.
+        state: the stage of its life, as in the repository index.
+        reason: why it is not available, ``""`` if it is.
+    """
 
     name: str
     version: str
-    status: str
+    state: str
+    reason: str = ""
+
+    @property
+    def status(self) -> str:
+        """State and reason in one text."""
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the version accepts requests."""
+        return self.state == ModelState.READY.value
 
 
 @dataclass
@@ -77,8 +95,8 @@ class ModelEntry:
     def table(self) -> list[ModelStatus]:
         """The state of each version; one row if there is none."""
         if not self.versions:
-            return [ModelStatus(self.name, "-", f"UNAVAILABLE: {self.reason}")]
+            return [ModelStatus(self.name, "-", ModelState.UNAVAILABLE.value, self.reason)]
         return [
-            ModelStatus(self.name, str(version), model.state.value + (f": {model.reason}" if model.reason else ""))
+            ModelStatus(self.name, str(version), model.state.value, model.reason)
             for version, model in self.versions.items()
         ]

@@ -17,6 +17,7 @@ from pybackend.model.python_model import PythonModel
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
+from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class ModelLifeCycle:
 
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
-        log.info("successfully unloaded '%s' version %s", model.name, model.version)
+        if model.was_ready:
+            log.info("successfully unloaded '%s' version %s", model.name, model.version)
         await self._forget(model)
         return in_time
 
@@ -151,6 +153,14 @@ class ModelLifeCycle:
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         in_time = await asyncio.gather(*(self._unload(model, remaining_s, remaining_s) for model in list(self._alive)))
         return all(in_time)
+
+    def unfinished(self) -> list[Unfinished]:
+        """The versions that still have requests, or are being finalized."""
+        return [
+            Unfinished(model.name, model.version, model.open_requests.count)
+            for model in self._alive
+            if model.open_requests.count or model.state is ModelState.UNLOADING
+        ]
 
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""

@@ -30,6 +30,7 @@ from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory, scan_repositories
 from pybackend.repository.life_cycle import ModelLifeCycle
 from pybackend.repository.model_locks import ModelLocks
+from pybackend.repository.stop_report import Unfinished
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.private_room import PrivateRoom
 
@@ -137,6 +138,10 @@ class ModelRepository:
         in_time = await self._life_cycle.unload_all(deadline_s)
         self._directories.close()
         return in_time
+
+    def unfinished(self) -> list[Unfinished]:
+        """The versions that :meth:`unload_all` waits for."""
+        return self._life_cycle.unfinished()
 
     # Model control at run time
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from pybackend.repository.start_report import LONGEST_TABLE
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
@@ -232,11 +233,32 @@ class TestModelsThatFail:
         write_model(repository, "unreadable", IDENTITY, "no: such field")
         done = pybackend("serve", str(repository), *FREE_PORTS)
         assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith(
-            "error: creating server: Internal - failed to load all models: 'bad', 'unreadable'"
+        last_words = done.stderr.splitlines()[-4:]
+        assert re.fullmatch(
+            r"error: creating server: Internal - failed to load all models: 1 of 3 models are ready in \d+\.\d s; failed:",
+            last_words[0],
         )
+        assert last_words[1] == "  bad: Internal: ValueError: the weights are missing"
+        assert last_words[2].startswith("  unreadable: Invalid argument: failed to read text proto from ")
+        assert last_words[3] == "--exit-on-error=false serves the others"
         assert (good / "finalized").read_text() == "x"
         assert "successfully unloaded 'good' version 1" in done.stdout
+
+    @pytest.mark.spec("srv-P04")
+    def test_one_of_many_is_named_with_its_reason_in_the_last_line(self, pybackend, repository):
+        count = LONGEST_TABLE + 5
+        for number in range(count):
+            model = IDENTITY if number != 7 else BROKEN
+            write_model(repository, f"m{number:02}", model, identity_config())
+        done = pybackend("serve", str(repository), *FREE_PORTS)
+        assert re.fullmatch(
+            rf"error: creating server: Internal - failed to load all models: {count - 1} of {count} models are ready in "
+            r"\d+\.\d s; failed: m07 \(Internal: ValueError: the weights are missing\)\. "
+            r"--exit-on-error=false serves the others",
+            done.stderr.splitlines()[-1],
+        )
+        assert "| READY" not in done.stdout
+        assert "loaded 'm07'" not in done.stdout
 
     @pytest.mark.spec("srv-P04")
     @pytest.mark.parametrize("flags", [(), ("--exit-on-error=true",), ("--exit-on-error",)])
@@ -255,6 +277,7 @@ class TestModelsThatFail:
             body = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}
             assert server.infer("good", body).json["outputs"][0]["data"] == [1, 2]
             server.wait_for(r"bad +\| 1 \| UNAVAILABLE")
+            server.wait_for(r"1 of 2 models are ready in \d+\.\d s; failed: bad \(Internal: ValueError: the weights ")
             assert server.get("/v2/health/live").status == 200
             assert server.get("/v2/health/ready").status == 400
             assert server.get("/v2/models/bad/ready").status == 400
@@ -319,6 +342,8 @@ class TestWhileModelsLoad:
         assert f"Signal ({int(number)}) received." in server.output
         assert free_of_processes(pids)
         assert (repository / "quick" / "finalized").read_text() == "x", "what was loaded is finalized"
+        assert "successfully unloaded 'quick' version 1" in server.output
+        assert "successfully unloaded 'slow'" not in server.output, "it never was loaded"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -371,7 +396,9 @@ class TestOutput:
     def test_levels_can_be_switched_off(self, streams):
         stdout, stderr = streams("--log-info=false", "--log-warning=false", "--log-error=false")
         assert stdout == ""
-        assert stderr.startswith("error: creating server: Internal - failed to load all models: 'bad'")
+        assert stderr.startswith(
+            "error: creating server: Internal - failed to load all models: 1 of 2 models are ready"
+        )
         assert len(stderr.splitlines()) == 1
 
     def test_models_load_one_after_another_if_told_to(self, repository):

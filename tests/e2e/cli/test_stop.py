@@ -162,6 +162,48 @@ def test_idle_connections_do_not_delay_the_end(repository, model, number):
 
 
 @pytest.mark.spec("srv-P05")
+def test_it_says_what_it_waits_for(repository, model):
+    """At once, and again while it lasts: the model, its requests, the time, and the way to end it."""
+    gate = Gate(model, "execute")
+    with serving(repository, flags=("--exit-timeout-secs=60",)) as server:
+        first = Request(server)
+        gate.wait_reached()
+        second = Request(server)
+        wait_until(lambda: waiting_count(server) == 1, "the second request does not wait")
+        server.process.send_signal(signal.SIGTERM)
+        said = (
+            r"Timeout (\d+): Found 1 model versions that have in-flight inferences: 'gated' version 1 \(2 requests\)\. "
+        )
+        found = server.wait_for(said + r"The server waits at most \1 s for this, its exit timeout; a second Ctrl-C or ")
+        assert int(found[1]) >= 55
+        server.wait_for(f"(?s){said}.*{said}")
+        gate.open()
+        assert (first.wait().status, second.wait().status) == (200, 200)
+        assert server.wait() == 0
+
+
+@pytest.mark.spec("srv-P05")
+def test_it_says_which_model_is_being_finalized(repository, model):
+    gate = Gate(model, "finalize")
+    gate.close()
+    Gate(model, "execute").open()
+    with serving(repository) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Timeout \d+: Found 1 live models: 'gated' version 1 \(being finalized\)\. The server waits")
+        gate.open()
+        assert server.wait() == 0
+
+
+@pytest.mark.spec("srv-P05")
+def test_it_says_nothing_of_the_kind_when_there_is_nothing_to_wait_for(repository, model):
+    Gate(model, "execute").open()
+    with serving(repository) as server:
+        assert server.infer("gated", BODY).status == 200
+        assert server.stop() == 0
+        assert "Timeout" not in server.output
+
+
+@pytest.mark.spec("srv-P05")
 def test_the_time_is_over(repository, model):
     """A model that never answers: everybody is told, the model's process ends, the status is 1."""
     gate = Gate(model, "execute")
@@ -228,6 +270,20 @@ def test_a_second_signal_ends_it_at_once(repository, model, first):
         assert time.monotonic() - begin_s < 10
         assert free_of_processes(stubs)
         assert not hasattr(request.wait(), "status") or request.wait().status >= 500
+
+
+def test_a_second_signal_ends_finalize_at_once(repository, model):
+    Gate(model, "finalize").close()
+    Gate(model, "execute").open()
+    with serving(repository) as server:
+        stubs = server.stub_pids()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Found 1 live models")
+        begin_s = time.monotonic()
+        assert server.stop() == 1
+        assert time.monotonic() - begin_s < 10
+        assert "Second signal received: running requests are cut short." in server.output
+        assert free_of_processes(stubs)
 
 
 @pytest.mark.spec("pb-E14")

@@ -80,4 +80,4 @@ def test_a_closed_directory(command, place):
     assert "cannot be read" in said or f"cannot read {closed}" in said
     assert "Permission denied" in said
     if command == "serve":
-        assert "failed to load all models: 'm'" in said
+        assert "failed to load all models: 0 of 1 model is ready in " in said

@@ -43,6 +43,6 @@ def served_extensions(app: FastAPI) -> list[str]:
         f"{method} {re.sub(r'{[^}]*}', '{}', route.path)}"
         for route in app.routes
         if isinstance(route, APIRoute)
-        for method in route.methods
+        for method in route.methods or ()
     }
     return [name for name, routes in _ROUTES.items() if served.issuperset(routes)]

@@ -52,6 +52,11 @@ class HttpServer:
     def _connections(self) -> list[SerialProtocol]:
         return [connection for connection in self._state.connections if isinstance(connection, SerialProtocol)]
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are not being closed."""
+        return sum(not connection.transport.is_closing() for connection in self._connections())
+
     def _tick(self) -> None:
         """The one timer of all connections."""
         self._clock.seconds += 1

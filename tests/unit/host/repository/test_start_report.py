@@ -1,0 +1,89 @@
+"""What the log says of the models at the end of the start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pybackend.repository.entry import ModelStatus
+from pybackend.repository.start_report import LONGEST_TABLE, StartReport
+from pybackend.settings import DebugSettings, HttpSettings, Settings
+
+
+def ready(count: int) -> list[ModelStatus]:
+    return [ModelStatus(f"m{number:03}", "1", "READY") for number in range(count)]
+
+
+def failed(name: str, reason: str, version: str = "1") -> ModelStatus:
+    return ModelStatus(name, version, "UNAVAILABLE", reason)
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """Logs a report and returns its lines as (level, text)."""
+    monkeypatch.setattr(logging.getLogger("pybackend"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "pybackend")
+
+    def said(rows: list[ModelStatus], *, with_summary: bool = True, **settings) -> list[tuple[str, str]]:
+        every = {"repositories": (Path("models"),), "http": HttpSettings(), **settings}
+        StartReport(rows, 3.14).log(Settings(**every), with_summary=with_summary)
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    return said
+
+
+def test_one_model(said):
+    assert said(ready(1)) == [("INFO", "m000 | 1 | READY"), ("INFO", "1 of 1 model is ready in 3.1 s")]
+
+
+def test_a_screenful_of_models_has_a_table(said):
+    lines = said(ready(LONGEST_TABLE))
+    assert len(lines) == LONGEST_TABLE + 1
+    assert lines[-1] == ("INFO", f"{LONGEST_TABLE} of {LONGEST_TABLE} models are ready in 3.1 s")
+
+
+def test_many_models_have_one_line(said):
+    assert said(ready(1000)) == [("INFO", "1000 of 1000 models are ready in 3.1 s")]
+
+
+def test_one_failure_among_many_is_in_that_line(said):
+    rows = [*ready(99), failed("m50", "Internal: ValueError: no weights\n  File model.py")]
+    text = "99 of 100 models are ready in 3.1 s; failed: m50 (Internal: ValueError: no weights)"
+    assert said(rows) == [("ERROR", text)]
+    assert StartReport(rows, 3.14).fatal() == (
+        f"creating server: Internal - failed to load all models: {text}. --exit-on-error=false serves the others"
+    )
+
+
+def test_several_failures_have_a_line_each(said):
+    rows = [*ready(97), failed("x", "Internal: a"), failed("y", "Internal: b", "2"), ModelStatus("y", "3", "READY")]
+    lines = ["97 of 99 models are ready in 3.1 s; failed:", "  x: Internal: a", "  y version 2: Internal: b"]
+    assert said(rows) == [("ERROR", line) for line in lines]
+    assert StartReport(rows, 3.14).fatal().splitlines() == [
+        f"creating server: Internal - failed to load all models: {lines[0]}",
+        *lines[1:],
+        "--exit-on-error=false serves the others",
+    ]
+
+
+def test_a_name_cannot_forge_lines():
+    assert StartReport([failed("a\nb\u2028", "c\u202ed"), failed("e", "")], 1).fatal().count("\n") == 3
+
+
+def test_the_summary_is_left_to_the_last_words(said):
+    assert said([failed("bad", "Internal: x")], with_summary=False) == [("INFO", "bad | 1 | UNAVAILABLE: Internal: x")]
+
+
+def test_no_model_at_all(said):
+    ((level, text),) = said([])
+    assert level == "WARNING"
+    assert text.startswith("Found no model in models. ")
+
+
+def test_a_model_to_debug_that_is_not_there(said):
+    assert said(ready(1), debug=DebugSettings(("other",)))[0] == (
+        "WARNING",
+        "--debug other: no model of this name is loaded.",
+    )
