@@ -39,6 +39,26 @@ class TritonPythonModel:
 """
 
 
+# What the page's model uses of the package, for a "file" that holds the factor of a multiplication.
+ONNXRUNTIME = """
+class Output:
+    name = "y"
+
+
+class InferenceSession:
+    def __init__(self, path, providers):
+        with open(path) as file:
+            self._factor = float(file.read())
+
+    def get_outputs(self):
+        return [Output()]
+
+    def run(self, names, inputs):
+        assert names == ["y"]
+        return [inputs["x"] * self._factor]
+"""
+
+
 def _write_model(repository, name, config, code):
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config)
@@ -88,6 +108,15 @@ def documented(demo, tmp_path_factory):
     (repository / "described" / "1" / "model.py").write_text(
         code + textwrap.indent("\ndef execute(self, requests):\n    return [None for _ in requests]\n", "    ")
     )
+    frameworks = (ROOT / "docs" / "authors" / "other-frameworks.md").read_text()
+    _write_model(
+        repository,
+        "squeeze",
+        _block(frameworks, "models/squeeze/config.pbtxt"),
+        _block(frameworks, "models/squeeze/1/model.py"),
+    )
+    (repository / "squeeze" / "1" / "onnxruntime.py").write_text(ONNXRUNTIME)
+    (repository / "squeeze" / "1" / "model.onnx").write_text("2.5")
     ensemble = ROOT / "examples" / "ensemble" / "model_repository"
     for part in ("sum_and_difference", "multiply"):
         (repository / part).symlink_to(ensemble / part)
@@ -137,6 +166,14 @@ def test_decoupled_model_counts(documented):
         urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=30)
     with refused.value as reply:
         assert reply.code == 501
+
+
+def test_model_that_wraps_a_file_of_another_framework(documented):
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]}
+    url = f"http://{documented.url}/v2/models/squeeze/infer"
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=30) as reply:
+        (output,) = json.load(reply)["outputs"]
+    assert output == {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [2.5, 5, 7.5, 10]}
 
 
 def test_ensemble_multiplies(documented):

@@ -15,6 +15,15 @@ from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
 
+_PACKAGES = {
+    "onnxruntime": "onnxruntime",
+    "pytorch": "torch",
+    "tensorflow": "tensorflow",
+    "tensorrt": "tensorrt",
+    "openvino": "openvino",
+}
+"""What runs the files of the reference's backends in Python."""
+
 
 def backend_file(config: ModelConfig, backend_directory: Path) -> Path | None:
     """The backend file that serves a loaded model, None if the model has its own code."""
@@ -64,9 +73,19 @@ def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: 
             f"{_advice(backend_directory)} ({config.source})"
         )
     if not os.path.isfile(home / DEFAULT_MODEL_FILENAME):
-        needed = f"Model '{config.name}' needs {home / DEFAULT_MODEL_FILENAME}, which does not exist."
-        raise _missing(config, needed, backend_directory)
+        raise _missing(config, _ways_to_serve(config, home), backend_directory)
     return DEFAULT_MODEL_FILENAME
+
+
+def _ways_to_serve(config: ModelConfig, home: Path) -> str:
+    package = _PACKAGES.get(config.backend)
+    with_package = f"the Python package {package}" if package else "a Python package"
+    return (
+        f"This server runs models in Python. A file of another framework is served by a {DEFAULT_MODEL_FILENAME} of ten "
+        f'lines that loads it with {with_package}, and backend: "{PYTHON}" in config.pbtxt: '
+        "docs/authors/other-frameworks.md shows it. One file of code can also serve all models of a backend: model "
+        f"'{config.name}' then needs {home / DEFAULT_MODEL_FILENAME}, which does not exist."
+    )
 
 
 def _holds(directory: Path, library: str) -> bool:

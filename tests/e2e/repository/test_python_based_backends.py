@@ -176,7 +176,7 @@ def test_a_python_model_beside_them_is_served_as_ever(server):
         (
             "no_backend",
             "Invalid argument: unable to find backend library for backend 'missing', try specifying runtime on the "
-            "model configuration. Model 'no_backend' needs {backends}/missing/model.py, which does not exist. ",
+            "model configuration. This server runs models in Python. A file of another framework is served by a model.py ",
         ),
         (
             "no_runtime",

@@ -89,10 +89,32 @@ def test_there_is_no_such_backend(make_model: MakeModel, backends: Path, backend
     error = refusal(make_model(f'backend: "{backend}"'), backends)
     assert error.message.startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
-        f"Model 'm' needs {backends / backend}/model.py, which does not exist. Backends written in Python are searched"
+        "This server runs models in Python. A file of another framework is served by a model.py of ten lines that loads it "
+        'with a Python package, and backend: "python" in config.pbtxt: docs/authors/other-frameworks.md shows it. '
+    )
+    assert (
+        f"model 'm' then needs {backends / backend}/model.py, which does not exist. Backends written in Python are searched"
+        in error.message
     )
     assert "--backend-directory" in error.message
     assert error.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "package"),
+    [
+        ('backend: "onnxruntime"', "onnxruntime", "onnxruntime"),
+        ('platform: "onnxruntime_onnx"', "onnxruntime", "onnxruntime"),
+        ('platform: "pytorch_libtorch"', "pytorch", "torch"),
+    ],
+)
+def test_the_package_that_serves_the_files_of_a_native_backend_is_named(
+    make_model: MakeModel, backends: Path, text: str, backend: str, package: str
+) -> None:
+    message = refusal(make_model(text), backends).message
+    assert message.startswith(f"unable to find backend library for backend '{backend}', try specifying runtime on the ")
+    assert f"loads it with the Python package {package}, and backend: " in message
+    assert (Path(__file__).resolve().parents[4] / "docs" / "authors" / "other-frameworks.md").is_file()
 
 
 def test_there_is_no_such_runtime(make_model: MakeModel, backends: Path) -> None:
