@@ -149,6 +149,7 @@ class Settings:
         resource_limits: count of each resource, by name and device; None if instances need not hold any.
         environments: environments named by models.
         sandbox: how strongly models are isolated.
+        warnings: sentences about flags that have no effect, for the log.
     """
 
     repositories: tuple[Path, ...]
@@ -172,3 +173,4 @@ class Settings:
     resource_limits: Mapping[tuple[str, int | None], int] | None = None
     environments: EnvironmentSettings = EnvironmentSettings()
     sandbox: SandboxSettings = SandboxSettings()
+    warnings: tuple[str, ...] = ()

@@ -7,7 +7,9 @@ message queues or a thread pool that could be too small.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from pybackend.spelling import closest
 
 _NUMBERS: Mapping[str, tuple[int, str] | None] = {
     # The bound in the reference's text differs from the bound that the reference applies.
@@ -18,6 +20,8 @@ _NUMBERS: Mapping[str, tuple[int, str] | None] = {
     "stub-timeout-seconds": (1, "can't be smaller than or equal to zero."),
 }
 """Numeric settings: the minimum, if any, and the error text below it. All other settings are text."""
+
+_KNOWN = (*_NUMBERS, "shm-region-prefix-name", "backend-directory", "default-max-batch-size")
 
 _BACKENDS = ("", "python")
 """Backends whose settings are checked. Models of Python-based backends follow the settings of ``python`` too."""
@@ -43,6 +47,24 @@ def backend_setting(text: str) -> str:
     if backend in _BACKENDS and name in _NUMBERS:
         _check_number(name, value)
     return text
+
+
+def backend_warnings(texts: Sequence[str]) -> tuple[str, ...]:
+    """One sentence for each setting that the Python backend does not have.
+
+    Args:
+        texts: checked by :func:`backend_setting`.
+    """
+    found = []
+    for text in texts:
+        backend, _, name = text.partition("=")[0].rpartition(",")
+        if backend in _BACKENDS and name not in _KNOWN:
+            near = closest(name, _KNOWN)
+            hint = f"did you mean {near}?" if near else f"known settings are {', '.join(_KNOWN)}"
+            found.append(f"--backend-config={text}: there is no setting '{name}', so it is ignored: {hint}")
+        elif backend not in _BACKENDS and closest(backend, ["python"]):
+            found.append(f"--backend-config={text}: the setting is for a backend '{backend}': did you mean python?")
+    return tuple(found)
 
 
 def _check_number(name: str, value: str) -> None:

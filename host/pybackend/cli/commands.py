@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,8 @@ def serve(settings: Settings) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
     set_up_logging(settings.log)
+    for warning in settings.warnings:
+        logging.getLogger(__name__).warning("%s", warning)
     scan = scan_repositories(settings.repositories)
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pybackend import __version__
-from pybackend.cli.backend_config import backend_setting
+from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
@@ -30,6 +29,7 @@ from pybackend.settings import (
     half_of_memory_bytes,
     quarter_of_memory_bytes,
 )
+from pybackend.spelling import closest
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 
@@ -61,8 +61,14 @@ class CommandParser(argparse.ArgumentParser):
         """Raise :class:`UsageError` for a mistake that argparse found."""
         about = _ABOUT_FLAG.fullmatch(message)
         if about is not None:
-            message = f'Bad option: "{about[1].partition("=")[0]}". {about[2]}'
+            flag, reason = about[1].partition("=")[0], about[2]
+            message = f'Bad option: "{flag}". {reason}{self._form(flag, reason)}'
         raise UsageError(message, self.format_usage())
+
+    def _form(self, flag: str, reason: str) -> str:
+        """How to write a flag whose value is missing."""
+        action = self._option_string_actions.get(flag)
+        return f": write {flag}={action.metavar}" if action is not None and reason.startswith("expected") else ""
 
     def refuse(self, rest: str) -> NoReturn:
         """Raise :class:`UsageError` for a word that is neither a flag nor an expected argument."""
@@ -72,9 +78,9 @@ class CommandParser(argparse.ArgumentParser):
         if _REFERENCE_ONLY.match(name):
             advice = " Triton's server has it, this release of pybackend does not: see `pybackend serve --help`"
             raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
-        similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
-        advice = f" Did you mean {similar[0]}?" if similar else ""
-        raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
+        similar = closest(name, self._option_string_actions)
+        advice = f"Did you mean {similar}?" if similar else f"`{self.prog} --help` lists the flags"
+        raise UsageError(f'Bad option: "{name}". {advice}', self.format_usage())
 
 
 def boolean(text: str) -> bool:
@@ -91,7 +97,9 @@ def integer(least: int, most: int = 2**63 - 1) -> object:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"Invalid option value. Got {text}, expected a whole number") from None
+            raise argparse.ArgumentTypeError(
+                f"Invalid option value. Got {text}, expected a whole number{_without_unit(text)}"
+            ) from None
         if not least <= number <= most:
             raise argparse.ArgumentTypeError(
                 f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
@@ -99,6 +107,14 @@ def integer(least: int, most: int = 2**63 - 1) -> object:
         return number
 
     return parse
+
+
+def _without_unit(text: str) -> str:
+    size = re.fullmatch(r"(\d{1,9})\s*([KMGT])i?B?", text, re.IGNORECASE)
+    if size is None:
+        return ""
+    factor = 1024 ** ("KMGT".index(size[2].upper()) + 1)
+    return f" without a unit: {size[1]} {size[2].upper()}iB are {int(size[1]) * factor}"
 
 
 def verbosity(text: str) -> int:
@@ -452,6 +468,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
+        warnings=backend_warnings(given.backend_config),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any
+
+from pybackend.modelconfig.parse_advice import advice
+from pybackend.modelconfig.parse_place import Place
 
 _SNIPPET_LENGTH = 60
 _REASON_LENGTH = 300
@@ -29,31 +31,19 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
     at_end = reason.startswith(("'': ", 'Expected "'))
     reason = reason.removeprefix("'': ").removeprefix(f"'{shown}': ")
     if at_end and reason.startswith("Expected"):
-        advice = " The text ends here: is a quote, bracket or brace left open?"
-    else:
-        advice = f"{_advice(reason, pool)} (in: {_readable(_snippet(shown, column))})"
-    return f"line {line}, column {column}: {_readable(reason)}{advice}"
+        end = Place(text, len(lines), len(lines[-1]) + 1)
+        return f"line {line}, column {column}: {_readable(reason)}{_printable(_end(end))}"
+    hint = advice(reason, Place(text, line, column), pool)
+    reason = reason.removesuffix(".") if hint.startswith(";") else reason
+    return f"line {line}, column {column}: {_readable(reason)}{_printable(hint)} (in: {_readable(_snippet(shown, column))})"
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """A sentence, preceded by a space, that offers the closest known word, or else lists all of them."""
-    near = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.75)
-    if near:
-        return f" Did you mean {next(name for name in known if name.lower() == near[0])}?"
-    suffixed = [name for name in known if name.endswith(f"_{word}")]  # TYPE_FP32 for FP32
-    if suffixed:
-        return f" Did you mean {suffixed[0]}?"
-    return f" Known: {', '.join(known)}."
-
-
-def _advice(reason: str, pool: Any) -> str:
-    if match := re.match(r'Message type "([\w.]+)" has no field named "([^"]*)"', reason):
-        return nearest(match[2], list(pool.FindMessageTypeByName(match[1]).fields_by_name))
-    if match := re.match(r'Enum type "([\w.]+)" has no value named (\S+?)\.?$', reason):
-        return nearest(match[2], list(pool.FindEnumTypeByName(match[1]).values_by_name))
-    if reason.startswith("Expected string"):
-        return "; put text in double quotes"
-    return ""
+def _end(place: Place) -> str:
+    brackets = place.open_brackets()
+    if not brackets:
+        return " The text ends here: is a value missing?"
+    verb = "is" if len(brackets) == 1 else "are"
+    return f" The text ends here, and {' and '.join(map(str, reversed(brackets)))} {verb} not closed."
 
 
 def _snippet(line: str, column: int) -> str:
@@ -62,6 +52,9 @@ def _snippet(line: str, column: int) -> str:
 
 
 def _readable(reason: str) -> str:
-    """A reason that quotes the author's text, cleaned for one line of a terminal."""
-    shown = reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}..."
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in shown)
+    """A reason that quotes the author's text, cut and cleaned for one line of a terminal."""
+    return _printable(reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}...")
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -31,7 +31,8 @@ from google.protobuf.message_factory import GetMessageClass
 from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
-from pybackend.modelconfig.parse_reason import nearest, parse_reason
+from pybackend.modelconfig.parse_advice import nearest
+from pybackend.modelconfig.parse_reason import parse_reason
 
 Document = dict[str, Any]
 
@@ -237,7 +238,8 @@ def _message(document: Mapping[str, Any], prefix: str) -> Any:
 
 def _fill(message: Any, document: Any, path: str, prefix: str) -> None:
     if not isinstance(document, Mapping):
-        raise _wrong(path.removesuffix("."), "an object", document, prefix)
+        example = ' such as {"string_value": "TEXT"}' if message.DESCRIPTOR.name == "ModelParameter" else ""
+        raise _wrong(path.removesuffix("."), f"an object{example}", document, prefix)
     known = _fields_by_name(message.DESCRIPTOR)
     for key, value in document.items():
         field = known.get(key)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.modelconfig.options import OPTION_NAMES
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.spelling import closest
+
+_QUEUEING = {"priority_levels", "default_queue_policy", "priority_queue_policy", "preserve_ordering"}
+"""Parts of ``dynamic_batching`` that concern the queue, which single requests have too."""
+
+_PARAMETER_SIMILARITY = 0.85
+"""Models may have parameters of any name: only slips of the pen are worth a warning."""
 
 
 def refuse_unserved(config: ModelConfig) -> None:
@@ -36,6 +47,18 @@ def _refused(config: ModelConfig) -> list[tuple[str, str]]:
 
 def _ignored(config: ModelConfig) -> list[str]:
     ignored = []
+    batching = config.document.get("dynamic_batching")
+    if batching is not None and config.max_batch_size == 0 and not _QUEUEING.intersection(_given(batching)):
+        ignored.append(
+            "dynamic_batching has no effect, because max_batch_size is 0: write max_batch_size: 8 (every input and output "
+            "then has a batch dimension in front of its dims), or remove dynamic_batching"
+        )
+    for key in config.parameters:
+        near = closest(key, OPTION_NAMES, _PARAMETER_SIMILARITY)
+        if near and near != key:
+            ignored.append(
+                f"parameters {key} is no option of this server and reaches the model only: did you mean {near}?"
+            )
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
         ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
     ignored += [
@@ -45,3 +68,8 @@ def _ignored(config: ModelConfig) -> list[str]:
         if not tensors
     ]
     return ignored
+
+
+def _given(block: Mapping[str, Any]) -> set[str]:
+    """The fields of a block that are not at their default."""
+    return {name for name, value in block.items() if value}

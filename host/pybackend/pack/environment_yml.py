@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pybackend.pack.errors import SpecificationError
 from pybackend.pack.specification import CondaPackages, refuse_editable_lines, refuse_idle_hashes
 from pybackend.pack.text_file import read_text
+from pybackend.spelling import closest
 
 DEFAULT_CHANNEL = "conda-forge"
 """Channel used if the file names none."""
@@ -38,8 +38,8 @@ def read_environment_yml(path: Path) -> CondaPackages:
         raise SpecificationError(f"{path} contains no mapping: it should begin with `dependencies:` or `channels:`")
     for key in document:
         if key not in _KEYS:
-            similar = difflib.get_close_matches(str(key), _KEYS, n=1)
-            meant = f"; did you mean '{similar[0]}'?" if similar else f": known keys are {', '.join(_KEYS)}"
+            similar = closest(str(key), _KEYS)
+            meant = f"; did you mean '{similar}'?" if similar else f": known keys are {', '.join(_KEYS)}"
             raise SpecificationError(f"{path}: the key '{key}' is unknown{meant}")
     specs, requirements = _dependencies(path, document)
     refuse_editable_lines(path, requirements)

@@ -26,6 +26,7 @@ from pybackend.protocol.json_document import (
     as_string,
     as_unsigned,
     member,
+    misspelt,
     parse_document,
     type_error,
 )
@@ -183,12 +184,17 @@ def _input_source(item: Any) -> dict[str, Any]:
         if name in parent
     ]
     if len(named) != 1:
-        found = "set " + " ".join(f"'{name}'" for name in named) if named else "no field is set"
+        found = "set " + " ".join(f"'{name}'" for name in named) if named else f"no field is set{_no_source(item)}"
         raise _invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But {found}"
         )
     return parameters
+
+
+def _no_source(item: dict[str, Any]) -> str:
+    advice = misspelt(item, "data") or 'Add the elements, as in "data": [1, 2]'
+    return f". {advice}"
 
 
 def _unknown_region(name: Any) -> InferenceError:

@@ -209,6 +209,10 @@ def _read_outputs(outputs: list[_Output], request: InferenceRequest, binary_defa
 
 _DECIMAL = re.compile(rb"[+-]?[0-9]+\Z")
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_HEADER_LENGTH_ADVICE = (
+    "Its value is the number of bytes of the JSON that precedes the binary tensors, such as 150; leave the header out "
+    "if the body is JSON only"
+)
 
 
 def parse_header_length(value: bytes, content_length: int) -> int:
@@ -227,16 +231,17 @@ def parse_header_length(value: bytes, content_length: int) -> int:
             return length
     value = value.strip()
     if _DECIMAL.match(value) is None:
-        raise _header_length_error(f"got: {value.decode('latin-1')}")
+        raise _header_length_error(f"got: {value.decode('latin-1')}. {_HEADER_LENGTH_ADVICE}")
     # A number with more digits is out of range and is refused without parsing it.
     length = int(value) if len(value) < 20 else 2**63
     if not _INT32_MIN <= length <= _INT32_MAX:
         raise _header_length_error(
-            f"value is out of range [ {_INT32_MIN}, {_INT32_MAX} ], got: {value.decode('latin-1')}"
+            f"value is out of range [ {_INT32_MIN}, {_INT32_MAX} ], got: {value.decode('latin-1')}. {_HEADER_LENGTH_ADVICE}"
         )
     if not 0 <= length <= content_length:
         raise InferenceError(
-            f"inference header size should be in range (0, {content_length}), got: {length}", ErrorCode.INVALID_ARG
+            f"inference header size should be in range (0, {content_length}), got: {length}. {_HEADER_LENGTH_ADVICE}",
+            ErrorCode.INVALID_ARG,
         )
     return length
 

@@ -6,6 +6,7 @@ Used by: ``infer_document``. Not on the hot path: documents arrive here after th
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,25 @@ import rapidjson
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.protocol.limits import UINT64_MAX
+from pybackend.spelling import closest
 
 _decode = rapidjson.Decoder(number_mode=rapidjson.NM_NAN)
 _UTF8_ADVICE = "JSON strings must be valid Unicode in UTF-8; send other bytes as a binary tensor."
+
+_MOST_MEMBERS, _LONGEST_NAME = 20, 40
+_NAME_SIMILARITY = 0.6
+
+_EXAMPLES = {
+    "inputs": '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]',
+    "name": '"name": "IN"',
+    "datatype": '"datatype": "FP32"',
+    "shape": '"shape": [1, 2]',
+    "data": '"data": [1, 2]',
+    "outputs": '"outputs": [{"name": "OUT"}]',
+    "parameters": '"parameters": {}',
+    "id": '"id": "42"',
+}
+"""The members of a request, of its inputs and of its outputs, with an example of each."""
 
 MAX_NESTING = 100
 """Arrays of a tensor's data must be nested less deeply than this."""
@@ -79,8 +96,27 @@ def member(parent: Any, name: str) -> Any:
     if type(parent) is not dict:
         raise type_error(name, "non-object as object")
     if name not in parent:
-        raise InferenceError(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
+        raise InferenceError(
+            f"Unable to parse '{name}': attempt to access non-existing object member '{name}'{_what_is_there(parent, name)}"
+        )
     return parent[name]
+
+
+def _what_is_there(parent: dict[str, Any], name: str) -> str:
+    near = misspelt(parent, name)
+    if near:
+        return f". {near}"
+    example = _EXAMPLES.get(name)
+    return f". Add {example}" if example else ""
+
+
+def misspelt(parent: dict[str, Any], name: str) -> str:
+    """A sentence about the member that was probably meant to have this name, ``""`` if there is none."""
+    others = [
+        key for key in itertools.islice(parent, _MOST_MEMBERS) if key not in _EXAMPLES and len(key) < _LONGEST_NAME
+    ]
+    near = closest(name, others, _NAME_SIMILARITY)
+    return f"There is a member '{near}': write '{name}'" if near else ""
 
 
 def as_array(value: Any, field: str) -> list[Any]:

@@ -12,7 +12,7 @@ from pybackend.errors import ServerError
 from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings
 
 WRONG = {
-    "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x".'),
+    "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x". `pybackend serve --help` lists the flags'),
     "an unknown flag with a value": (("serve", "--x=1", "models"), 'Bad option: "--x".'),
     "an unknown flag before the command": (("--x", "serve"), 'Bad option: "--x".'),
     "a misspelt flag": (("serve", "--http-prot=1"), 'Bad option: "--http-prot". Did you mean --http-port?'),
@@ -36,7 +36,15 @@ WRONG = {
         ("serve", f"--model-memory-limit={2**64}"),
         f'Bad option: "--model-memory-limit". Provided option value is out of bound. Got {2**64}',
     ),
-    "a flag without its value": (("serve", "--http-port"), 'Bad option: "--http-port". expected one argument'),
+    "a size with a unit": (
+        ("serve", "--http-max-input-size=64MB"),
+        'Bad option: "--http-max-input-size". Invalid option value. Got 64MB, expected a whole number without a unit: 64 MiB '
+        "are 67108864",
+    ),
+    "a flag without its value": (
+        ("serve", "--http-port"),
+        'Bad option: "--http-port". expected one argument: write --http-port=PORT',
+    ),
     "a control mode that is none": (
         ("serve", "--model-control-mode=some"),
         'Bad option: "--model-control-mode". Invalid model control mode: some. Write none or explicit',
@@ -270,5 +278,5 @@ def test_errors_carry_the_usage_apart_from_the_message():
     with pytest.raises(UsageError) as caught:
         parse(["serve", "--nonsense"])
     assert isinstance(caught.value, ServerError)
-    assert str(caught.value) == 'Bad option: "--nonsense".'
+    assert str(caught.value) == 'Bad option: "--nonsense". `pybackend serve --help` lists the flags'
     assert caught.value.usage == "usage: pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]\n"

@@ -25,7 +25,6 @@ def parsed(*flags: str) -> Settings:
         "python,stub-timeout-seconds=30",
         "python,backend-directory=/opt/backends",
         "default-max-batch-size=8",
-        "python,anything=else",
         "tensorrt,version-compatible=true",
         "vllm,thread-pool-size=-1",
         "python,shm-region-prefix-name=a=b,c",
@@ -34,6 +33,25 @@ def parsed(*flags: str) -> Settings:
 def test_settings_are_accepted(text: str) -> None:
     """Those of other backends unread: that is how the reference treats them, and one command line may serve both."""
     assert parsed(f"--backend-config={text}", "--backend-config", text) == parsed()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "python,unknown=1",
+            "there is no setting 'unknown', so it is ignored: known settings are shm-default-byte-size, ",
+        ),
+        ("unknown=1", "there is no setting 'unknown', so it is ignored: known settings are shm-default-byte-size, "),
+        ("python,thread-pool=1", "'thread-pool', so it is ignored: did you mean thread-pool-size?"),
+        ("python,shm-message-queue-size=1", "so it is ignored: did you mean shm_message_queue_size?"),
+        ("pyhton,thread-pool-size=1", "the setting is for a backend 'pyhton': did you mean python?"),
+    ],
+)
+def test_settings_that_do_not_exist_are_warned_of(text: str, expected: str) -> None:
+    (warning,) = parsed(f"--backend-config={text}").warnings
+    assert warning.startswith(f"--backend-config={text}: ")
+    assert expected in warning
 
 
 @pytest.mark.parametrize("backend", ["python,", ""])

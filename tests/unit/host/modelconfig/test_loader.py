@@ -338,6 +338,43 @@ def test_blocks_for_other_backends_are_echoed_without_a_word(make_model: MakeMod
     assert document["model_operations"] == {"op_library_filename": ["x.so"]}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "dynamic_batching { }",
+            "model 'm': dynamic_batching has no effect, because max_batch_size is 0: write max_batch_size: 8 (",
+        ),
+        ("dynamic_batching { max_queue_delay_microseconds: 5 }", "dynamic_batching has no effect, because"),
+        (
+            'parameters { key: "EXECUTION_TIME_LIMIT" value { string_value: "3" } }',
+            "model 'm': parameters EXECUTION_TIME_LIMIT is no option of this server and reaches the model only: did you "
+            "mean EXECUTION_TIME_LIMIT_S?",
+        ),
+        ('parameters { key: "restart_limit" value { string_value: "3" } }', "did you mean RESTART_LIMIT?"),
+    ],
+)
+def test_what_has_no_effect_is_warned_of(make_model: MakeModel, text: str, expected: str) -> None:
+    config = load_config(make_model(PYTHON + TENSORS + text), auto_complete=True)
+    (warning,) = finish_config(config, None, 0).warnings
+    assert expected in warning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dynamic_batching { } max_batch_size: 1",
+        "dynamic_batching { default_queue_policy { max_queue_size: 3 } }",
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
+        'parameters { key: "RESTART_LIMIT" value { string_value: "3" } }',
+        'parameters { key: "threshold" value { string_value: "3" } }',
+    ],
+)
+def test_what_has_an_effect_is_not_warned_of(make_model: MakeModel, text: str) -> None:
+    config = load_config(make_model(PYTHON + TENSORS + text), auto_complete=True)
+    assert finish_config(config, None, 0).warnings == ()
+
+
 def test_finishing_leaves_the_loaded_configuration_alone(make_model: MakeModel) -> None:
     config = load_config(make_model(PYTHON + TENSORS), auto_complete=True)
     before = config.to_json()

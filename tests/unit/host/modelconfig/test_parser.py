@@ -93,14 +93,17 @@ TEXT_ERRORS = [
     ),
     ('input { nme: "a" }', 'line 1, column 9: Message type "inference.ModelInput" has no field named "nme". Did you m'),
     ('input { nme: "a" }', 'Did you mean name? (in: input { nme: "a" })'),
-    ('max_batch_size: "x"', 'line 1, column 17: Couldn\'t parse integer: "x" (in: max_batch_size: "x")'),
+    (
+        'max_batch_size: "x"',
+        'line 1, column 17: Couldn\'t parse integer: "x"; max_batch_size is a whole number (in: max_batch_size: "x")',
+    ),
     ("max_batch_size: 99999999999", "line 1, column 17: Value out of range: 99999999999 (in: max_batch_size: 9999"),
     (
         "backend: python",
-        "line 1, column 10: Expected string but found: 'python'; put text in double quotes (in: backend",
+        "line 1, column 10: Expected string but found: 'python'; put text in double quotes: \"python\" (in: backend",
     ),
     ("input { data_type: FP32 }", 'Enum type "inference.DataType" has no value named FP32. Did you mean TYPE_FP32?'),
-    ("input { data_type: TYPE_FLOAT }", "has no value named TYPE_FLOAT. Known: TYPE_INVALID, "),
+    ("input { data_type: TYPE_FLOAT }", "has no value named TYPE_FLOAT. Did you mean TYPE_FP32?"),
     ("instance_group { kind: X }", "has no value named X. Known: KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL."),
     (
         "input { data_type: 99 }",
@@ -108,17 +111,68 @@ TEXT_ERRORS = [
     ),
     ('name: "a" name: "b"', 'should not have multiple "name" fields.'),
     ("dynamic_batching {} sequence_batching {}", 'Field "sequence_batching" is specified along with field "dynamic_ba'),
-    ("input [ { dims: 1 }, ]", 'line 1, column 22: Expected "{". (in: input [ { dims: 1 }, ])'),
-    ("input {\n  dims: 1\n", 'Expected "}". The text ends here: is a quote, bracket or brace left open?'),
-    ('name: "a\n', "line 1, column 7: String missing ending quote: '\"a' (in: name: \"a)"),
+    (
+        "input [ { dims: 1 }, ]",
+        'line 1, column 22: Expected "{"; remove the comma before ] (in: input [ { dims: 1 }, ])',
+    ),
+    ("input {\n  dims: 1\n", 'Expected "}". The text ends here, and the { of line 1 (input {) is not closed.'),
+    (
+        'name: "a\n',
+        "line 1, column 7: String missing ending quote: '\"a'; end the text with a quote on the same line (in: ",
+    ),
     ("name: '\ud800'", "it holds surrogates, which are no characters"),
-    ("max_batch_size 3", 'line 1, column 16: Expected ":". (in: max_batch_size 3)'),
+    ("max_batch_size 3", 'line 1, column 16: Expected ":"; write max_batch_size: 3 (in: max_batch_size 3)'),
     ("[foo.bar]: 1", 'Message type "inference.ModelConfig" does not have extensions.'),
     ('name: "\\377"', "Couldn't parse string"),
     ('name: "\\ud800"', "surrogates not allowed"),
     ("input { data_type: TYPE_FLOAT32 }", "has no value named TYPE_FLOAT32. Did you mean TYPE_FP32?"),
     ("\0", "line 1, column 1: Expected identifier or number, got \\x00. (in: \\x00)"),
-    ('parameters { key: "a" value: "b" }', 'line 1, column 30: Expected "{". (in: parameters { key: "a" value: "b" })'),
+    (
+        'parameters { key: "a" value: "b" }',
+        'line 1, column 30: Expected "{"; write value: { string_value: "b" } (in: parameters { key: "a" value: "b" })',
+    ),
+    ('parameters {\n  key: "a"\n  value: yes\n}', '; write value: { string_value: "yes" } (in: value: yes)'),
+    ('parameters: { key: "a", value: 5 }', '; write value: { string_value: "5" } (in: '),
+    ('parameters { key: "a" value { "b" } }', '; write value: { string_value: "b" } (in: '),
+    (
+        'parameters { "a": "b" }',
+        '; a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } } (',
+    ),
+    ('parameters { a: "b" }', '; a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } } ('),
+    (
+        'input {\n  name: "#{"\n  dims: 1 # {\n\noutput { name: "B" }',
+        "; it belongs to the model itself: close the { of line 1 (input {) before it (in: output",
+    ),
+    ('\ninput [ {\n  name: "A" }\n', "The text ends here, and the [ of line 2 (input [ {) is not closed."),
+    (
+        "input {\n  reshape {\n shape: 1",
+        "the { of line 2 (reshape {) and the { of line 1 (input {) are not closed.",
+    ),
+    ("input {\n  dims: [1 }\n", "; the [ of line 2 (dims: [1 }) is still open (in: "),
+    ("input [\n  {\n dims: 1\n ]\n", "; the { of line 2 ({) is still open (in: ])"),
+    ("max_batch_size: 1 }", "got }; nothing is open that this } could close: remove it (in: "),
+    (
+        "dynamic_batching: true",
+        "; dynamic_batching is a block: write dynamic_batching { }, with its fields between the ",
+    ),
+    ('max_batch_size: "8"', "; write the number without quotes (in: "),
+    ("max_batch_size: 8.5", "; max_batch_size is a whole number (in: "),
+    ("input { dims: 4, 4 }", "; write several numbers in brackets, as in dims: [ 4, 4 ] (in: "),
+    ("input { dims: (4, 4) }", "; write several numbers in brackets, as in dims: [ 4, 4 ] (in: "),
+    ('backend = "python"', '; write a colon instead of = (in: backend = "python")'),
+    (
+        '{"backend": "python"}',
+        "; this is not JSON: leave out the outermost braces and the quotes of names, as in backend",
+    ),
+    ('"backend": "python"', "; names of fields are written without quotes (in: "),
+    ('backend: "python" // mine', "; comments begin with # (in: "),
+    ("backend: \u201cpython\u201d", '; write straight double quotes, as in "python" (in: '),
+    ('instance_group { kind: "KIND_CPU" }', "Write KIND_CPU without quotes. (in: "),
+    ("input { shape: [1] }", "Did you mean dims? (in: "),
+    ("input { dtype: TYPE_FP32 }", "Did you mean data_type? (in: "),
+    ("dynamic_batching { max_queue_delay_us: 100 }", "Did you mean max_queue_delay_microseconds? (in: "),
+    ("inputs { dims: 1 }", "Did you mean input? (in: "),
+    ("max_batch: 8", "Did you mean max_batch_size? (in: "),
     ("a" * 500 + ": 1", "aaa... Known: name, "),
     ("a" * 500 + ": 1", f"(in: {'a' * 60})"),
 ]
@@ -127,6 +181,12 @@ TEXT_ERRORS = [
 @pytest.mark.parametrize(("text", "expected"), TEXT_ERRORS)
 def test_text_errors_say_where_and_what(text: str, expected: str) -> None:
     assert expected in reason(text)
+
+
+def test_the_advice_on_a_long_text_is_found_in_no_time() -> None:
+    """One long word, or a hundred thousand open brackets, must not take the machine's time."""
+    for text in ("input { " * 100_000, "a" * 500_000 + " " * 500_000 + "=", "[" * 1_000_000):
+        assert reason(text)
 
 
 def test_every_message_of_a_document_is_complete() -> None:
@@ -212,7 +272,10 @@ JSON_ERRORS: list[tuple[Any, str]] = [
     ({"name": 1}, "field 'name': expected text, got 1"),
     ({"name": "\ud800"}, "field 'name': expected text, got '\\ud800'"),
     ({"parameters": []}, "field 'parameters': expected an object, got []"),
-    ({"parameters": {"a": "b"}}, "field 'parameters['a']': expected an object, got 'b'"),
+    (
+        {"parameters": {"a": "b"}},
+        "field 'parameters['a']': expected an object such as {\"string_value\": \"TEXT\"}, got 'b'",
+    ),
     ({"metric_tags": {"a": 1}}, "field 'metric_tags['a']': expected text, got 1"),
     (
         {"dynamic_batching": {}, "sequence_batching": {}},

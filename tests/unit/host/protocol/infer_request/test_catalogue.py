@@ -624,7 +624,38 @@ def test_json_tensor_over_the_limit(datatype, value, size, make_signature, infer
     ],
 )
 def test_header_length(value, message, refusal):
-    assert refusal(parse_header_length, value, 100) == (INVALID, message)
+    advice = ". Its value is the number of bytes of the JSON that precedes the binary tensors, such as 150; leave the "
+    code, found = refusal(parse_header_length, value, 100)
+    assert code == INVALID
+    assert found.startswith(message + advice)
+
+
+MISSPELT = [
+    ({"input": []}, "non-existing object member 'inputs'. There is a member 'input': write 'inputs'"),
+    (
+        {"id": "1"},
+        """non-existing object member 'inputs'. Add "inputs": [{"name": "IN", "datatype": "FP32", "shape": """,
+    ),
+    (request(tensor(datatype=NO_VALUE, dataype="FP32")), "There is a member 'dataype': write 'datatype'"),
+    (request(tensor(datatype=NO_VALUE, data_type="FP32")), "There is a member 'data_type': write 'datatype'"),
+    (request(tensor(datatype=NO_VALUE, dtype="FP32")), "There is a member 'dtype': write 'datatype'"),
+    (request(tensor(datatype=NO_VALUE)), """object member 'datatype'. Add "datatype": "FP32\""""),
+    (request(tensor(shape=NO_VALUE, Shape=[4])), "There is a member 'Shape': write 'shape'"),
+    (request(tensor(shape=NO_VALUE)), """object member 'shape'. Add "shape": [1, 2]"""),
+    (request(tensor(data=NO_VALUE, Data=[1])), SOURCES + "no field is set. There is a member 'Data': write 'data'"),
+    (request(tensor(data=NO_VALUE)), SOURCES + """no field is set. Add the elements, as in "data": [1, 2]"""),
+    (request(outputs=[{"nam": "OUTPUT0"}]), "There is a member 'nam': write 'name'"),
+]
+
+
+@pytest.mark.spec("srv-H10")
+@pytest.mark.parametrize(("document", "message"), MISSPELT)
+def test_the_name_that_a_misspelt_member_should_have(document, message, add_sub, infer, refusal):
+    assert message in refusal(infer, document, add_sub)[1]
+
+
+def test_a_request_of_many_long_names_is_refused_at_once(add_sub, infer, refusal):
+    assert "Unable to parse 'inputs'" in refusal(infer, {f"{n:06}" * 100: 1 for n in range(5000)}, add_sub)[1]
 
 
 @pytest.mark.parametrize(("value", "length"), [(b"0", 0), (b"100", 100), (b" 7 ", 7), (b"+7", 7), (b"007", 7)])

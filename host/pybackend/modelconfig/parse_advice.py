@@ -1,0 +1,157 @@
+"""What to write instead, for the mistakes that authors of a config.pbtxt make most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pybackend.modelconfig.parse_place import Place
+from pybackend.spelling import closest
+
+_OTHER_NAMES: Mapping[str, str] = {
+    "shape": "dims",
+    "dtype": "data_type",
+    "type": "data_type",
+    "TYPE_FLOAT": "TYPE_FP32",
+    "TYPE_FLOAT32": "TYPE_FP32",
+    "TYPE_FLOAT16": "TYPE_FP16",
+    "TYPE_FLOAT64": "TYPE_FP64",
+    "TYPE_DOUBLE": "TYPE_FP64",
+    "TYPE_INT": "TYPE_INT32",
+    "TYPE_LONG": "TYPE_INT64",
+    "TYPE_BYTES": "TYPE_STRING",
+}
+"""What other tools call a field or a value."""
+
+_PARAMETER = 'a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } }'
+
+
+def advice(reason: str, place: Place, pool: Any) -> str:
+    """What to write, to be appended to the parser's reason; empty if there is no advice.
+
+    Args:
+        reason: the parser's, without position and quoted line.
+        place: where the parser stopped.
+        pool: the descriptors of the messages that ``reason`` may name.
+    """
+    for pattern, advise in _ADVICE.items():
+        if match := re.match(pattern, reason):
+            return advise(match, place, pool)
+    return ""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A sentence, preceded by a space, that offers the closest known word, or else lists all of them."""
+    bare = word.strip("\"'")
+    suffixed = [name for name in known if name.endswith(f"_{bare}")]  # TYPE_FP32 for FP32
+    if bare in known:
+        return f" Write {bare} without quotes."
+    for other in (bare, bare.upper(), f"TYPE_{bare}".upper()):
+        if _OTHER_NAMES.get(other) in known:
+            return f" Did you mean {_OTHER_NAMES[other]}?"
+    if near := closest(bare, known):
+        return f" Did you mean {near}?"
+    if suffixed:
+        return f" Did you mean {suffixed[0]}?"
+    return f" Known: {', '.join(known)}."
+
+
+def _unknown_field(match: re.Match[str], place: Place, pool: Any) -> str:
+    message, word = pool.FindMessageTypeByName(match[1]), match[2]
+    if word.isdecimal():
+        return "; write several numbers in brackets, as in dims: [ 4, 4 ]"
+    if message.name == "ParametersEntry":
+        return f"; {_PARAMETER}"
+    outer = place.open_brackets()
+    if outer and _is_top_level(word, pool, match[1]):
+        return f"; it belongs to the model itself: close {outer[-1]} before it"
+    return nearest(word, list(message.fields_by_name))
+
+
+def _is_top_level(word: str, pool: Any, inner: str) -> bool:
+    config = pool.FindMessageTypeByName("inference.ModelConfig")
+    return word in config.fields_by_name and inner != config.full_name
+
+
+def _unknown_value(match: re.Match[str], _place: Place, pool: Any) -> str:
+    return nearest(match[2], list(pool.FindEnumTypeByName(match[1]).values_by_name))
+
+
+def _block_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+    if place.previous == ",":
+        return f"; remove the comma before {place.word}"
+    if place.field == "value":
+        text = place.word if place.word.startswith('"') else f'"{place.word}"'
+        return f"; write value: {{ string_value: {text} }}"
+    return f"; {place.field} is a block: write {place.field} {{ }}, with its fields between the braces"
+
+
+def _name_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
+    found, brackets = match[1], place.open_brackets()
+    if found in {"}", "]"}:
+        return _stray(found, place)
+    if found == "{" and not brackets:
+        return '; this is not JSON: leave out the outermost braces and the quotes of names, as in backend: "python"'
+    if found == "/":
+        return "; comments begin with #"
+    if re.search(r"\bvalue\s*:?\s*\{\s*\Z", place.before):
+        return f"; write value: {{ string_value: {found} }}"
+    if re.search(r"\bparameters\s*:?\s*\[?\s*\{\s*\Z", place.before):
+        return f"; {_PARAMETER}"
+    if found[:1] in {'"', "'"}:
+        return "; names of fields are written without quotes"
+    return ""
+
+
+def _stray(found: str, place: Place) -> str:
+    if place.previous == ",":
+        return f"; remove the comma before {found}"
+    brackets = place.open_brackets()
+    return (
+        f"; {brackets[-1]} is still open" if brackets else f"; nothing is open that this {found} could close: remove it"
+    )
+
+
+def _comma_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+    brackets = place.open_brackets()
+    return f"; {brackets[-1]} is still open" if brackets else ""
+
+
+def _colon_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+    if place.word == "=":
+        return "; write a colon instead of ="
+    return f"; write {place.field}: {place.word}"
+
+
+def _number_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
+    found = match[1]
+    if found.strip("\"'").isdecimal():
+        return "; write the number without quotes"
+    if found == "(":
+        return f"; write several numbers in brackets, as in {place.field}: [ 4, 4 ]"
+    return f"; {place.field} is a whole number" if place.field else "; write a whole number"
+
+
+def _text_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+    if place.word[:1] in {"\u201c", "\u201d", "\u2018", "\u2019"}:
+        return '; write straight double quotes, as in "python"'
+    return f'; put text in double quotes: "{place.word}"' if place.word.isalnum() else "; put text in double quotes"
+
+
+def _always(text: str) -> Callable[[re.Match[str], Place, Any], str]:
+    return lambda _match, _place, _pool: text
+
+
+_ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
+    r'Message type "([\w.]+)" has no field named "([^"]*)"': _unknown_field,
+    r'Enum type "([\w.]+)" has no value named (\S+?)\.?$': _unknown_value,
+    r'Message type "[\w.]+" should not have multiple': _always(" Remove one of the two."),
+    r'Expected "\{"': _block_expected,
+    r'Expected ","': _comma_expected,
+    r'Expected ":"': _colon_expected,
+    r"Expected identifier or number, got (.+?)\.?$": _name_expected,
+    r"Couldn't parse integer: (.+)$": _number_expected,
+    r"Expected string": _text_expected,
+    r"String missing ending quote": _always("; end the text with a quote on the same line"),
+}
