@@ -56,7 +56,8 @@ class EnsembleParts:
         if unknown:
             text = f"ensemble {self._name} contains models that are not available or ambiguous: {', '.join(unknown)}"
             reasons = "; ".join(absences[name].reason for name in unknown if absences[name].reason)
-            return ModelLoadError(f"{text} ({reasons})" if reasons else text, ErrorCode.INVALID_ARG)
+            advice = f" ({reasons})" if reasons else ". Load a model of that name, or correct model_name in the step"
+            return ModelLoadError(text + advice, ErrorCode.INVALID_ARG)
         if step.model_version and self._serves_some_version(part):
             text = f"ensemble '{self._name}' depends on '{part}' whose required version {step.model_version} is not loaded."
             advice = (

@@ -7,7 +7,7 @@ first (:func:`validate_header`), so that a large invalid body is refused before 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from enum import IntEnum
 from math import prod
 from struct import Struct
@@ -75,7 +75,10 @@ def validate_header(
     """
     for name in request.requested_outputs:
         if name not in signature.outputs:
-            raise _invalid(f"unexpected inference output '{name}' for model '{signature.model_name}'")
+            raise _invalid(
+                f"unexpected inference output '{name}' for model '{signature.model_name}'. Its outputs are "
+                f"{_name_list(signature.outputs)}"
+            )
     count = len(request.inputs)
     if count > len(signature.inputs) or count < signature.required_input_count:
         raise _input_count_error(request, signature)
@@ -85,7 +88,10 @@ def validate_header(
     for tensor in request.inputs:
         expected = signature.inputs.get(tensor.name)
         if expected is None:
-            raise _invalid(f"unexpected inference input '{tensor.name}' for model '{signature.model_name}'")
+            raise _invalid(
+                f"unexpected inference input '{tensor.name}' for model '{signature.model_name}'. Its inputs are "
+                f"{_name_list(signature.inputs)}"
+            )
         if tensor.datatype != expected.datatype:
             raise _refusal(
                 request,
@@ -114,14 +120,16 @@ def _input_count_error(request: InferenceRequest, signature: ModelSignature) -> 
     expected = f"{most} inputs" if most == least else f"number of inputs between {least} and {most}"
     got = _name_list([tensor.name for tensor in request.inputs])
     missing = _name_list(_missing_inputs(request, signature))
+    unknown = [tensor.name for tensor in request.inputs if tensor.name not in signature.inputs]
+    advice = f" The model has no input(s) {_name_list(unknown)}." if unknown else ""
     return _refusal(
         request,
         f"expected {expected} but got {len(request.inputs)} inputs for model '{signature.model_name}'. Got input(s) "
-        f"{got}, but missing required input(s) {missing}. Please provide all required input(s).",
+        f"{got}, but missing required input(s) {missing}. Please provide all required input(s).{advice}",
     )
 
 
-def _name_list(names: Sequence[str]) -> str:
+def _name_list(names: Iterable[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
@@ -189,7 +197,7 @@ def _byte_size_error(
     return _refusal(
         request,
         f"input byte size mismatch for input '{tensor.name}' for model '{signature.model_name}'. Expected {wanted}, "
-        f"got {size_bytes}",
+        f"got {size_bytes}{'' if size_bytes else '. No bytes were sent for it: is the body of the request missing?'}",
     )
 
 

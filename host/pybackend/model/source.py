@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ModelLoadError
+from pybackend.modelconfig.model_directory import similar_file
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.sandbox.grant import Grant
 
@@ -62,6 +63,8 @@ class ModelSource:
                 "directories on the way to it"
             ) from error
         if not found:
+            similar = similar_file(self.model_file.parent, self.model_file.name)
+            advice = f"rename {similar}" if similar else f"put the model's code there, in a file {self.model_file.name}"
             raise ModelLoadError(
-                f"Failed to preinitialize Python stub: Python model file not found in '{self.model_file}'"
+                f"Failed to preinitialize Python stub: Python model file not found in '{self.model_file}': {advice}"
             )

@@ -17,7 +17,7 @@ from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
 from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, similar_file
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
 from pybackend.modelconfig.parser import (
     Document,
@@ -129,7 +129,9 @@ def _written_text(model_directory: Path, auto_complete: bool) -> tuple[str, str]
                 f"failed to read text proto from {path}: there is no such file, and auto-complete, which could do "
                 "without it, is disabled"
             ) from None
-        return "", f"no {CONFIG_FILENAME} in {model_directory}"
+        similar = similar_file(model_directory, CONFIG_FILENAME)
+        hint = f": rename {similar}" if similar else ""
+        return "", f"no {CONFIG_FILENAME} in {model_directory}{hint}"
     except OSError:
         pass  # reading the file will raise the precise error
     return read_config_text(path), str(path)

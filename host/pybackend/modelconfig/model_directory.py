@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError
 from pybackend.modelconfig.bounds import MOST_VERSIONS
+from pybackend.spelling import closest
 
 CONFIG_FILENAME = "config.pbtxt"
 
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__"})
 _HIGHEST_VERSION = 2**63 - 1
+_MOST_FILES, _FILE_SIMILARITY = 1000, 0.75
 _MOST_DIGITS = 100  # a file name can have more digits than int() accepts
 
 
@@ -72,6 +75,23 @@ def subdirectories(directory: Path) -> list[str]:
     """
     with os.scandir(directory) as entries:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_directory(entry))
+
+
+def similar_file(directory: Path, name: str) -> str:
+    """The name of a file that is probably meant to have another name, ``""`` if there is none. Links are not followed.
+
+    Args:
+        directory: in which a file was expected. Blocking.
+        name: the expected name.
+    """
+    if directory.is_symlink():
+        return ""
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_FILES) if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return ""
+    return printable(closest(name, names, _FILE_SIMILARITY))
 
 
 def printable(name: str) -> str:

@@ -78,6 +78,10 @@ def _unknown_value(match: re.Match[str], _place: Place, pool: Any) -> str:
     return nearest(match[2], list(pool.FindEnumTypeByName(match[1]).values_by_name))
 
 
+def _one_of(match: re.Match[str], _place: Place, _pool: Any) -> str:
+    return f" Keep one of {match[2]} and {match[1]}, and remove the other."
+
+
 def _block_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
     if place.previous == ",":
         return f"; remove the comma before {place.word}"
@@ -147,6 +151,7 @@ _ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
     r'Message type "([\w.]+)" has no field named "([^"]*)"': _unknown_field,
     r'Enum type "([\w.]+)" has no value named (\S+?)\.?$': _unknown_value,
     r'Message type "[\w.]+" should not have multiple': _always(" Remove one of the two."),
+    r'Field "(\w+)" is specified along with field "(\w+)"': _one_of,
     r'Expected "\{"': _block_expected,
     r'Expected ","': _comma_expected,
     r'Expected ":"': _colon_expected,

@@ -14,6 +14,7 @@ from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.spelling import closest
 
 _PACKAGES = {
     "onnxruntime": "onnxruntime",
@@ -51,9 +52,8 @@ def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: 
     home = backend_directory / config.backend
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
         # A path could lead to code that was never installed as a backend.
-        raise _missing(
-            config, f"'backend' and 'runtime' of model '{config.name}' must be names, not paths.", backend_directory
-        )
+        why = f"'backend' and 'runtime' of model '{config.name}' must be names, not paths."
+        raise _missing(config, f"{why} {_advice(backend_directory)}")
     if config.runtime.endswith(".py"):
         if not os.path.isfile(home / config.runtime):
             raise ModelConfigError(
@@ -73,18 +73,22 @@ def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: 
             f"{_advice(backend_directory)} ({config.source})"
         )
     if not os.path.isfile(home / DEFAULT_MODEL_FILENAME):
-        raise _missing(config, _ways_to_serve(config, home), backend_directory)
+        raise _missing(config, _ways_to_serve(config, home))
     return DEFAULT_MODEL_FILENAME
 
 
 def _ways_to_serve(config: ModelConfig, home: Path) -> str:
+    if config.backend == "ensemble":
+        return 'An ensemble has platform: "ensemble" and no backend.'
+    if closest(config.backend, [PYTHON]):
+        return f'Did you mean backend: "{PYTHON}"?'
     package = _PACKAGES.get(config.backend)
     with_package = f"the Python package {package}" if package else "a Python package"
     return (
         f"This server runs models in Python. A file of another framework is served by a {DEFAULT_MODEL_FILENAME} of ten "
         f'lines that loads it with {with_package}, and backend: "{PYTHON}" in config.pbtxt: '
-        "docs/authors/other-frameworks.md shows it. One file of code can also serve all models of a backend: model "
-        f"'{config.name}' then needs {home / DEFAULT_MODEL_FILENAME}, which does not exist."
+        "docs/authors/other-frameworks.md shows it. One file of code can also serve all models of a backend: "
+        f"{home / DEFAULT_MODEL_FILENAME} (--backend-directory), which does not exist."
     )
 
 
@@ -99,10 +103,10 @@ def _is_filename(text: str) -> bool:
     return "/" not in text and text not in {".", ".."}
 
 
-def _missing(config: ModelConfig, why: str, backend_directory: Path) -> ModelConfigError:
+def _missing(config: ModelConfig, why: str) -> ModelConfigError:
     return ModelConfigError(
         f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
-        f"configuration. {why} {_advice(backend_directory)} ({config.source})"
+        f"configuration. {why} ({config.source})"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.sandbox.options import HOST_UID, SandboxOptions
+from pybackend.spelling import closest
 from pybackend_wire.confinement import LEVELS
 
 _T = TypeVar("_T")
@@ -64,8 +65,10 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
     # Accepting a misspelt key would silently leave a model with less protection, or fewer rights, than intended.
     unknown = sorted(key for key in config.parameters if key.startswith(_PREFIX + "_") and key not in known)
     if unknown:
+        near = closest(unknown[0], known)
+        meant = f"Did you mean {near}? " if near else ""
         raise ModelConfigError(
-            f"model '{config.name}': parameters {unknown[0]} is not an option of the sandbox. Options: "
+            f"model '{config.name}': parameters {unknown[0]} is not an option of the sandbox. {meant}Options: "
             f"{', '.join(sorted(known))} ({config.source})"
         )
     return options

@@ -41,7 +41,9 @@ def _validate_filename(config: ModelConfig) -> None:
     filename = config.default_model_filename
     if not filename.endswith(".py"):
         raise _wrong(
-            config, f"Model name must end with '.py'. Model name is \"{filename}\".", "See default_model_filename."
+            config,
+            f"Model name must end with '.py'. Model name is \"{filename}\".",
+            'See default_model_filename: write "model.py".',
         )
     # One level up is the model's directory, which may hold a file shared by versions.
     if os.path.isabs(filename) or os.path.normpath(os.path.join("version", filename)).startswith(".."):
@@ -86,7 +88,7 @@ def validate_interface(config: ModelConfig) -> None:
     """
     if config.max_batch_size < 0:
         text = f"'max_batch_size' must be non-negative value for {config.name}"
-        raise _wrong(config, text, f"It is {config.max_batch_size}.")
+        raise _wrong(config, text, f"It is {config.max_batch_size}: write 0 for a model that gets no batches.")
     _validate_tensors(config, "input", config.inputs)
     _validate_tensors(config, "output", config.outputs)
 
@@ -107,7 +109,8 @@ def _validate_tensors(config: ModelConfig, field: str, tensors: Sequence[TensorC
         return
     for tensor, document in zip(tensors, config.document[field], strict=True):
         for text in _tensor_faults(tensor, document, field, config.max_batch_size):
-            raise _wrong(config, f"{text} for {config.name}", f"See {field} '{tensor.name}', dims {list(tensor.dims)}.")
+            advice = f"See {field} '{tensor.name}', dims {list(tensor.dims)}.{_tensor_advice(tensor)}"
+            raise _wrong(config, f"{text} for {config.name}", advice)
     name, uses = Counter(tensor.name for tensor in tensors).most_common(1)[0]
     if uses > 1:
         raise _wrong(
@@ -115,6 +118,14 @@ def _validate_tensors(config: ModelConfig, field: str, tensors: Sequence[TensorC
             f"model {field} '{name}' is specified {uses} times for {config.name}",
             "Requests and responses tell tensors apart by name: use unique names.",
         )
+
+
+def _tensor_advice(tensor: TensorConfig) -> str:
+    if not tensor.datatype:
+        return " Write data_type: TYPE_FP32, or another type."
+    if not tensor.dims or not _are_dimensions(tensor.dims):
+        return " Write dims: [ -1, 4 ], for example: -1 is a dimension of any size."
+    return ""
 
 
 def _tensor_faults(tensor: TensorConfig, document: Mapping[str, Any], field: str, max_batch_size: int) -> Iterator[str]:
@@ -180,6 +191,8 @@ def _validate_batch_input(config: ModelConfig, batch_input: Mapping[str, Any]) -
 def _validate_dynamic_batching(config: ModelConfig, batching: Mapping[str, Any]) -> None:
     for text in _dynamic_batching_faults(batching, config.max_batch_size):
         advice = f"See dynamic_batching; max_batch_size is {config.max_batch_size}."
+        if "<= max batch size" in text:
+            advice += " Lower preferred_batch_size, or raise max_batch_size."
         raise _wrong(config, f"{text} for {config.name}", advice)
 
 

@@ -114,7 +114,9 @@ class DocumentReader:
             )
         shape = [as_unsigned(dim, "shape") for dim in dims]
         if datatype not in DATATYPES:
-            raise _invalid(f"invalid datatype for input {name}: it must be one of {', '.join(DATATYPES)}")
+            raise _invalid(
+                f"invalid datatype for input {name}: {_meant(datatype)}it must be one of {', '.join(DATATYPES)}"
+            )
         if name in names:
             raise _invalid(f"{request_prefix(request.id)}input '{name}' already exists in request")
         names.add(name)
@@ -168,9 +170,9 @@ class DocumentReader:
         if datatype == "BYTES":
             self.limits.check_json_tensor(tensor.name, sum(4 + len(value.encode()) for value in values))
         if len(values) > count:
-            raise surplus_elements_error(datatype)
+            raise surplus_elements_error(datatype, count)
         if len(values) < count:
-            raise missing_elements_error()
+            raise missing_elements_error(count)
         return encode_values(datatype, values)
 
 
@@ -202,15 +204,34 @@ def _unknown_region(name: Any) -> InferenceError:
     return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
 
 
-def surplus_elements_error(datatype: str) -> InferenceError:
-    """The error for more elements than the shape has."""
+_OTHER_NAMES = {
+    "STRING": "BYTES", "STR": "BYTES", "OBJECT": "BYTES", "FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16",
+    "FLOAT32": "FP32", "FLOAT64": "FP64", "BFLOAT16": "BF16", "INT": "INT64", "BOOLEAN": "BOOL",
+}  # fmt: skip
+"""What configurations, numpy and others call a datatype, in upper case."""
+
+
+def _meant(datatype: str) -> str:
+    name = datatype.upper().removeprefix("TYPE_")
+    meant = _OTHER_NAMES.get(name, name)
+    return f"did you mean {meant}? " if meant in DATATYPES else ""
+
+
+def surplus_elements_error(datatype: str, count: int) -> InferenceError:
+    """The error for more elements than the ``count`` of the shape."""
     first = "shape" if datatype == "BYTES" else "Shape"
-    return InferenceError(f"Unable to parse 'data': {first} does not match true shape of 'data' field")
+    return InferenceError(
+        f"Unable to parse 'data': {first} does not match true shape of 'data' field. By 'shape' there are {count} "
+        "elements, and 'data' has more"
+    )
 
 
-def missing_elements_error() -> InferenceError:
-    """The error for fewer elements than the shape has."""
-    return InferenceError("Failed to parse 'data' field: shape does not match true shape")
+def missing_elements_error(count: int) -> InferenceError:
+    """The error for fewer elements than the ``count`` of the shape."""
+    return InferenceError(
+        f"Failed to parse 'data' field: shape does not match true shape. By 'shape' there are {count} elements, and "
+        "'data' has fewer"
+    )
 
 
 def check_values(datatype: str, values: list[Any]) -> None:

@@ -61,30 +61,59 @@ def parse_document(text: bytes, offset: Callable[[int], int] | None = None) -> A
         reason = f"Invalid encoding in string. at {error.start}. {_UTF8_ADVICE}"
         raise _parse_failure(reason, ErrorCode.INVALID_ARG) from None
     except ValueError as error:
-        raise _syntax_error(str(error), offset) from None
+        raise _syntax_error(str(error), text, offset) from None
     finally:
         if collecting:
             gc.enable()
 
 
-def _syntax_error(text: str, offset: Callable[[int], int] | None) -> InferenceError:
-    place, _, reason = text.removeprefix("Parse error at offset ").partition(": ")
+def _syntax_error(message: str, text: bytes, offset: Callable[[int], int] | None) -> InferenceError:
+    place, _, reason = message.removeprefix("Parse error at offset ").partition(": ")
+    found = text[int(place) : int(place) + 1] if place.isdecimal() else b""
     if offset is not None and place.isdecimal():
         place = str(offset(int(place)))
     # This binding quotes brackets, unlike the library that it wraps.
-    reason = reason.replace("'}'", "}").replace("']'", "]") + " at " + place
+    reason = reason.replace("'}'", "}").replace("']'", "]") + " at " + place + _syntax_advice(reason, found, text)
     if "surrogate" in reason:
         return _parse_failure(f"{reason}. {_UTF8_ADVICE}", ErrorCode.INVALID_ARG)
     return _parse_failure(reason, ErrorCode.INTERNAL)
+
+
+def _syntax_advice(reason: str, found: bytes, text: bytes) -> str:
+    """What to write instead, for the usual slips; ``found`` is the byte at which the parser stopped."""
+    if found == b"'":
+        return ". JSON takes double quotes, not single ones"
+    if reason.startswith("Missing a name") and found == b"}":
+        return ". Remove the comma before the }"
+    if reason.startswith("Invalid value") and found == b"]":
+        return ". Remove the comma before the ]"
+    if reason.startswith("The document root must not be followed"):
+        return ". Bytes of tensors after the JSON need the header Inference-Header-Content-Length, with the length of the JSON"
+    if text.lstrip()[:1] not in {b"{", b"["}:
+        return f". The body must be JSON, such as {{{_EXAMPLES['inputs']}}}"
+    return ""
 
 
 def _parse_failure(reason: str, code: ErrorCode) -> InferenceError:
     return InferenceError(f"failed to parse the request JSON buffer: {reason}", code)
 
 
+_KINDS = {
+    "object": "an object in { }",
+    "array": "a list in [ ]",
+    "string": "text in double quotes",
+    "boolean": "true or false, without quotes",
+    "double": "numbers without quotes",
+    "signed-integer": "whole numbers, without fraction or quotes",
+    "unsigned-integer": "whole numbers of at least 0, without fraction or quotes",
+}
+"""How each JSON type of the reference's texts is written."""
+
+
 def type_error(field: str, wanted: str) -> InferenceError:
     """The error for a member of the wrong JSON type, e.g. ``non-string as string``."""
-    return InferenceError(f"Unable to parse '{field}': attempt to access JSON {wanted}")
+    kind = wanted.rpartition(" ")[2]
+    return InferenceError(f"Unable to parse '{field}': attempt to access JSON {wanted}. Write {_KINDS[kind]}")
 
 
 def member(parent: Any, name: str) -> Any:

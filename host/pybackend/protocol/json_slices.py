@@ -60,14 +60,14 @@ class SlicedData:
             self._depth = depth
             found += count
             if found > self._count:
-                raise surplus_elements_error(self._datatype)
+                raise surplus_elements_error(self._datatype, self._count)
             wire_bytes += len(encoded)
             limits.check_json_tensor(self._name, wire_bytes)
             wire.append(encoded)
             at = cut + 1
             yield
         if found < self._count:
-            raise missing_elements_error()
+            raise missing_elements_error(self._count)
         return wire
 
     def _cut_in_steps(self, begin: int) -> Generator[None, None, tuple[int, int]]:

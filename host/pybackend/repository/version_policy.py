@@ -42,9 +42,10 @@ def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVe
         chosen = on_disk[-policy.num_versions :]
     if not chosen:
         there = f"only {', '.join(map(str, on_disk))}" if on_disk else "no version directory, such as '1',"
+        policy_advice = "change version_policy, or add a version" if on_disk else f"put the code into {config.name}/1/"
         raise ModelLoadError(
             f"at least one version must be available under the version policy of model '{config.name}': "
-            f"there is {there} in the model's directory",
+            f"there is {there} in the model's directory: {policy_advice}",
             ErrorCode.INVALID_ARG,
         )
     if len(chosen) > MOST_SERVED_VERSIONS:

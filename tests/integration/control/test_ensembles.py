@@ -203,7 +203,8 @@ def test_parts_that_are_nowhere_at_start(repository, marks):
     with running_engine(repository) as (engine, _run):
         assert table(engine) == {
             "a": "READY",
-            "e": "UNAVAILABLE: Invalid argument: ensemble e contains models that are not available or ambiguous: x, y",
+            "e": "UNAVAILABLE: Invalid argument: ensemble e contains models that are not available or ambiguous: x, y. Load a "
+            "model of that name, or correct model_name in the step",
         }
 
 

@@ -233,7 +233,7 @@ def parameter(key: str, value: str) -> str:
     [
         (
             PYTHON + 'default_model_filename: "model.txt"',
-            "Model name must end with '.py'. Model name is \"model.txt\". See default_model_filename. (",
+            'Model name must end with \'.py\'. Model name is "model.txt". See default_model_filename: write "model.py". (',
             ErrorCode.INVALID_ARG,
         ),
         (
@@ -373,6 +373,12 @@ def test_what_has_no_effect_is_warned_of(make_model: MakeModel, text: str, expec
 def test_what_has_an_effect_is_not_warned_of(make_model: MakeModel, text: str) -> None:
     config = load_config(make_model(PYTHON + TENSORS + text), auto_complete=True)
     assert finish_config(config, None, 0).warnings == ()
+
+
+def test_a_configuration_of_another_name_is_noticed(make_model: MakeModel) -> None:
+    directory = make_model(None, files=("1/model.py", "config.pbtxt.txt"))
+    config = load_config(directory, auto_complete=True)
+    assert config.source == f"no config.pbtxt in {directory}: rename config.pbtxt.txt"
 
 
 def test_finishing_leaves_the_loaded_configuration_alone(make_model: MakeModel) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ModelLoadError
-from pybackend.modelconfig.model_directory import scan_versions
+from pybackend.modelconfig.model_directory import scan_versions, similar_file
 
 
 def test_versions_are_numeric_directories(tmp_path: Path) -> None:
@@ -62,3 +62,29 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         scan_versions(tmp_path / "missing")
     assert caught.value.message == f"failed to read model directory {tmp_path}/missing: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["Model.py"], "Model.py"),
+        (["modle.py", "weights.bin"], "modle.py"),
+        (["model.pyc"], "model.pyc"),
+        (["weights.bin"], ""),
+        ([], ""),
+    ],
+)
+def test_a_file_of_a_similar_name(tmp_path: Path, names: list[str], expected: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert similar_file(tmp_path, "model.py") == expected
+
+
+def test_no_similar_file_is_sought_behind_a_link_or_where_there_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "Model.py").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "Model.py").symlink_to(tmp_path / "there" / "Model.py")
+    assert similar_file(tmp_path / "link", "model.py") == ""
+    assert similar_file(tmp_path / "gone", "model.py") == ""
+    assert similar_file(tmp_path, "model.py") == ""

@@ -111,6 +111,7 @@ TEXT_ERRORS = [
     ),
     ('name: "a" name: "b"', 'should not have multiple "name" fields.'),
     ("dynamic_batching {} sequence_batching {}", 'Field "sequence_batching" is specified along with field "dynamic_ba'),
+    ("dynamic_batching {} sequence_batching {}", "Keep one of dynamic_batching and sequence_batching, and remove the "),
     (
         "input [ { dims: 1 }, ]",
         'line 1, column 22: Expected "{"; remove the comma before ] (in: input [ { dims: 1 }, ])',

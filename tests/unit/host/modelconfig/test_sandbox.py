@@ -86,6 +86,7 @@ def test_a_value_that_is_none(options, key, value, expected):
 
 def test_a_key_that_does_not_exist_is_no_silent_lack_of_protection(options):
     with pytest.raises(
-        ModelConfigError, match=r"SANDBOX_NETWROK is not an option of the sandbox. Options: SANDBOX, SANDBOX_"
+        ModelConfigError,
+        match=r"SANDBOX_NETWROK is not an option of the sandbox. Did you mean SANDBOX_NETWORK\? Options: SANDBOX, SANDBOX_",
     ):
         options(SANDBOX_NETWROK="no")

@@ -32,7 +32,10 @@ def group(body: str) -> str:
 
 
 REFUSED = [
-    (f"{IN} {OUT} max_batch_size: -1", "'max_batch_size' must be non-negative value for m. It is -1."),
+    (
+        f"{IN} {OUT} max_batch_size: -1",
+        "'max_batch_size' must be non-negative value for m. It is -1: write 0 for a model that gets no batches.",
+    ),
     (tensor("data_type: TYPE_FP32 dims: 1"), "model input must specify 'name' for m. "),
     (tensor('name: "X" dims: 1'), "model input 'X' must specify 'data_type' for m. "),
     (tensor('name: "X" data_type: TYPE_FP32'), "model input 'X' must specify 'dims' for m. "),
@@ -98,7 +101,8 @@ REFUSED = [
     (batching("preferred_batch_size: [ 4, 9 ]"), "dynamic batching preferred size must be <= max batch size for m. "),
     (
         f"{IN} {OUT} dynamic_batching {{ preferred_batch_size: 1 }}",
-        "dynamic batching preferred size must be <= max batch size for m. See dynamic_batching; max_batch_size is 0.",
+        "dynamic batching preferred size must be <= max batch size for m. See dynamic_batching; max_batch_size is 0. Lower "
+        "preferred_batch_size, or raise max_batch_size.",
     ),
     (batching("priority_levels: 3"), "default priority level must be in range [1, 3] for m. "),
     (

@@ -52,6 +52,7 @@ def test_nothing_left(policy: str, available: list[int], there: str) -> None:
         choose_versions(config(policy), available)
     assert caught.value.message == (
         "at least one version must be available under the version policy of model 'm': "
-        f"there is {there} in the model's directory"
+        f"there is {there} in the model's directory: "
+        + ("change version_policy, or add a version" if available else "put the code into m/1/")
     )
     assert caught.value.code is ErrorCode.INVALID_ARG

@@ -561,7 +561,7 @@ BATCH_ROWS = {
     "too many": (
         request(*(tensor(name, shape=[1, 4]) for name in "XYZW")),
         "expected number of inputs between 2 and 3 but got 4 inputs for model 'm'. Got input(s) ['X','Y','Z','W'], but "
-        "missing required input(s) []. Please provide all required input(s).",
+        "missing required input(s) []. Please provide all required input(s). The model has no input(s) ['W'].",
     ),
 }
 
@@ -652,6 +652,40 @@ MISSPELT = [
 @pytest.mark.parametrize(("document", "message"), MISSPELT)
 def test_the_name_that_a_misspelt_member_should_have(document, message, add_sub, infer, refusal):
     assert message in refusal(infer, document, add_sub)[1]
+
+
+ADVICE = [
+    (b"{'inputs': []}", "at 1. JSON takes double quotes, not single ones"),
+    (b'{"inputs": [],}', "at 14. Remove the comma before the }"),
+    (b'{"inputs": [{"name": "INPUT0", "shape": [4, ]}]}', ". Remove the comma before the ]"),
+    (b"inputs=1", """. The body must be JSON, such as {"inputs": [{"name": "IN", """),
+    (
+        b'{"inputs": []}abcd',
+        ". Bytes of tensors after the JSON need the header Inference-Header-Content-Length, with",
+    ),
+    ([1], "non-object as object. Write an object in { }"),
+    ({"inputs": {"INPUT0": [1]}}, "non-array as array. Write a list in [ ]"),
+    (request(tensor(data=["1", "2", "3", "4"])), "non-number as double. Write numbers without quotes"),
+    (request(tensor(shape="4")), "non-array as array. Write a list in [ ]"),
+    (request(tensor(shape=[-1])), "Write whole numbers of at least 0, without fraction or quotes"),
+    (request(parameters={"timeout": "5"}), "Write whole numbers of at least 0, without fraction or quotes"),
+    (request(parameters={"sequence_id": 1, "sequence_start": "true"}), "Write true or false, without quotes"),
+    (request(id=5), "non-string as string. Write text in double quotes"),
+    (request(tensor(datatype="float32")), "invalid datatype for input INPUT0: did you mean FP32? it must be one of "),
+    (request(tensor(datatype="TYPE_FP32")), "did you mean FP32?"),
+    (request(tensor(datatype="TYPE_STRING")), "did you mean BYTES?"),
+    (request(tensor(data=[1, 2, 3])), "By 'shape' there are 4 elements, and 'data' has fewer"),
+    (request(tensor(data=[1, 2, 3, 4, 5])), "By 'shape' there are 4 elements, and 'data' has more"),
+    (request(tensor(), tensor("INPUT2")), "input 'INPUT2' for model 'add_sub'. Its inputs are ['INPUT0','INPUT1']"),
+    (request(outputs=[{"name": "O"}]), "output 'O' for model 'add_sub'. Its outputs are ['OUTPUT0','OUTPUT1']"),
+    (request(tensor(), tensor("INPUT1"), tensor("X")), "The model has no input(s) ['X']."),
+]
+
+
+@pytest.mark.spec("srv-H10", "srv-H11")
+@pytest.mark.parametrize(("document", "advice"), ADVICE)
+def test_a_refusal_says_what_to_write(document, advice, add_sub, infer, refusal):
+    assert advice in refusal(infer, document, add_sub)[1]
 
 
 def test_a_request_of_many_long_names_is_refused_at_once(add_sub, infer, refusal):
