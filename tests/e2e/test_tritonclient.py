@@ -278,7 +278,7 @@ def test_errors(client):
     assert message.startswith("[request id: 7] expected 2 inputs but got 1 inputs for model 'add_sub'.")
     assert refusal(client.infer, "identity", one, outputs=[output(client, "X")]) == (
         "400",
-        "unexpected inference output 'X' for model 'identity'",
+        "unexpected inference output 'X' for model 'identity'. Its outputs are ['OUT']",
     )
     assert refusal(client.infer, "probe", [command(client, error="gone", code="NOT_FOUND")]) == ("404", "gone")
     status, message = refusal(client.infer, "probe", [command(client, **{"raise": "oh no"})])

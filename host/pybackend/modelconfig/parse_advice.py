@@ -1,4 +1,4 @@
-"""What to write instead, for the mistakes that authors of a config.pbtxt make most."""
+"""Advice on the mistakes that authors of a config.pbtxt make most."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OTHER_NAMES: Mapping[str, str] = {
     "TYPE_LONG": "TYPE_INT64",
     "TYPE_BYTES": "TYPE_STRING",
 }
-"""What other tools call a field or a value."""
+"""Names that other tools use, and the fields or values that they mean."""
 
 _PARAMETER = 'a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } }'
 
 
 def advice(reason: str, place: Place, pool: Any) -> str:
-    """What to write, to be appended to the parser's reason; empty if there is no advice.
+    """Advice, to be appended to the parser's reason; empty if there is none.
 
     Args:
         reason: the parser's, without position and quoted line.

@@ -23,7 +23,7 @@ _PACKAGES = {
     "tensorrt": "tensorrt",
     "openvino": "openvino",
 }
-"""What runs the files of the reference's backends in Python."""
+"""Python packages that load the files of the reference's backends."""
 
 
 def backend_file(config: ModelConfig, backend_directory: Path) -> Path | None:

@@ -208,7 +208,7 @@ _OTHER_NAMES = {
     "STRING": "BYTES", "STR": "BYTES", "OBJECT": "BYTES", "FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16",
     "FLOAT32": "FP32", "FLOAT64": "FP64", "BFLOAT16": "BF16", "INT": "INT64", "BOOLEAN": "BOOL",
 }  # fmt: skip
-"""What configurations, numpy and others call a datatype, in upper case."""
+"""Names that configurations, numpy and others have for a datatype, in upper case."""
 
 
 def _meant(datatype: str) -> str:

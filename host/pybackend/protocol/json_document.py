@@ -80,7 +80,7 @@ def _syntax_error(message: str, text: bytes, offset: Callable[[int], int] | None
 
 
 def _syntax_advice(reason: str, found: bytes, text: bytes) -> str:
-    """What to write instead, for the usual slips; ``found`` is the byte at which the parser stopped."""
+    """Advice on the usual slips, empty if there is none; ``found`` is the byte at which the parser stopped."""
     if found == b"'":
         return ". JSON takes double quotes, not single ones"
     if reason.startswith("Missing a name") and found == b"}":

@@ -13,7 +13,7 @@ PERIOD_S = 1.0
 """How often a change is noticed."""
 
 REPEAT_S = 5.0
-"""After this long without a change, the same is said again."""
+"""After this long without a change, the log repeats the line."""
 
 _MOST_NAMED = 10
 
@@ -40,7 +40,7 @@ class Unfinished:
 
 
 class StopReport:
-    """Says what a stopping server waits for: at once, when that changes, and every few seconds.
+    """Logs the models that a stopping server waits for: at once, when that changes, and every few seconds.
 
     Args:
         unfinished: returns the versions that are not released yet.
@@ -72,7 +72,7 @@ class StopReport:
             await asyncio.sleep(PERIOD_S)
 
     def line(self, now_s: float) -> str:
-        """What to say now, ``""`` if there is nothing new.
+        """The line for the log now, ``""`` if there is nothing new.
 
         Args:
             now_s: the time, by the loop's clock.

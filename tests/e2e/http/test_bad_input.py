@@ -103,7 +103,8 @@ def test_malformed_json(send, text, reason):
 @pytest.mark.spec("srv-H10", "srv-H11")
 def test_malformed_json_of_white_space(server):
     reply = server.infer("add_sub", b" " * 5)
-    assert (reply.status, reply.error) == (500, "failed to parse the request JSON buffer: The document is empty. at 5")
+    assert reply.status == 500
+    assert reply.error.startswith("failed to parse the request JSON buffer: The document is empty. at 5")
 
 
 @pytest.mark.spec("srv-H10", "srv-H11")
@@ -188,7 +189,8 @@ JSON_TYPES = {
 @pytest.mark.parametrize(("document", "message"), JSON_TYPES.values(), ids=JSON_TYPES)
 def test_json_of_the_wrong_type(send, document, message):
     reply = send(document)
-    assert (reply.status, reply.error) == (500, message)
+    assert reply.status == 500
+    assert reply.error.startswith(message)
 
 
 JSON_CONTENT = {
@@ -331,7 +333,8 @@ BATCHED = {
 @pytest.mark.parametrize(("document", "message"), BATCHED.values(), ids=BATCHED)
 def test_batching_model(send, document, message):
     reply = send(document, "batched")
-    assert (reply.status, reply.error) == (400, RID + message)
+    assert reply.status == 400
+    assert reply.error.startswith(RID + message)
 
 
 @pytest.mark.spec("srv-H10")
@@ -372,7 +375,8 @@ def test_json_that_is_nested_just_enough(server):
 )
 def test_header_length(server, size, value, message):
     reply = server.infer("add_sub", bytes(size), {"Inference-Header-Content-Length": value})
-    assert (reply.status, reply.error) == (400, message.replace("SIZE", str(size)))
+    assert reply.status == 400
+    assert reply.error.startswith(message.replace("SIZE", str(size)))
 
 
 @pytest.mark.spec("srv-H10")
@@ -424,7 +428,8 @@ def test_binary_tensors(connect, way, document, blob_bytes, message):
         post_chunked(path, [body[:50], body[50:]], headers) if way == "chunked" else post(path, body, headers)
     )
     reply = connection.reply()
-    assert (reply.status, reply.error) == (400, message)
+    assert reply.status == 400
+    assert reply.error.startswith(message)
     connection.send(post("/v2/models/identity/infer", GOOD))
     assert connection.reply().status == 200
 
@@ -487,7 +492,8 @@ def test_bytes_elements(server, blob, message):
     document = {"id": "9", "inputs": [binary(len(blob), "IN", datatype="BYTES", shape=[16])]}
     body, headers = binary_body(document, blob)
     reply = server.infer("strings", body, headers)
-    assert (reply.status, reply.error) == (400, f"[request id: 9] {message}")
+    assert reply.status == 400
+    assert reply.error.startswith(f"[request id: 9] {message}")
 
 
 @pytest.mark.spec("srv-H10")

@@ -126,7 +126,7 @@ def test_what_the_server_says_of_an_ensemble(server):
 def test_an_ensemble_has_no_process_to_tell_of(server, route):
     reply = server.get(f"/v2/models/quadruple/{route}")
     assert reply.status == 404
-    assert reply.error.startswith("ensemble 'quadruple' has no process of its own: ask for its parts")
+    assert reply.error.startswith("ensemble 'quadruple' runs in the processes of its parts: ask for those")
 
 
 @pytest.mark.spec("srv-R18", "srv-H35")

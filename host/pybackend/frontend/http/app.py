@@ -133,7 +133,7 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
 
 
 def _add_processes(app: FastAPI, engine: InferenceEngine) -> None:
-    """Add our own routes. Facts that the protocol does not know have documents of their own, not members in its."""
+    """Add the routes that the protocol lacks: their facts must not become members of the protocol's documents."""
 
     async def sandbox(request: Request) -> Response:
         return Response(sandbox_document(_with_processes(engine, request).confinement), media_type=_JSON)
@@ -150,7 +150,7 @@ def _with_processes(engine: InferenceEngine, request: Request) -> ModelDescripti
     model = engine.describe(model_name(request), version(request))
     if "ensemble_scheduling" in model.document:
         raise InferenceError(
-            f"ensemble '{model_name(request)}' has no process of its own: ask for its parts, which its configuration "
+            f"ensemble '{model_name(request)}' runs in the processes of its parts: ask for those, which its configuration "
             "names",
             ErrorCode.NOT_FOUND,
         )
