@@ -7,7 +7,7 @@ first (:func:`validate_header`), so that a large invalid body is refused before 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from enum import IntEnum
 from math import prod
 from struct import Struct
@@ -76,8 +76,8 @@ def validate_header(
     for name in request.requested_outputs:
         if name not in signature.outputs:
             raise _invalid(
-                f"unexpected inference output '{name}' for model '{signature.model_name}'. Its outputs are "
-                f"{_name_list(signature.outputs)}"
+                f"unexpected inference output '{name}' for model '{signature.model_name}'. "
+                f"{_known('outputs', signature.outputs)}"
             )
     count = len(request.inputs)
     if count > len(signature.inputs) or count < signature.required_input_count:
@@ -89,8 +89,8 @@ def validate_header(
         expected = signature.inputs.get(tensor.name)
         if expected is None:
             raise _invalid(
-                f"unexpected inference input '{tensor.name}' for model '{signature.model_name}'. Its inputs are "
-                f"{_name_list(signature.inputs)}"
+                f"unexpected inference input '{tensor.name}' for model '{signature.model_name}'. "
+                f"{_known('inputs', signature.inputs)}"
             )
         if tensor.datatype != expected.datatype:
             raise _refusal(
@@ -127,6 +127,10 @@ def _input_count_error(request: InferenceRequest, signature: ModelSignature) -> 
         f"expected {expected} but got {len(request.inputs)} inputs for model '{signature.model_name}'. Got input(s) "
         f"{got}, but missing required input(s) {missing}. Please provide all required input(s).{advice}",
     )
+
+
+def _known(what: str, tensors: Mapping[str, TensorSignature]) -> str:
+    return f"Its {what} are {_name_list(tensors)}" if tensors else f"It has no {what}"
 
 
 def _name_list(names: Iterable[str]) -> str:

@@ -387,10 +387,12 @@ def test_body_shorter_than_the_header_length(connect):
     connection.send(post_chunked("/v2/models/add_sub/infer", [b'{"inputs":', b"[]}"], headers))
     reply = connection.reply()
     assert reply.status == 400
-    assert reply.error in {
-        "unexpected size for request JSON, expecting 37 more bytes",
-        "inference header size should be in range (0, 13), got: 50",
-    }
+    assert reply.error.startswith(
+        (
+            "unexpected size for request JSON, expecting 37 more bytes",
+            "inference header size should be in range (0, 13), got: 50",
+        )
+    )
 
 
 TWO = request(binary(16), binary(16, "INPUT1"))

@@ -169,7 +169,7 @@ def bad(tmp_path_factory):
         write_model(repository, f"force_{value}", TELL, CONFIG + parameter + "instance_group { kind: KIND_CPU }")
     with serving(repository, flags=("--exit-on-error=false",), ready=False) as server:
         began_s = time.monotonic()
-        server.wait_for(r"syntax_error +\| 1 ")
+        server.wait_for("models are ready in")
         server.load_s = time.monotonic() - began_s
         server.repository = repository
         yield server

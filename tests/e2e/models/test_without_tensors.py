@@ -73,16 +73,19 @@ def test_a_batching_model_without_inputs_gets_a_batch_of_one(server):
 @pytest.mark.spec("srv-H50")
 def test_refusals(server):
     missing = server.infer("counter", {})
-    assert (missing.status, missing.error) == (
-        500,
-        "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'",
+    assert missing.status == 500
+    assert missing.error.startswith(
+        "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'. Add \"inputs\": ["
     )
     for name in ("counter", "bell"):
         surplus = server.infer(name, ASK)
         assert surplus.status == 400
         assert f"expected 0 inputs but got 1 inputs for model '{name}'. Got input(s) ['IN'], but" in surplus.error
     unasked = server.infer("sink", {**ASK, "outputs": [{"name": "OUT"}]})
-    assert (unasked.status, unasked.error) == (400, "unexpected inference output 'OUT' for model 'sink'")
+    assert (unasked.status, unasked.error) == (
+        400,
+        "unexpected inference output 'OUT' for model 'sink'. It has no outputs",
+    )
 
 
 @pytest.mark.spec("srv-H50")

@@ -16,7 +16,9 @@ def status_of() -> Callable[[ServerProcess, str, str], str]:
     """Reads a row of the table of models that the server prints once all have loaded, or failed to."""
 
     def status_of(server: ServerProcess, model: str, version: str = "1") -> str:
-        row = server.wait_for(rf'"{re.escape(model)} *\| {re.escape(version)} *\| (.*)"\n')[1]
+        name, number = re.escape(model), re.escape(version)
+        found = server.wait_for(rf'"{name} *\| {number} *\| (.*)"\n|"  {name}: (.*)"\n')
+        row = found[1] or f"UNAVAILABLE: {found[2]}"  # of many models, the log has the failures only
         return json.loads(f'"{row}"')
 
     return status_of
