@@ -1,6 +1,6 @@
 """HTTP/2 (RFC 9113), the server's end, without input and output: bytes in, calls of receivers; calls, bytes out.
 
-It stands between a transport and a front end, and knows neither sockets nor asyncio nor gRPC. It imports nothing of the rest of the server.
+It stands between a transport and a front end, and knows neither sockets nor asyncio nor gRPC. It imports no other package of the server.
 
 Use:
 

@@ -1,7 +1,7 @@
-"""What one connection knows: its streams, windows, settings, and the ways in which they end.
+"""The state of one connection: its streams, windows and settings, and the ways in which they end.
 
-The parts of the package share it: received frames change it, streams send through it, and :class:`ServerConnection` shows its user what
-concerns them.
+The parts of the package share it: received frames change it, streams send through it, and ``ServerConnection`` shows a part of it
+to the user.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _UPDATE_TABLE_SIZE: Final = b"\x20"
 
 
 class SendingStream(Protocol):
-    """What the sender needs of a stream."""
+    """The parts of a stream that the sender uses."""
 
     id: int
     in_line: bool

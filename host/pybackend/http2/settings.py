@@ -27,7 +27,7 @@ _LARGEST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a server offers its peer, and the bounds that it sets. All of them hold for one connection.
+    """The values that a server offers its peer, and the bounds that it sets, all for one connection.
 
     Attributes:
         max_concurrent_streams: streams that may be open at a time; more are refused.

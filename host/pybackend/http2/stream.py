@@ -53,7 +53,7 @@ class StreamReceiver(Protocol):
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of its connection."""
+    """The parts of a connection that a stream uses."""
 
     def has(self, stream: Stream) -> bool:
         """Whether the stream has not ended yet."""
