@@ -129,8 +129,10 @@ class Server:
     def on_goaway(self, code: int, debug: bytes, /) -> None:
         self.events.append(("goaway", code, debug))
 
-    def receive(self, data: bytes) -> None:
-        self.connection.receive(data)
+    def receive(self, data: bytes, *, bytewise: bool = False) -> None:
+        """Let bytes arrive, in one piece or one by one."""
+        for piece in (data[n : n + 1] for n in range(len(data))) if bytewise else (data,):
+            self.connection.receive(piece)
 
     def output(self, limit_bytes: int = 2**40) -> bytes:
         """Take all output."""

@@ -7,6 +7,7 @@ with its checked head, and a block that changes the table clears the memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import hpack
@@ -15,14 +16,17 @@ from hpack.table import HeaderTable
 from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.http2.fields import FIELD_OVERHEAD_BYTES
 from pybackend.http2.request_head import Fields, RequestHead, read_request, read_trailers
+from pybackend.http2.settings import HARD_FACTOR
 
 _MOST_REMEMBERED_BYTES = 64 * 1024
 """Of one connection: blocks and their decompressed fields."""
 
-_HARD_FACTOR = 4
-"""A header section of so many times the bound is not even decompressed to its end."""
-
 _SIZE_UPDATE_BITS, _SIZE_UPDATE = 0xE0, 0x20
+
+_TOO_MANY_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
+"""RFC 7541 section 4.2 knows no need for more than two."""
+
+_MOST_REASON_CHARACTERS = 100
 
 
 class HeaderListTooLarge(StreamError):
@@ -54,7 +58,7 @@ class HeaderDecoder:
         self._max_list_bytes = max_list_bytes
         self._max_fields = max_fields
         self._table = _WatchedTable()
-        self._decoder = hpack.Decoder(max_header_list_size=max_list_bytes * _HARD_FACTOR)
+        self._decoder = hpack.Decoder(max_header_list_size=max_list_bytes * HARD_FACTOR)
         self._decoder.header_table = self._table
 
     @property
@@ -97,17 +101,21 @@ class HeaderDecoder:
 
     def _decompress(self, block: bytes) -> tuple[Sequence[tuple[bytes, bytes]], int]:
         self._table.changed = bool(block) and block[0] & _SIZE_UPDATE_BITS == _SIZE_UPDATE
+        if self._table.changed and _TOO_MANY_SIZE_UPDATES.match(block):
+            raise RemoteProtocolError(ErrorCode.COMPRESSION_ERROR, "4.3", "a header block resizes its table too often")
         try:
             section: Sequence[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
         except hpack.OversizedHeaderListError as error:
             raise RemoteProtocolError(
                 ErrorCode.ENHANCE_YOUR_CALM,
                 "10.5.1",
-                f"a header section exceeds {_HARD_FACTOR} times the bound of {self._max_list_bytes} bytes",
+                f"a header section exceeds {HARD_FACTOR} times the bound of {self._max_list_bytes} bytes",
             ) from error
         except hpack.HPACKError as error:
             raise RemoteProtocolError(
-                ErrorCode.COMPRESSION_ERROR, "4.3", f"a header block cannot be decompressed: {error}"
+                ErrorCode.COMPRESSION_ERROR,
+                "4.3",
+                f"a header block cannot be decompressed: {str(error)[:_MOST_REASON_CHARACTERS]}",
             ) from error
         if self._table.changed:
             self._forget()

@@ -11,6 +11,7 @@ from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.http2.header_block import HeaderBlock
 from pybackend.http2.header_decoder import HeaderListTooLarge
 from pybackend.http2.request_head import RequestHead, malformed
+from pybackend.http2.settings import HARD_FACTOR
 from pybackend.http2.stream import Stream
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
@@ -70,7 +71,7 @@ class Requests:
             self._control.check_length(kind, length)
 
     def _check_block_size(self, size: int) -> None:
-        limit = self._core.config.max_header_list_bytes
+        limit = self._core.config.max_header_list_bytes * HARD_FACTOR
         if size > limit:
             raise RemoteProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "10.5.1", f"a header block exceeds {limit} bytes")
 
@@ -210,7 +211,12 @@ class Requests:
         if size > self._max_frame_bytes:
             self.check_length(_DATA, size)
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.receiving and size <= stream.receive_window and size <= core.receive_window:
+        if (
+            stream is not None
+            and stream.receiving
+            and (size <= stream.receive_window or not size)  # a smaller setting can make a window negative
+            and size <= core.receive_window
+        ):
             stream.receive_window -= size
             core.receive_window -= size
             return stream

@@ -21,6 +21,9 @@ NO_RFC7540_PRIORITIES: Final = 0x9
 
 DEFAULT_HEADER_TABLE_BYTES: Final = 4096
 
+HARD_FACTOR: Final = 2
+"""A header section of so many times its bound is not decompressed to its end: decompressing costs time."""
+
 _ENTRY = struct.Struct(">HI")
 _LARGEST = 2**32 - 1
 
@@ -36,8 +39,8 @@ class Config:
         max_frame_bytes: the longest frame that is accepted, 16,384 to 16,777,215. DATA is delivered in pieces as it
             arrives, so a large value costs no memory.
         max_header_list_bytes: the largest header section, by the sum of RFC 9113 section 6.5.2 (names, values and 32 bytes per
-            field), and the longest compressed block. Larger requests are answered with status 431; sections beyond four
-            times the bound, and longer blocks, end the connection.
+            field). Larger requests are answered with status 431; sections, or compressed blocks, of more than twice the
+            bound end the connection.
         max_header_fields: the most fields of a section; requests with more are answered with status 431.
         header_table_bytes: the dynamic table that a peer's encoder may use.
         max_continuations: CONTINUATION frames of one header block.
