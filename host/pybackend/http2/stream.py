@@ -277,15 +277,15 @@ class Stream:
             raise LocalProtocolError(f"stream {self.id}: more bytes are given back than were received")
         self._credit = credit
         if self.receiving and credit * 2 >= self._initial_window:
-            self._credit = 0
-            self.receive_window += credit
-            self._sender.reply(frames.window_update(self.id, credit))
+            self._announce_credit()
         self._owner.give_back(count)
 
     def change_receive_window(self, difference: int) -> None:
         """Our SETTINGS_INITIAL_WINDOW_SIZE has changed by so much."""
         self.receive_window += difference
         self._initial_window += difference
+        if self.receiving and self._credit * 2 >= self._initial_window:
+            self._announce_credit()  # nothing else may: the client can have spent all, and have got all of it back
 
     # --- between stream, sender and connection ---
 
@@ -325,6 +325,12 @@ class Stream:
         dropped, self.waiting_bytes = self.waiting_bytes, 0
         self._queue = self._trailers = None
         return dropped
+
+    def _announce_credit(self) -> None:
+        credit, self._credit = self._credit, 0
+        if credit:
+            self.receive_window += credit
+            self._sender.reply(frames.window_update(self.id, credit))
 
     def _queue_data(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")

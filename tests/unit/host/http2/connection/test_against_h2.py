@@ -67,6 +67,7 @@ class Talk:
         self.unread = {}
         self.pings = 0
         self.interim = interim
+        self.window_of_server = config.stream_window_bytes
         self.unacknowledged = True
 
     # --- the client ---
@@ -189,6 +190,7 @@ class Talk:
             self._forget(call.stream.id)
 
     def server_window(self, size):
+        self.window_of_server = size
         self.server.connection.change_settings(stream_window_bytes=size)
 
     def ping(self):
@@ -241,7 +243,8 @@ class Talk:
             self.to_server(2**30)
             self.to_client(2**30, 2**30)
         self.client_window(2**20)
-        self.server_window(2**20)
+        if not self.window_of_server:
+            self.server_window(2**20)
         for stream_id in list(self.unsent):
             self.ending.setdefault(stream_id, False)
         self.client.increment_flow_control_window(2**24)
