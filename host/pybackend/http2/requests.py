@@ -130,7 +130,7 @@ class Requests:
             core.refuse_stream(stream_id)
             return
         ended = bool(flags & _END_STREAM)
-        stream = Stream(core, core.sender, stream_id, core.stream_window, receiving=not ended)
+        stream = Stream(core, core.sender, stream_id, core.stream_window, not ended)
         if head.content_length is not None:
             if ended and head.content_length:
                 core.fail_stream(stream_id, malformed("8.1.1", "a content-length, and no body"))
@@ -190,11 +190,28 @@ class Requests:
     def data(self, data: bytes | memoryview, start: int, stop: int, flags: int, stream_id: int) -> None:
         """A whole DATA frame without padding."""
         size = stop - start
+        core = self._core
+        stream = self._streams.get(stream_id)
+        if (
+            stream is not None
+            and stream.receiving
+            and 0 < size <= stream.receive_window
+            and size <= core.receive_window
+            and size <= self._max_frame_bytes
+            and stream.content_left is None
+            and not core.guard.spent
+        ):  # the usual case, with admit() and deliver() in one
+            stream.receive_window -= size
+            core.receive_window -= size
+            ended = flags & _END_STREAM == _END_STREAM
+            if ended:
+                self._request_ended(stream)
+            stream.receiver.on_data(part_of(data, start, stop), ended)
+            return
         stream = self.admit(stream_id, size)
         if stream is not None:
             ended = bool(flags & _END_STREAM)
-            if not size or self._core.guard.spent:
-                self.count_data(size, ends=ended)
+            self.count_data(size, ends=ended)
             if size or ended:
                 self.deliver(stream, part_of(data, start, stop), ended=ended)
 

@@ -82,47 +82,26 @@ class Stream:
         sent_bytes: data of the answer that was handed out.
     """
 
-    __slots__ = (
-        "_credit",
-        "_initial_window",
-        "_owner",
-        "_queue",
-        "_sender",
-        "_trailers",
-        "content_left",
-        "head_sent",
-        "id",
-        "in_line",
-        "receive_window",
-        "receiver",
-        "receiving",
-        "send_window",
-        "sending",
-        "sent_bytes",
-        "sent_when_last_checked",
-        "waiting_bytes",
-    )
-
+    # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
     receiver: StreamReceiver
+    sending = True
+    head_sent = False
+    content_left: int | None = None
+    waiting_bytes = 0
+    sent_bytes = 0
+    sent_when_last_checked = -1
+    in_line = False
+    _credit = 0
+    _queue: deque[memoryview] | None = None
+    _trailers: HeaderBlock | None = None
 
-    def __init__(self, owner: StreamOwner, sender: Sender, stream_id: int, window: int, *, receiving: bool) -> None:
+    def __init__(self, owner: StreamOwner, sender: Sender, stream_id: int, window: int, receiving: bool) -> None:
         self.id = stream_id
         self.receiving = receiving
-        self.sending = True
-        self.head_sent = False
-        self.receive_window = window
+        self.receive_window = self._initial_window = window
         self.send_window = sender.initial_window
-        self.content_left: int | None = None
-        self.waiting_bytes = 0
-        self.sent_bytes = 0
-        self.sent_when_last_checked = -1
-        self.in_line = False
         self._owner = owner
         self._sender = sender
-        self._initial_window = window
-        self._credit = 0
-        self._queue: deque[memoryview] | None = None
-        self._trailers: HeaderBlock | None = None
 
     def __repr__(self) -> str:
         return f"Stream({self.id}, {self.state.value})"
