@@ -94,8 +94,15 @@ class ControlFrames:
         if len(payload) % 6:
             raise _frame_size("6.5", f"a SETTINGS frame has {len(payload)} bytes, not a multiple of 6")
         core.guard.count_frame("SETTINGS")
+        window = core.peer.initial_window_bytes
         for key, value in settings.decode(payload):
-            self._apply(key, value)
+            if key == settings.INITIAL_WINDOW_SIZE:
+                window = value
+            else:
+                self._apply(key, value)
+        if window != core.peer.initial_window_bytes:  # once, however often it is repeated: all streams are touched
+            core.peer.initial_window_bytes = window
+            self._change_send_windows(window)
         core.sender.reply(_SETTINGS_ACKNOWLEDGED)
 
     def _apply(self, key: int, value: int) -> None:
@@ -108,9 +115,6 @@ class ControlFrames:
             peer.enable_push = value
         elif key == settings.MAX_CONCURRENT_STREAMS:
             peer.max_concurrent_streams = value
-        elif key == settings.INITIAL_WINDOW_SIZE:
-            peer.initial_window_bytes = value
-            self._change_send_windows(value)
         elif key == settings.MAX_FRAME_SIZE:
             peer.max_frame_bytes = sender.max_frame_bytes = value
         elif key == settings.MAX_HEADER_LIST_SIZE:

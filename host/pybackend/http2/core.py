@@ -132,6 +132,7 @@ class ConnectionCore:
         """End the connection with a GOAWAY frame."""
         if not self.is_closed:
             self.is_closed = True
+            self.sender.window = 0  # data that waits stays here
             self.sender.pieces.append(frames.goaway(self.last_stream_id, code, debug))
 
     def connection_lost(self) -> None:
@@ -157,7 +158,7 @@ class ConnectionCore:
         self._credit += count
         if self._credit >= self._credit_step:
             self.receive_window += self._credit
-            self.sender.reply(frames.window_update(0, self._credit))
+            self.sender.pieces.append(frames.window_update(0, self._credit))
             self._credit = 0
 
     def stream_finished(self, stream: Stream) -> None:
@@ -174,6 +175,7 @@ class ConnectionCore:
     def fail_stream(self, stream_id: int, error: StreamError) -> None:
         """The client broke a rule on one stream, which may not exist."""
         self.guard.count_reset()
+        self.guard.count_reply()
         self.send_reset(stream_id, error.code)
         stream = self.streams.get(stream_id)
         if stream is not None:
@@ -183,6 +185,7 @@ class ConnectionCore:
     def refuse_stream(self, stream_id: int) -> None:
         """The client has opened too many streams at a time; it may try again later."""
         self.guard.count_frame("a request beyond the number of concurrent streams")
+        self.guard.count_reply()
         self.send_reset(stream_id, ErrorCode.REFUSED_STREAM)
 
     def stream_was_reset(self, stream: Stream, code: int) -> None:
@@ -199,7 +202,7 @@ class ConnectionCore:
 
     def send_reset(self, stream_id: int, code: int) -> None:
         """Send RST_STREAM, and bear frames that the client sends before it knows."""
-        self.sender.reply(frames.rst_stream(stream_id, code))
+        self.sender.pieces.append(frames.rst_stream(stream_id, code))
         self._reset_by_us[stream_id] = None
         if len(self._reset_by_us) > _MOST_RESETS_REMEMBERED:
             del self._reset_by_us[next(iter(self._reset_by_us))]

@@ -55,11 +55,11 @@ def read_request(section: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         if name[:1] != b":":
             break
         if name not in _PSEUDO:
-            raise malformed("8.3.1", f"a request has the pseudo-header field {name!r}")
+            raise malformed("8.3.1", f"a request has the pseudo-header field {name[:80]!r}")
         if name in pseudo:
-            raise malformed("8.3.1", f"pseudo-header field {name!r} is repeated")
+            raise malformed("8.3.1", f"pseudo-header field {name[:80]!r} is repeated")
         if not VALUE.match(value):
-            raise malformed("8.2.1", f"pseudo-header field {name!r} has NUL, CR, LF or outer blanks in its value")
+            raise malformed("8.2.1", f"pseudo-header field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
         pseudo[name] = value
         rest += 1
     fields = tuple((name, value) for name, value in section[rest:])
@@ -109,12 +109,12 @@ def _check_pseudo(pseudo: dict[bytes, bytes]) -> None:
 def _check_field(name: bytes, value: bytes) -> None:
     if not NAME.match(name):
         if name[:1] == b":":
-            raise malformed("8.3", f"pseudo-header field {name!r} follows ordinary fields or is among trailers")
+            raise malformed("8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers")
         raise malformed("8.2.1", f"field name {name[:80]!r} is empty, has capitals or forbidden characters")
     if not VALUE.match(value):
-        raise malformed("8.2.1", f"field {name!r} has NUL, CR, LF or outer blanks in its value")
+        raise malformed("8.2.1", f"field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
     if name in CONNECTION_SPECIFIC:
-        raise malformed("8.2.2", f"field {name!r} is about a connection of HTTP/1.1")
+        raise malformed("8.2.2", f"field {name[:80]!r} is about a connection of HTTP/1.1")
     if name == b"te" and value != b"trailers":
         raise malformed("8.2.2", f"field te is {value[:80]!r}, and only 'trailers' is allowed")
 

@@ -137,7 +137,11 @@ class Requests:
                 return
             stream.content_left = head.content_length
         self._streams[stream_id] = stream
-        stream.receiver = core.receiver.on_request(stream, head, ended)
+        try:
+            stream.receiver = core.receiver.on_request(stream, head, ended)
+        except BaseException:
+            core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
+            raise
 
     def _decode(self, block: bytes, flags: int, stream_id: int) -> RequestHead | None:
         """Return the head of a request; if it has faults, answer it and return None."""

@@ -23,7 +23,7 @@ _LARGEST_TURN_BYTES: Final = 64 * 1024
 MOST_DIRECT_BYTES: Final = 64 * 1024
 """Data that bypasses the queues between two calls of :meth:`Sender.take`."""
 
-_FORGIVEN_PER_FRAME: Final = 4
+FORGIVEN_PER_FRAME: Final = 4
 """A peer may well update two windows for a frame of data, and ping."""
 
 _UPDATE_TABLE_SIZE: Final = b"\x20"
@@ -65,10 +65,10 @@ class Sender:
     """
 
     __slots__ = (
-        "_guard",
         "_views",
         "block_prefix",
         "direct_bytes",
+        "guard",
         "initial_window",
         "max_frame_bytes",
         "pieces",
@@ -85,7 +85,7 @@ class Sender:
         self.direct_bytes = 0
         self.waiting_bytes = 0
         self.block_prefix = b""
-        self._guard = guard
+        self.guard = guard
         self.ready: deque[SendingStream] = deque()
         self._views = False
 
@@ -95,8 +95,8 @@ class Sender:
         return bool(self.pieces) or (bool(self.ready) and self.window > 0)
 
     def reply(self, piece: bytes) -> None:
-        """Append a small frame that the peer's frames have caused."""
-        self._guard.count_reply()
+        """Append an answer to a frame of the peer, which sends as many as it likes."""
+        self.guard.count_reply()
         self.pieces.append(piece)
 
     def headers(self, stream_id: int, block: HeaderBlock, *, ends: bool) -> None:
@@ -130,7 +130,7 @@ class Sender:
         """Return output in order; see ``Connection.take_output``."""
         if self.ready:
             self._let_streams_send(limit_bytes)
-        self._guard.unsent_replies = self.direct_bytes = 0
+        self.guard.unsent_replies = self.direct_bytes = 0
         pieces = self.pieces
         if not pieces:
             return []
@@ -158,8 +158,8 @@ class Sender:
         self.pieces.append(frames.HEADER.pack(count << 8, frames.END_STREAM if ends else 0, stream.id))
         stream.move_data(count, self.pieces)
         self._views = True
-        if self._guard.spent:
-            self._guard.data_moved(_FORGIVEN_PER_FRAME)
+        if self.guard.spent:
+            self.guard.data_moved(FORGIVEN_PER_FRAME)
         if stream.waiting_bytes:
             self.enqueue(stream)
         else:

@@ -49,8 +49,8 @@ class Config:
             requests and bytes of DATA in either direction give some back, and so does time (``Connection.time_passed``).
         max_resets: streams that end by RST_STREAM, sent by either side. A finished request gives one back, and so
             does time.
-        max_unsent_replies: PING and SETTINGS acknowledgements, RST_STREAM and WINDOW_UPDATE frames that wait because
-            the user of the package takes no output: the peer does not read.
+        max_unsent_replies: acknowledgements of PING and SETTINGS, and RST_STREAM frames for faults of the peer, that wait
+            because the user of the package takes no output: the peer does not read.
         forgiven_frames_per_second: unproductive frames that a second gives back.
         forgiven_resets_per_second: resets that a second gives back.
     """

@@ -10,7 +10,7 @@ from pybackend.http2 import frames
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.http2.header_block import HeaderBlock
 from pybackend.http2.request_head import Fields
-from pybackend.http2.sending import MOST_DIRECT_BYTES, Sender
+from pybackend.http2.sending import FORGIVEN_PER_FRAME, MOST_DIRECT_BYTES, Sender
 
 _HEADER, _U32 = frames.HEADER, frames.U32
 
@@ -207,6 +207,8 @@ class Stream:
             sender.window -= size
             self.send_window -= size
             self.sent_bytes += size
+            if sender.guard.spent:
+                sender.guard.data_moved(FORGIVEN_PER_FRAME)
             if end:
                 self._sending_ended()
         else:
@@ -309,7 +311,7 @@ class Stream:
         credit, self._credit = self._credit, 0
         if credit:
             self.receive_window += credit
-            self._sender.reply(frames.window_update(self.id, credit))
+            self._sender.pieces.append(frames.window_update(self.id, credit))
 
     def _queue_data(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")

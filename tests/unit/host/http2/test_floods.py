@@ -151,13 +151,14 @@ def test_data_pays_for_frames():
         server.output()
 
 
-def test_sent_data_pays_for_the_window_updates_that_follow():
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_sent_data_pays_for_the_window_updates_that_follow(kind):
     server = Server(CONFIG)
     server.receive(headers(1))
     server.stream(1).send_headers(HEAD)
     server.output()
     for _ in range(100):
-        server.stream(1).send_data(memoryview(bytes(100)))
+        server.stream(1).send_data(kind(bytes(100)))
         server.output()
         server.receive(2 * frame(WINDOW_UPDATE, 0, 1, u32(50)) + 2 * frame(WINDOW_UPDATE, 0, 0, u32(50)))
 
@@ -274,3 +275,13 @@ def test_a_window_that_never_opens_is_reported():
     assert server.connection.stalled_streams() == [server.stream(1)]
     assert server.connection.stalled_streams() == [server.stream(1), server.stream(3)]
     assert server.connection.waiting_bytes == 90 + 89
+
+
+def test_frames_that_the_user_causes_count_for_nothing():
+    """Windows that open and streams that the user resets, while the client reads nothing."""
+    server = Server(Config(max_unsent_replies=5, stream_window_bytes=2**20))
+    server.receive(headers(1, flags=END_HEADERS))
+    for stream_id in range(3, 43, 2):
+        server.receive(frame(DATA, 0, 1, bytes(60_000)) + headers(stream_id))
+        server.stream(stream_id).reset()
+    assert {sent.kind for sent in server.sent()} == {WINDOW_UPDATE, RST_STREAM}

@@ -10,6 +10,7 @@ from tests.support.http2 import (
     DATA,
     HEAD,
     HEADERS,
+    SETTINGS,
     TRAILERS,
     WINDOW_UPDATE,
     Server,
@@ -162,6 +163,22 @@ def test_a_smaller_dynamic_table_is_confirmed_in_the_next_block(setting):
         server.stream(stream_id).respond(HEAD, b"", TRAILERS)
     heads = [sent.payload for sent in server.sent() if sent.kind == HEADERS]
     assert heads == [b"\x20" + HEAD.encoded, TRAILERS.encoded, HEAD.encoded, TRAILERS.encoded]
+
+
+def test_a_dynamic_table_that_shrank_for_a_moment_is_confirmed():
+    server = Server()
+    server.receive(frame(SETTINGS, 0, 0, b"\0\x01\0\0\0\0\0\x01\0\0\x10\0") + headers(1))
+    server.output()
+    server.stream(1).send_headers(HEAD)
+    assert server.sent()[0].payload == b"\x20" + HEAD.encoded
+
+
+def test_the_last_of_repeated_windows_holds():
+    server = Server()
+    server.receive(headers(1) + frame(SETTINGS, 0, 0, b"\0\x04\0\0\0\x01\0\x04\0\0\0\x05"))
+    server.stream(1).send_headers(HEAD)
+    server.stream(1).send_data(bytes(100))
+    assert _order(server) == [(1, 5)]
 
 
 def test_a_long_head_is_continued():

@@ -13,6 +13,7 @@ from tests.support.http2 import (
     END_HEADERS,
     GOAWAY,
     HEAD,
+    HEADERS,
     PING,
     PREFACE,
     RST_STREAM,
@@ -172,3 +173,25 @@ def test_a_reset_by_the_client_is_heard_once():
     server = Server()
     server.receive(headers(1) + 2 * frame(RST_STREAM, 0, 1, u32(0x99)))
     assert server.events == [("request", 1, b"/a", True), ("reset", 1, 0x99, None)]
+
+
+def test_data_that_waits_does_not_follow_the_end():
+    server = Server()
+    server.receive(headers(1))
+    server.stream(1).send_headers(HEAD)
+    server.stream(1).send_data(memoryview(bytes(100)))
+    server.connection.close(ErrorCode.INTERNAL_ERROR)
+    assert [sent.kind for sent in server.sent()] == [HEADERS, GOAWAY]
+    assert server.connection.is_finished
+    server.connection.connection_lost()
+    assert server.events[-1] == ("reset", 1, ErrorCode.CANCEL, None)
+
+
+def test_a_receiver_that_fails_leaves_no_stream_behind():
+    server = Server()
+    server.receive(headers(1))
+    server.on_request = lambda stream, head, ended: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        server.receive(headers(3))
+    server.connection.connection_lost()
+    assert server.events[1:] == [("reset", 1, ErrorCode.CANCEL, None)]
