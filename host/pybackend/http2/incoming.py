@@ -20,6 +20,7 @@ from pybackend.http2.stream import Stream
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
+_USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 _UNPACK: Final = frames.HEADER.unpack_from
 
 
@@ -75,7 +76,11 @@ class Incoming:
                 return
             if kind == _DATA:
                 self._requests.data(data, start, offset, flags, stream_id & 0x7FFFFFFF)
-            elif kind == _HEADERS and flags & _PLAIN_HEADERS_MASK == frames.END_HEADERS:
+            elif (
+                kind == _HEADERS
+                and flags & _PLAIN_HEADERS_MASK == frames.END_HEADERS
+                and offset - start <= _USUAL_BYTES
+            ):
                 self._requests.header_block(bytes(data[start:offset]), flags, stream_id & 0x7FFFFFFF)
             else:
                 self._other_frame(kind, flags, stream_id & 0x7FFFFFFF, bytes(data[start:offset]))
@@ -156,8 +161,9 @@ class Incoming:
             raise _protocol_error("6.1", f"{padding} bytes of padding in {length} bytes of DATA")
         stream = self._requests.admit(stream_id, length)
         ends = bool(flags & _END_STREAM)
-        if stream is not None and (overhead or not length):
-            stream.give_back(overhead)
+        if stream is not None:
+            if overhead:
+                stream.give_back(overhead)
             self._requests.count_data(length - overhead, ends=ends)
         self._payload = _OpenPayload(stream, length - overhead, padding or 0, ends=ends)
         self._finish_payload()

@@ -119,7 +119,7 @@ class Requests:
         core.highest_id = stream_id
         head = self._known.get(block)
         if head is None:
-            self.check_length(_HEADERS, len(block))
+            self._check_block_size(len(block))
             head = self._decode(block, flags, stream_id)
             if head is None:
                 return

@@ -143,11 +143,12 @@ def test_finished_requests_pay_for_frames():
         server.output()
 
 
-def test_data_pays_for_frames():
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_data_pays_for_frames(bytewise):
     server = Server(CONFIG)
     server.receive(OPEN)
     for _ in range(200):
-        server.receive(frame(DATA, 0, 1, b"x") + UNPRODUCTIVE["PING"])
+        server.receive(frame(DATA, 0, 1, b"x") + UNPRODUCTIVE["PING"], bytewise=bytewise)
         server.output()
 
 

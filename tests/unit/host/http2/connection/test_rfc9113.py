@@ -6,6 +6,7 @@ section 5.3.2 lets servers ignore all priority signals).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -56,6 +57,8 @@ def fields(*changes, without=(), extra=(), flags=END_HEADERS | END_STREAM, strea
     kept = [(name, changed.get(name, value)) for name, value in POST if name not in without]
     return headers(stream_id, *kept, *extra, flags=flags)
 
+
+LONG_FIELD = block(("a", "b" * 17_000))
 
 ENDS_CONNECTION = [
     # section, what is wrong, bytes after the handshake, code
@@ -221,6 +224,11 @@ ACCEPTED = [
     ("4.1", "a reserved bit before a stream", frame(HEADERS, 5, 0x8000_0001, block(*POST))),
     ("4.3", "two table sizes", frame(HEADERS, 5, 1, b"\x20\x3f\xe1\x1f" + block(*POST))),
     ("4.3", "a header block in three frames", headers(1, flags=END_STREAM) + frame(CONTINUATION, 0, 1) + frame(CONTINUATION, 4, 1, block(("a", "b")))),
+    (
+        "4.3",
+        "a header block longer than a frame may be",
+        headers(1, flags=END_STREAM) + frame(CONTINUATION, 0, 1, LONG_FIELD[:9000]) + frame(CONTINUATION, 4, 1, LONG_FIELD[9000:]),
+    ),
     ("5.1", "WINDOW_UPDATE after the end of the request", HALF_CLOSED + frame(WINDOW_UPDATE, 0, 1, u32(1))),
     ("5.1", "WINDOW_UPDATE of a closed stream", CLOSED + frame(WINDOW_UPDATE, 0, 1, u32(1))),
     ("5.1", "RST_STREAM of a closed stream", CLOSED + frame(RST_STREAM, 0, 1, u32(1))),
@@ -285,7 +293,7 @@ def test_rule_of_a_stream(section, _wrong, data, code, bytewise):
 @pytest.mark.parametrize(("_section", "_right", "data"), ACCEPTED, ids=_ids(ACCEPTED))
 @pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "byte by byte"])
 def test_right_bytes_are_accepted(_section, _right, data, bytewise):
-    server = Server(CONFIG)
+    server = Server(dataclasses.replace(CONFIG, max_header_list_bytes=20_000))
     server.receive(data, bytewise=bytewise)
     server.receive(headers(101) + frame(PING, 0, 0, b"12345678"))
     sent = server.sent()
