@@ -52,7 +52,7 @@ class ConnectionCore:
         self.guard = FloodGuard(config)
         self.sender = Sender(self.guard)
         self.decoder = HeaderDecoder(config.max_header_list_bytes, config.max_header_fields)
-        self.decoder.max_table_bytes = max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES)
+        self.decoder.allow_table(max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES))
         self.receive_window = config.connection_window_bytes
         self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)
         self.max_streams = config.max_concurrent_streams
@@ -92,7 +92,7 @@ class ConnectionCore:
             self._set_stream_window(window)
         self.max_streams = accepted.get(settings.MAX_CONCURRENT_STREAMS, self.max_streams)
         if (table := accepted.get(settings.HEADER_TABLE_SIZE)) is not None:
-            self.decoder.max_table_bytes = table
+            self.decoder.allow_table(table)
 
     def _set_stream_window(self, size: int) -> None:
         difference, self.stream_window = size - self.stream_window, size

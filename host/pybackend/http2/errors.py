@@ -30,14 +30,6 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 0xD
 
 
-def error_name(code: int) -> str:
-    """Return the name of an error code for messages; peers may send codes that the RFC does not define."""
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code:#x}"
-
-
 class Http2Error(Exception):
     """Base of the package's errors."""
 

@@ -61,14 +61,9 @@ class HeaderDecoder:
         self._decoder = hpack.Decoder(max_header_list_size=max_list_bytes * HARD_FACTOR)
         self._decoder.header_table = self._table
 
-    @property
-    def max_table_bytes(self) -> int:
-        """The dynamic table that the peer's encoder may use."""
-        return self._decoder.max_allowed_table_size
-
-    @max_table_bytes.setter
-    def max_table_bytes(self, value: int) -> None:
-        self._decoder.max_allowed_table_size = value
+    def allow_table(self, size: int) -> None:
+        """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
+        self._decoder.max_allowed_table_size = size
         self._forget()
 
     def request(self, block: bytes) -> RequestHead:

@@ -1,4 +1,4 @@
-"""Clients of other projects over real sockets: curl, nghttp and h2load, against the smallest server on our connection."""
+"""Clients of other projects over real sockets: curl, nghttp, h2load and grpcio, against the smallest server on our connection."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import re
 import shutil
 
+import grpc
 import pytest
 
 from pybackend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
@@ -15,6 +16,9 @@ from pybackend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConn
 OK = HeaderBlock([(b":status", b"200"), (b"content-type", b"application/octet-stream")])
 NOT_FOUND = HeaderBlock([(b":status", b"404")])
 CHECKED = HeaderBlock([(b"x-checked", b"yes")])
+
+GRPC_OK = HeaderBlock([(b":status", b"200"), (b"content-type", b"application/grpc")])
+GRPC_TRAILERS = HeaderBlock([(b"grpc-status", b"0")])
 
 BIG_BYTES = 5_000_000
 BIG = memoryview(bytes(range(251)) * (BIG_BYTES // 251 + 1))[:BIG_BYTES]
@@ -30,6 +34,7 @@ class Exchange:
         self.stream = stream
         self.path = head.path
         self.received = 0
+        self.message = bytearray()
         if head.path == b"/big":
             stream.send_headers(OK)
             stream.send_data(BIG)
@@ -39,6 +44,8 @@ class Exchange:
                 stream.send_headers(OK)
             if ended:
                 self._end()
+        elif head.path == b"/grpc/Echo":
+            assert not ended
         else:
             stream.send_headers(NOT_FOUND, end=True)
 
@@ -46,6 +53,8 @@ class Exchange:
         self.received += len(payload)
         if self.path == b"/echo":
             self.stream.send_data(bytes(payload))
+        elif self.path == b"/grpc/Echo":
+            self.message += payload
         self.stream.give_back(len(payload))
         if ended:
             self._end()
@@ -63,6 +72,8 @@ class Exchange:
     def _end(self):
         if self.path == b"/length":
             self.stream.respond(OK, str(self.received).encode(), CHECKED)
+        elif self.path == b"/grpc/Echo":
+            self.stream.respond(GRPC_OK, bytes(self.message), GRPC_TRAILERS)
         else:
             self.stream.send_trailers(CHECKED)
 
@@ -112,14 +123,11 @@ class ServerProtocol(asyncio.Protocol):
         pass
 
 
-def _serve(config, *command, before=None):
+def _serve(config, *command):
     """Run a program against a server; returns its exit status and output. ``{}`` in its arguments stands for the address."""
 
-    async def run():
-        errors = []
-        server = await asyncio.get_running_loop().create_server(lambda: ServerProtocol(config, errors), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        arguments = [argument.replace("{}", f"http://127.0.0.1:{port}") for argument in command]
+    async def run(address):
+        arguments = [argument.replace("{}", f"http://{address}") for argument in command]
         program = await asyncio.create_subprocess_exec(
             *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
@@ -129,10 +137,25 @@ def _serve(config, *command, before=None):
             if program.returncode is None:
                 program.kill()
                 await program.wait()
+        return program.returncode, out, err.decode()
+
+    return _with_server(config, run)
+
+
+def _with_server(config, client):
+    """Return what a client returns that is given the address of a server."""
+
+    async def run():
+        errors = []
+        server = await asyncio.get_running_loop().create_server(lambda: ServerProtocol(config, errors), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        try:
+            result = await client(f"{host}:{port}")
+        finally:
             server.close()
             await server.wait_closed()
         assert errors == []
-        return program.returncode, out, err.decode()
+        return result
 
     return asyncio.run(run())
 
@@ -207,3 +230,22 @@ def test_h2load(config, upload, path):
     assert status == 0
     assert re.search(rb"2000 total, 2000 started, 2000 done, 2000 succeeded, 0 failed, 0 errored, 0 timeout", out)
     assert re.search(rb"status codes: 2000 2xx", out)
+
+
+def test_grpcio(config):
+    """The client library under tritonclient: repeated heads, metadata that change its header table, and large messages."""
+
+    def call(address):
+        with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+            echo = channel.unary_unary("/grpc/Echo")
+            assert echo(bytes(BIG), timeout=30) == BIG
+            for number in range(50):
+                metadata = [("x-number", str(number)), ("x-bin", bytes([number]))]
+                assert echo(b"%d" % number, timeout=30 + number, metadata=metadata) == b"%d" % number
+            pending = [echo.future(b"x" * 1000, timeout=30) for _ in range(500)]
+            assert {future.result() for future in pending} == {b"x" * 1000}
+
+    async def client(address):
+        await asyncio.to_thread(call, address)
+
+    _with_server(config, client)
