@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pybackend import http2
 from pybackend.calls import model_calls, open_bytes
 from pybackend.cli.options import parse
 from pybackend.ensemble import run as ensemble_run
@@ -199,3 +201,8 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
 )
 def test_numbers_of_other_pages_are_those_of_the_code(page, sentence):
     assert sentence in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_bounds_of_http2_are_those_of_the_code():
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", (ROOT / "docs/architecture/http2.md").read_text(), re.MULTILINE)
+    assert rows == [(field.name, f"{field.default:,}") for field in dataclasses.fields(http2.Config)]

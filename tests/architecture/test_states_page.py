@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.engine.engine import EngineState
+from pybackend.http2.stream import StreamState
 from pybackend.instance.plan import InstanceState
 from pybackend.model.model import ModelState
 from pybackend_wire.messages import StubMessage
@@ -16,6 +17,7 @@ from pybackend_wire.states import LEGAL, StubState
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
     "pybackend.engine.EngineState": EngineState,
+    "pybackend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
     "pybackend.instance.plan.InstanceState": InstanceState,
     "pybackend_wire.states.StubState": StubState,

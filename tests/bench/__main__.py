@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.bench import (
     call_memory,
     footprint,
+    http2_cost,
     instances,
     ladder,
     large_tensors,
@@ -103,6 +104,10 @@ def _queues(results: Results, _launchers: Sequence[servers.Launcher], _scratch: 
     results.queues = queue_cost.measure(results.plan)
 
 
+def _http2(results: Results, _launchers: Sequence[servers.Launcher], _scratch: Path) -> None:
+    results.http2 = http2_cost.measure(results.plan)
+
+
 def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
@@ -123,6 +128,7 @@ _SECTIONS: dict[str, Section] = {
     "stream": _stream,
     "strings": _strings,
     "queues": _queues,
+    "http2": _http2,
     "call-memory": _call_memory,
 }
 

@@ -25,6 +25,8 @@ class Plan:
         chain_bytes: size of the tensor that passes through the steps of an ensemble.
         queue_lengths: so many requests wait at the same time; the first is the yardstick.
         queue_rounds: how often each of these queues is filled and emptied.
+        http2_calls: unary calls that a connection of HTTP/2 answers in a round.
+        http2_rounds: rounds of them.
         call_bytes: size of the tensor in a series of large calls from model to model.
         call_series: these series follow each other on one server: so many requests with so many calls each; the first
             has the fewest calls, and what the others take is compared with it.
@@ -47,6 +49,8 @@ class Plan:
     chain_bytes: int
     queue_lengths: tuple[int, ...]
     queue_rounds: int
+    http2_calls: int
+    http2_rounds: int
     call_bytes: int
     call_series: tuple[tuple[int, int], ...]
     start_rounds: int
@@ -69,6 +73,8 @@ FULL = Plan(
     chain_bytes=16 * MB,
     queue_lengths=(100, 10_000, 100_000),
     queue_rounds=5,
+    http2_calls=100_000,
+    http2_rounds=3,
     call_bytes=40 * MB,
     call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
@@ -91,6 +97,8 @@ QUICK = Plan(
     chain_bytes=4 * MB,
     queue_lengths=(100, 10_000),
     queue_rounds=2,
+    http2_calls=10_000,
+    http2_rounds=1,
     call_bytes=4 * MB,
     call_series=((1, 5), (1, 20)),
     start_rounds=2,

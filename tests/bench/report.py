@@ -24,6 +24,7 @@ def render(results: Results) -> str:
         _large,
         _growth,
         _queues,
+        _http2,
         _call_memory,
         _starts,
         _instances,
@@ -189,6 +190,18 @@ def _queues(results: Results) -> str:
             )
     header = ["requests waiting", "CPU us per request", "range", "rounds"]
     return _section("Queue with deadlines and priorities, no server", header, rows)
+
+
+def _http2(results: Results) -> str:
+    rows = []
+    for library, calls_per_read in sorted({(sample.library, sample.calls_per_read) for sample in results.http2}):
+        kind = (library, calls_per_read)
+        cpu_us = [sample.cpu_us for sample in results.http2 if (sample.library, sample.calls_per_read) == kind]
+        rows.append(
+            [library, calls_per_read, f"{statistics.median(cpu_us):.2f}", f"{min(cpu_us):.2f} to {max(cpu_us):.2f}"]
+        )
+    header = ["HTTP/2 of", "calls per read", "CPU us per call", "range"]
+    return _section("Unary calls over HTTP/2, no socket and no messages", header, rows)
 
 
 def _call_memory(results: Results) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.bench import bodies
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.http2_cost import Http2Sample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
@@ -42,6 +43,7 @@ class Results:
     stream: list[LoadSample] = field(default_factory=list)
     strings: list[LoadSample] = field(default_factory=list)
     queues: list[QueueSample] = field(default_factory=list)
+    http2: list[Http2Sample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     instances: list[InstanceSample] = field(default_factory=list)

@@ -1,0 +1,30 @@
+"""The part that the user of the package plays for a whole connection; ``StreamReceiver`` is the one for a stream."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pybackend.http2.request_head import RequestHead
+from pybackend.http2.stream import Stream, StreamReceiver
+
+
+class ConnectionReceiver(Protocol):
+    """Hears about one connection."""
+
+    def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
+        """A request begins.
+
+        Args:
+            stream: where to answer.
+            head: the checked head.
+            ended: the request has no body and no trailers.
+
+        Returns:
+            The receiver of all further events of this stream.
+        """
+
+    def on_ping_acknowledged(self, payload: bytes, /) -> None:
+        """The peer has answered ``Connection.ping``."""
+
+    def on_goaway(self, code: int, debug: bytes, /) -> None:
+        """The peer is about to leave: no new requests follow. Open streams go on."""

@@ -1,0 +1,56 @@
+"""Errors of the package. Each names the section of RFC 9113 whose rule was broken.
+
+Http2Error
+├── LocalProtocolError      the user of this package asked for something that the protocol forbids
+└── RemoteProtocolError     the peer broke a rule or exceeded a bound: the connection ends
+    └── StreamError         only one stream ends
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """The codes of RST_STREAM and GOAWAY (RFC 9113 section 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    CONNECT_ERROR = 0xA
+    ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
+    HTTP_1_1_REQUIRED = 0xD
+
+
+class Http2Error(Exception):
+    """Base of the package's errors."""
+
+
+class LocalProtocolError(Http2Error):
+    """The user of the package broke a rule; nothing was sent."""
+
+
+class RemoteProtocolError(Http2Error):
+    """The peer broke a rule or exceeded a bound.
+
+    Attributes:
+        code: the error code for the peer.
+        section: the section of RFC 9113 that has the rule, e.g. ``"6.5.2"``.
+    """
+
+    def __init__(self, code: ErrorCode, section: str, message: str) -> None:
+        super().__init__(f"{message} (RFC 9113 section {section})")
+        self.code = code
+        self.section = section
+
+
+class StreamError(RemoteProtocolError):
+    """One stream ends; the connection goes on."""

@@ -1,0 +1,141 @@
+"""What a request's header section must look like (RFC 9113 sections 8.2 and 8.3), and trailers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pybackend.http2.errors import ErrorCode, StreamError
+from pybackend.http2.fields import CONNECTION_SPECIFIC, NAME, VALUE
+
+Fields = tuple[tuple[bytes, bytes], ...]
+"""Names and values in the order in which they were received."""
+
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+
+
+class RequestHead:
+    """The head of a request. Requests whose header blocks are the same bytes share one object.
+
+    Attributes:
+        method: e.g. ``b"POST"``.
+        scheme: ``b"http"`` or ``b"https"``; empty for CONNECT.
+        authority: host and port, empty if the request has none.
+        path: path and query; empty for CONNECT.
+        fields: the other fields.
+        content_length: the announced length of the body, or None.
+        memo: a place for the reader of the head, which this package never touches. A head is shared by requests that repeat
+            it, so a reading of it that depends on nothing else need be made only once. It is dropped with the head.
+    """
+
+    __slots__ = ("authority", "content_length", "fields", "memo", "method", "path", "scheme")
+
+    def __init__(self, pseudo: dict[bytes, bytes], fields: Fields, content_length: int | None) -> None:
+        self.method = pseudo.get(b":method", b"")
+        self.scheme = pseudo.get(b":scheme", b"")
+        self.authority = pseudo.get(b":authority", b"")
+        self.path = pseudo.get(b":path", b"")
+        self.fields = fields
+        self.content_length = content_length
+        self.memo: object = None
+
+    def __repr__(self) -> str:
+        return f"RequestHead({self.method!r} {self.path!r}, {len(self.fields)} fields)"
+
+
+def read_request(section: Sequence[tuple[bytes, bytes]]) -> RequestHead:
+    """Check a request's header section.
+
+    Raises:
+        StreamError: the request is malformed.
+    """
+    pseudo: dict[bytes, bytes] = {}
+    rest = 0
+    for name, value in section:
+        if name[:1] != b":":
+            break
+        if name not in _PSEUDO:
+            raise malformed("8.3.1", f"a request has the pseudo-header field {name[:80]!r}")
+        if name in pseudo:
+            raise malformed("8.3.1", f"pseudo-header field {name[:80]!r} is repeated")
+        if not VALUE.match(value):
+            raise malformed("8.2.1", f"pseudo-header field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
+        pseudo[name] = value
+        rest += 1
+    fields = tuple((name, value) for name, value in section[rest:])
+    _check_pseudo(pseudo)
+    for name, value in fields:
+        _check_field(name, value)
+    _check_host(pseudo, fields)
+    return RequestHead(pseudo, fields, _content_length(fields))
+
+
+def read_trailers(section: Sequence[tuple[bytes, bytes]]) -> Fields:
+    """Check the fields that follow a request's body.
+
+    Raises:
+        StreamError: they are malformed.
+    """
+    fields = tuple((name, value) for name, value in section)
+    for name, value in fields:
+        _check_field(name, value)
+    return fields
+
+
+def malformed(section: str, message: str) -> StreamError:
+    """Return the error for a malformed request (RFC 9113 section 8.1.1)."""
+    return StreamError(ErrorCode.PROTOCOL_ERROR, section, message)
+
+
+def _check_pseudo(pseudo: dict[bytes, bytes]) -> None:
+    method = pseudo.get(b":method")
+    if not method:
+        raise malformed("8.3.1", "a request has no :method")
+    if method == b"CONNECT":
+        if b":scheme" in pseudo or b":path" in pseudo or not pseudo.get(b":authority"):
+            raise malformed("8.5", "CONNECT needs :authority, and neither :scheme nor :path")
+        return
+    if not pseudo.get(b":scheme"):
+        raise malformed("8.3.1", "a request has no :scheme")
+    path = pseudo.get(b":path")
+    if not path:
+        raise malformed("8.3.1", "a request has no :path")
+    if path[:1] != b"/" and not (path == b"*" and method == b"OPTIONS"):
+        raise malformed("8.3.1", f":path {path[:80]!r} does not begin with a slash")
+    if b"@" in pseudo.get(b":authority", b""):
+        raise malformed("8.3.1", ":authority contains user information")
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    if not NAME.match(name):
+        if name[:1] == b":":
+            raise malformed("8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers")
+        raise malformed("8.2.1", f"field name {name[:80]!r} is empty, has capitals or forbidden characters")
+    if not VALUE.match(value):
+        raise malformed("8.2.1", f"field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
+    if name in CONNECTION_SPECIFIC:
+        raise malformed("8.2.2", f"field {name[:80]!r} is about a connection of HTTP/1.1")
+    if name == b"te" and value != b"trailers":
+        raise malformed("8.2.2", f"field te is {value[:80]!r}, and only 'trailers' is allowed")
+
+
+def _check_host(pseudo: dict[bytes, bytes], fields: Fields) -> None:
+    authority = pseudo.get(b":authority")
+    if authority is None:
+        return
+    for name, value in fields:
+        if name == b"host" and value.lower() != authority.lower():
+            raise malformed("8.3.1", f"host {value[:80]!r} is not :authority {authority[:80]!r}")
+
+
+def _content_length(fields: Fields) -> int | None:
+    length: int | None = None
+    for name, value in fields:
+        if name != b"content-length":
+            continue
+        if not value.isdigit() or len(value) > 18:
+            raise malformed("8.1.1", f"content-length {value[:80]!r} is not a length")
+        if length is not None and length != int(value):
+            raise malformed("8.1.1", "two content-length fields contradict each other")
+        length = int(value)
+    return length
