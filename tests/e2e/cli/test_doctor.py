@@ -76,7 +76,7 @@ def test_its_own_files_are_in_nobodys_way():
         _, found = rows(python=public_python(public), XDG_CACHE_HOME=str(public / "cache"))
     finally:
         shutil.rmtree(public)
-    assert "cannot be read by other users" not in found["sandbox"]["found"], found["sandbox"]
+    assert "other users cannot" not in found["sandbox"]["found"], found["sandbox"]
     assert "it runs as a separate user" not in found["sandbox"]["advice"]
 
 
