@@ -30,7 +30,7 @@ from pybackend_wire.messages import INLINE_BYTES
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What loading a version would come to.
+    """The outcome of preparing a version without running its code.
 
     Attributes:
         process_count: number of its processes.

@@ -71,7 +71,7 @@ class Blocked:
 
 
 class ModelReach:
-    """What users can reach of a model's files. All methods block.
+    """The parts of a model's files that users can reach. All methods block.
 
     Args:
         needs: the files.

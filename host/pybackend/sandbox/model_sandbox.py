@@ -18,7 +18,7 @@ from pybackend.sandbox.limits import resource_limits
 from pybackend.sandbox.model_reach import ModelReach, Needs
 from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
 from pybackend.sandbox.process_user import ProcessUser, given_user, separate_user, server_user
-from pybackend.sandbox.python_places import python_places
+from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.user_choice import check_reach, objection_to, warn_of_closed_files
@@ -90,7 +90,8 @@ def sandbox_of(
     level = sandbox.level_of(name, options, source)
     if level == OFF:
         if os.geteuid() != 0:  # without a sandbox, root keeps its privileges and reaches everything
-            check_reach(name, model_reach(sandbox, options, files), server_user())
+            python = python_places(files.environment, sandbox.places, files.directory)
+            check_reach(name, _reach_of(sandbox, options, files, python), server_user())
         return None
     model = ModelSandbox(sandbox, name, level, options, files, required)
     if level == STRICT and model.objection:
@@ -98,9 +99,7 @@ def sandbox_of(
     return model
 
 
-def model_reach(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles) -> ModelReach:
-    """Return what users can reach of a model's files. Blocking."""
-    python = python_places(files.environment, sandbox.places, files.directory)
+def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles, python: PythonPlaces) -> ModelReach:
     return ModelReach(
         Needs(
             directory=files.directory,
@@ -145,9 +144,9 @@ class ModelSandbox:
         self._instances: dict[int, InstanceSandbox] = {}
         self._confined: Confinement | None = None
         self.missing: dict[str, str] = {}
-        self._reach: ModelReach | None = None
         places = python_places(files.environment, sandbox.places, files.directory)
         self._python, self.objection = places.directories, places.objection
+        self._reach = _reach_of(sandbox, options, files, places)
         self._domain: TrustDomain | None = None
         for path in (*options.read, *options.write):
             if not os.path.exists(path):
@@ -189,12 +188,9 @@ class ModelSandbox:
     def _make(self) -> InstanceSandbox:
         left_out: dict[str, str] = {}
         scratch = ""
-        if self._reach is None:
-            self._reach = model_reach(self._sandbox, self._options, self._files)
-            user, uid, gid = self._user(self._reach, left_out)
+        user, uid, gid = self._user(left_out)
+        if not self._instances:  # once per version
             warn_of_closed_files(self._name, self._reach, user, follows_links=self.level == STANDARD)
-        else:
-            _, uid, gid = self._user(self._reach, left_out)
         own_user = uid != _NOT_CHANGED
         if not own_user and self.level == STANDARD:
             self._sandbox.make_caches()
@@ -215,7 +211,7 @@ class ModelSandbox:
             self._domain.add(self, confinement)
         return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
 
-    def _user(self, reach: ModelReach, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
+    def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
         """Return its user with the numbers to change to; it stays the server's if the level allows no other.
 
         Raises:
@@ -223,13 +219,13 @@ class ModelSandbox:
         """
         unchanged = server_user(), _NOT_CHANGED, _NOT_CHANGED
         if not self.has_own_user:
-            check_reach(self._name, reach, unchanged[0])
+            check_reach(self._name, self._reach, unchanged[0])
             return unchanged
         try:
             uid, gid = self._take_user()
         except NoUsersError as error:
             if isinstance(error, UsersNotMappedError) and self.level != STRICT:
-                check_reach(self._name, reach, unchanged[0])
+                check_reach(self._name, self._reach, unchanged[0])
                 left_out["uid"] = str(error)
                 return unchanged
             raise ModelLoadError(
@@ -239,11 +235,11 @@ class ModelSandbox:
             ) from error
         if self._options.uid is not None:
             given = given_user(uid, gid)
-            check_reach(self._name, reach, given)
+            check_reach(self._name, self._reach, given)
             return given, uid, gid
         separate = separate_user(uid, gid)
         try:
-            reason = objection_to(separate, self._name, reach, self.level)
+            reason = objection_to(separate, self._name, self._reach, self.level)
         except ModelLoadError:
             self._users.give_back(uid)
             raise

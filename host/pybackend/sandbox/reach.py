@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _MOST_LINKS = 40
 """The kernel follows no more."""
 
 _ACL = "system.posix_acl_access"
+_NOBODY = 65534
 _ENTRY = struct.Struct("<HHI")
 _HEADER_BYTES = 4
 _USER, _OWNING_GROUP, _GROUP, _MASK, _OTHERS = 0x02, 0x04, 0x08, 0x10, 0x20
@@ -50,8 +52,25 @@ class Obstacle:
 
     @property
     def verb(self) -> str:
-        """What cannot be done."""
+        """The access that is refused, for sentences."""
         return "enter" if self.on_way else "read"
+
+
+def is_enforced(place: Obstacle, account: Account | None) -> bool:
+    """Whether the file system really refuses a place: some, on networks, are mounted so that modes have no effect.
+
+    A small program asks, as the user; it asks as nobody instead of root, which would have privileges. If the program cannot
+    run, the modes count. Blocking.
+    """
+    if account is None:
+        return True  # the kernel was asked already
+    uid = account.uid or _NOBODY
+    command = ["test", "-x" if place.on_way else "-r", place.path]
+    try:
+        asked = subprocess.run(command, user=uid, group=uid, extra_groups=[], capture_output=True, check=False, cwd="/")
+    except OSError:
+        return True
+    return asked.returncode != 0
 
 
 def obstacle(paths: Iterable[str], account: Account | None) -> Obstacle | None:

@@ -7,6 +7,7 @@ import logging
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.sandbox.model_reach import ModelReach
 from pybackend.sandbox.process_user import ProcessUser, server_user
+from pybackend.sandbox.reach import is_enforced
 from pybackend_wire.confinement import STRICT
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
         ModelLoadError: the user does not; the text says what to do.
     """
     blocked = reach.essential(user.account)
-    if blocked is not None:
+    if blocked is not None and is_enforced(blocked.place, user.account):
         why = f"{user.subject} cannot {blocked.place.verb} {blocked.place.path}{blocked.behind}"
         raise _refusal(name, f"it could not run, because {why}. {reach.advice(blocked, user)}")
 
@@ -51,7 +52,7 @@ def objection_to(separate: ProcessUser, name: str, reach: ModelReach, level: str
         raise _refusal(name, f"at SANDBOX '{STRICT}' it must have its own user, but {told}")
     root = server_user()
     for_all = reach.essential(root.account)
-    if for_all is not None:
+    if for_all is not None and is_enforced(for_all.place, root.account):
         neither = (
             f"neither a separate user nor {root.subject} can {for_all.place.verb} {for_all.place.path}{for_all.behind}"
         )

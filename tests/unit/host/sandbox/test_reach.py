@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pybackend.sandbox import reach
-from pybackend.sandbox.reach import Account, Obstacle, obstacle, obstacle_below
+from pybackend.sandbox.reach import Account, Obstacle, is_enforced, obstacle, obstacle_below
 
 NUMBER = 1_879_000_000
 NOBODY = Account(NUMBER, frozenset({NUMBER}))
@@ -79,6 +79,15 @@ def owner_of(tree):
 def test_a_ring_of_links_ends(tree):
     (tree / "ring").symlink_to(tree / "ring")
     assert obstacle([str(tree / "ring")], owner_of(tree)) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_the_kernel_has_the_last_word_about_a_place():
+    """On a file system that ignores modes, a place that they close is open to the program that asks."""
+    assert is_enforced(Obstacle("/proc/1/mem", 0, on_way=False), NOBODY)
+    assert is_enforced(Obstacle("/proc/1/fd", 0, on_way=True), Account(0, frozenset({0})))
+    assert not is_enforced(Obstacle("/etc/passwd", 0, on_way=False), NOBODY)
+    assert not is_enforced(Obstacle("/usr", 0, on_way=True), Account(0, frozenset({0})))
 
 
 OWNER, USER, OWNING_GROUP, GROUP, MASK, OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
