@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pybackend.settings import Settings
 
 _WIDTH = 120
 _MOST_NAMED = 4
+_COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,25 +63,27 @@ def run_doctor(arguments: Sequence[str]) -> int:
 def _rows(findings: Sequence[Finding]) -> list[str]:
     width = max(len(finding.layer) for finding in findings)
     indent = " " * (len("warn  ") + width + 2)
-    lines = []
+    lines, given = [], set()
     for finding in findings:
         head = f"{finding.status.value:<4}  {finding.layer:<{width}}  "
         lines += _wrapped(finding.found, head, indent)
         if finding.advice:
-            lines += _wrapped(finding.advice, indent, indent)
+            lines += _wrapped("(see above)" if finding.advice in given else finding.advice, indent, indent)
+            given.add(finding.advice)
     return lines
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:
-    """Lines that break only between words: paths and commands are copied from the terminal."""
-    return textwrap.wrap(
-        text,
+    """Lines that break neither words nor commands, which are copied from the terminal."""
+    lines = textwrap.wrap(
+        _COMMAND.sub(lambda command: command[0].replace(" ", _FIXED_SPACE), text),
         _WIDTH,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_FIXED_SPACE, " ") for line in lines]
 
 
 def _verdict(settings: Settings, failed: Sequence[str], findings: Sequence[Finding]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pybackend.doctor.finding import Finding, fail, ok, warn
+from pybackend.doctor.finding import Finding, fail, not_in_force, ok, warn
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.python_model import PythonModel, Rehearsal
@@ -76,7 +76,7 @@ async def _prepared(reading: ModelReading, host: ModelHost, models: Mapping[str,
             rehearsal = await PythonModel(candidate.source, host).rehearse()
             count += rehearsal.process_count
             told.append(f"version {version}: {_facts(rehearsal)}")
-            warnings += [f"Layer '{layer}' is not in force: {reason}" for layer, reason in rehearsal.missing.items()]
+            warnings += [not_in_force(layer, reason) for layer, reason in rehearsal.missing.items()]
     found = "; ".join(told)
     return warn(_row(name), found, " ".join(dict.fromkeys(warnings))) if warnings else ok(_row(name), found), count
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pybackend.doctor.finding import Finding, fail, ok, warn
+from pybackend.doctor.finding import Finding, fail, not_in_force, ok, warn
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
 from pybackend.ipc import stub_messages as heard
@@ -113,8 +113,8 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         return ok(layer, f"all layers of `standard` can be applied{shared}")
     return warn(
         layer,
-        f"without {', '.join(model.missing)}: {'; '.join(LAYERS[name] for name in model.missing)}",
-        " ".join(f"{name}: {reason}" for name, reason in model.missing.items()),
+        f"lost at `standard`: {'; '.join(LAYERS[name] for name in model.missing)}",
+        " ".join(not_in_force(name, reason) for name, reason in model.missing.items()),
     )
 
 

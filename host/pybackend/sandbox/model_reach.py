@@ -43,6 +43,7 @@ class Needs:
         bundle: the code of model processes.
         promised: paths that options of the sandbox name.
         repositories: directories of models.
+        is_unpacked: whether the server has unpacked the environment into its cache.
     """
 
     directory: Path
@@ -55,6 +56,7 @@ class Needs:
     bundle: str
     promised: Sequence[str]
     repositories: Sequence[str]
+    is_unpacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class ModelReach:
         if blocked.part is Part.PYTHON:
             install = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`"
             return [f"install the server where all may enter, {install}"]
+        if blocked.part is Part.ENVIRONMENT and self._needs.is_unpacked:
+            return ["have it unpacked where all may enter, `--environment-cache-directory=/var/cache/pybackend`"]
         if blocked.part is Part.ENVIRONMENT:
             return [f"make the environment where all may enter, below {place}"]
         if blocked.part is Part.BUNDLE:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
-from pybackend.sandbox.file_rules import ModelPlaces, resolved, standard_rules, strict_rules
+from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.leftovers import end_processes_of
 from pybackend.sandbox.limits import resource_limits
@@ -112,6 +112,7 @@ def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles, pyth
             bundle=sandbox.places.bundle,
             promised=(*options.read, *options.write),
             repositories=sandbox.places.repositories,
+            is_unpacked=any(contains(place, str(files.environment.prefix)) for place in sandbox.places.environments),
         )
     )
 

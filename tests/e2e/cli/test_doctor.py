@@ -207,6 +207,16 @@ class TestRepositories:
             == "serve would work: 1 model on 127.0.0.1:(a free port); 1 model would not be loaded"
         )
 
+    def test_advice_is_given_once_and_commands_stay_whole(self, tmp_path):
+        for name in ("one", "two"):
+            write_laboratory(tmp_path, name)
+        text = doctor(str(tmp_path), *FREE_PORTS).stdout
+        assert all(line.count("`") % 2 == 0 for line in text.splitlines()), text
+        if "layer 'neighbours'" not in text:
+            pytest.skip("temporary files do not lie below /tmp here")
+        assert text.count("layer 'neighbours'") == 1
+        assert text.count("(see above)") == 1
+
     def test_a_port_that_is_taken(self, tmp_path):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
