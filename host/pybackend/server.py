@@ -14,9 +14,6 @@ from pybackend.cache.choice import make_cache
 from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
-from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
-from pybackend.environment.pack_process import pack_in_process
-from pybackend.environment.provider import EnvironmentProvider
 from pybackend.errors import ServerError
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
@@ -24,11 +21,7 @@ from pybackend.frontend.http.kept_bytes import KeptBytes
 from pybackend.frontend.http.serial_protocol import ConnectionClock
 from pybackend.frontend.http.server import HttpServer, address_of, bind
 from pybackend.frontend.metrics import MetricsApp
-from pybackend.inference.queued_bytes import QueuedBytes
-from pybackend.instance.debugging import DebuggerPorts
-from pybackend.instance.devices import count_gpus
-from pybackend.instance.resources import ResourceTable
-from pybackend.model.host import ModelHost
+from pybackend.model.host_settings import make_host
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -36,10 +29,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
-from pybackend.sandbox.private_room import room_places
-from pybackend.sandbox.sandbox import Sandbox
-from pybackend.sandbox.shell_runner import ShellRunner
-from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
+from pybackend.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -69,31 +59,11 @@ class Server:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
-        kept = cache_places(settings.environments.cache_directory or default_cache_directory())
-        self._sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle, kept)
         self._services = ModelServices()
         door = InnerDoor(self._services)
-        host = ModelHost(
-            launcher=launcher,
-            services=self._services,
-            door=door,
-            auto_complete=settings.auto_complete,
-            model_load_count=settings.model_load_count,
-            model_memory_limit_bytes=settings.model_memory_limit_bytes,
-            gpu_count=count_gpus(),
-            backend_directory=settings.backend_directory,
-            debugger=DebuggerPorts(settings.debug),
-            explicit=settings.model_control is ModelControlMode.EXPLICIT,
-            startup_models=settings.startup_models,
-            finalize_timeout_s=settings.exit_timeout_s,
-            cache=self._cache,
-            queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
-            host_policies=settings.host_policies,
-            resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
-            environments=environments(settings.environments, self._sandbox),
-            sandbox=self._sandbox,
-            room_places=room_places(launcher.bundle.parent),
-        )
+        host = make_host(settings, launcher, self._services, door, self._cache)
+        assert host.sandbox is not None
+        self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)
         self._engine = InferenceEngine(
@@ -246,14 +216,6 @@ class Server:
         if self._cache is not None:
             await self._cache.close()
         return answered and sent
-
-
-def environments(settings: EnvironmentSettings, sandbox: Sandbox) -> EnvironmentProvider:
-    """The provider that prepares environments for models."""
-    directory = settings.cache_directory or default_cache_directory()
-    cache = EnvironmentCache(directory, settings.cache_limit_bytes)
-    packer = pack_in_process if settings.pack_at_load else None
-    return EnvironmentProvider(cache, packer, ShellRunner(sandbox))
 
 
 def raise_descriptor_limit() -> None:

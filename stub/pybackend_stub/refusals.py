@@ -72,13 +72,33 @@ def _hint(error: BaseException) -> str:
         return "Set SANDBOX_NETWORK in the model's parameters for network access, SANDBOX_UNIX_SOCKETS for socket files"
     if str(error.filename).startswith(_SHARED_MEMORY):
         return "Set SANDBOX_SUBPROCESSES in the model's parameters to let it share memory with processes that it starts"
-    if error.filename is not None:
-        return (
-            "Set SANDBOX_READ in the model's parameters to let it read that path, SANDBOX_WRITE to let it change it, "
-            "if file permissions allow that too"
-        )
+    if isinstance(error.filename, (str, bytes)):
+        return _about_file(os.path.abspath(os.fsdecode(error.filename)))
     # A function written in C, which appears in no traceback.
     return (
         "Set SANDBOX_SUBPROCESSES in the model's parameters to let it start processes; anything else that the kernel "
         "refuses needs another level of SANDBOX"
     )
+
+
+def _about_file(path: str) -> str:
+    """Tell a refusal by file permissions, which no option overrides, from one by the sandbox, whose rules ``access`` does not see."""
+    user = f"user {os.geteuid()}"
+    for way in reversed(list(_parents(path))):
+        if not os.access(way, os.X_OK) and os.path.lexists(way):
+            return f"File permissions refuse it, not the sandbox: {user} cannot enter {way}. Its owner can open it: `chmod o+x {way}`"
+    known = path if os.path.lexists(path) else os.path.dirname(path)
+    if not os.access(known, os.R_OK):
+        return f"File permissions refuse it, not the sandbox: {user} cannot read {known}. Its owner can open it: `chmod o+r {known}`"
+    read = "Set SANDBOX_READ in the model's parameters to let it read that path"
+    if not os.access(known, os.W_OK):
+        return f"{read}. File permissions keep {user} from changing {known}, whatever the parameters say"
+    return f"{read}, SANDBOX_WRITE to let it change it"
+
+
+def _parents(path: str) -> "Iterator[str]":
+    """Every directory above a path, and above the place that its links lead to, from the lowest."""
+    for start in (path, os.path.realpath(path)):
+        while os.path.dirname(start) != start:
+            start = os.path.dirname(start)
+            yield start

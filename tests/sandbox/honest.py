@@ -6,6 +6,8 @@ This file is imported by a model, in its process: it needs no more than a model 
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
+import errno
 import fcntl
 import getpass
 import http.client
@@ -181,6 +183,28 @@ def uses_a_data_base(_):
         base.execute("INSERT INTO t VALUES (1)")
         base.commit()
         assert base.execute("SELECT a FROM t").fetchall() == [(1,)]
+
+
+def falls_back_where_files_have_no_attributes(_):
+    """As ``shutil.copy2`` does. Those of an open file can be read at every level."""
+    with tempfile.NamedTemporaryFile() as file:
+        assert os.listxattr(file.fileno()) == []
+        for read in (os.listxattr, lambda path: os.getxattr(path, "user.missing")):
+            try:
+                assert read(file.name) == []
+            except OSError as error:
+                if error.errno not in (errno.ENOTSUP, errno.ENODATA):
+                    raise
+
+
+def falls_back_where_files_cannot_be_watched(_):
+    """As libraries do that reload changed files: without inotify they look from time to time."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watcher = libc.inotify_init1(os.O_CLOEXEC)
+    if watcher < 0:
+        assert ctypes.get_errno() == errno.ENOSYS
+    else:
+        os.close(watcher)
 
 
 def makes_a_pipe_with_a_name(_):

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.sandbox.reach import obstacle
+from pybackend.sandbox.reach import Account, obstacle
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 
@@ -28,6 +28,8 @@ IS_ROOT = os.geteuid() == 0
 
 OTHER_UID = 54_321
 """Whom servers run as that are not root, where the tests are."""
+
+OTHER = Account(OTHER_UID, frozenset({OTHER_UID}))
 
 MEMORY_MB = 4096
 
@@ -70,22 +72,25 @@ def public_directory() -> Path:
 def public_python(directory: Path) -> str:
     """An interpreter that other users can run, with the packages of this one."""
     packages = [path for path in (*site.getsitepackages(), str(ROOT_DIRECTORY)) if os.path.isdir(path)]
-    if not obstacle([sys.executable, sys.base_prefix, *packages], OTHER_UID, OTHER_UID):
+    if not obstacle([sys.executable, sys.base_prefix, *packages], OTHER):
         return sys.executable
-    blocked = obstacle(packages, OTHER_UID, OTHER_UID)
+    blocked = obstacle(packages, OTHER)
     if blocked:
-        pytest.skip(f"other users cannot read the packages of this Python: {blocked}")
+        pytest.skip(f"other users cannot read the packages of this Python: {blocked.path}")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for base in (f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        if os.access(base, os.X_OK) and not obstacle([base], OTHER_UID, OTHER_UID):
-            environment = directory / "python"
-            subprocess.run(
-                [base, "-I", "-m", "venv", "--without-pip", str(environment)], check=True, capture_output=True
-            )
-            lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
-            (environment / "lib" / f"python{version}" / "site-packages" / "packages.pth").write_text(lines)
-            return str(environment / "bin" / "python")
+        if os.access(base, os.X_OK) and not obstacle([base], OTHER):
+            return python_in(directory / "python", base)
     pytest.skip(f"there is no Python {version} that other users can run")
+
+
+def python_in(directory: Path, base: str) -> str:
+    """An interpreter in a new virtual environment, with the packages of this one."""
+    subprocess.run([base, "-I", "-m", "venv", "--without-pip", str(directory)], check=True, capture_output=True)
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (directory / "lib" / f"python{version}" / "site-packages" / "packages.pth").write_text(lines)
+    return str(directory / "bin" / "python")
 
 
 @dataclass

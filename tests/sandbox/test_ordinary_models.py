@@ -30,6 +30,8 @@ OF_STRICT = [
     "writes_temporary_files",
     "makes_a_cache_of_its_own",
     "uses_a_data_base",
+    "falls_back_where_files_have_no_attributes",
+    "falls_back_where_files_cannot_be_watched",
     "makes_a_pipe_with_a_name",
     "discards_output",
     "uses_torch",

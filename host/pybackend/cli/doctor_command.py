@@ -1,38 +1,38 @@
-"""``pybackend doctor``: checks whether this machine has what a server needs, and advises on everything missing."""
+"""``pybackend doctor``: checks whether a server would work on this machine, and advises on everything missing."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import logging
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
-from pybackend.cli.options import CommandParser
+from pybackend.cli.options import CommandParser, UsageError, parse_serve_flags
 from pybackend.doctor.examination import examine
 from pybackend.doctor.finding import Finding, Status
-from pybackend.environment.cache import default_cache_directory
+from pybackend.doctor.models import NOT_LOADED
+from pybackend.settings import Settings
 
-_INDENT = " " * 6
-_WIDTH = 110
+_WIDTH = 120
+_MOST_NAMED = 4
+_COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line behind ``pybackend doctor``."""
+    """The command line behind ``pybackend doctor``, without the flags of ``serve``."""
     parser = CommandParser(
         prog="pybackend doctor",
-        description="Checks whether this machine can run a server. Exits with 1 if a requirement is missing.",
+        usage="pybackend doctor [--json] [--FLAG[=VALUE]]... [REPOSITORY]",
+        description="Checks whether this machine can run a server, and with a REPOSITORY, whether that server would start: its "
+        "ports, and of each model the configuration, the environment and the permissions of its files. No code of a model "
+        "runs. Exits with 1 if a server would fail.",
+        epilog="The flags are those of `pybackend serve`: give the same ones.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument(
-        "--environment-cache-directory",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="the environment cache, as configured for the server",
-    )
     return parser
 
 
@@ -41,20 +41,64 @@ def run_doctor(arguments: Sequence[str]) -> int:
 
     Raises:
         UsageError: the command line is wrong.
+        ServerError: the flags contradict each other.
     """
-    given = make_parser().parse_args(list(arguments))
-    cache = (given.environment_cache_directory or default_cache_directory()).absolute()
-    findings = asyncio.run(examine(cache))
+    parser = make_parser()
+    given, rest = parser.parse_known_args(list(arguments))
+    try:
+        settings = parse_serve_flags(rest)
+    except UsageError as error:
+        raise UsageError(str(error), parser.format_usage()) from None
+    logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
+    findings = asyncio.run(examine(settings))
+    failed = [finding.layer for finding in findings if finding.status is Status.FAIL]
     if given.json:
         text = json.dumps([finding.to_document() for finding in findings], indent=2)
     else:
-        text = "\n".join(_row(finding) for finding in findings)
+        text = "\n".join([*_rows(findings), _verdict(settings, failed, findings)])
     sys.stdout.write(f"{text}\n")
-    return int(any(finding.status is Status.FAIL for finding in findings))
+    return int(bool(failed))
 
 
-def _row(finding: Finding) -> str:
-    lines = [f"{finding.status.value:<5} {finding.layer}: {finding.found}"]
-    if finding.advice:
-        lines += textwrap.wrap(finding.advice, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return "\n".join(lines)
+def _rows(findings: Sequence[Finding]) -> list[str]:
+    width = max(len(finding.layer) for finding in findings)
+    indent = " " * (len("warn  ") + width + 2)
+    lines, given = [], set()
+    for finding in findings:
+        head = f"{finding.status.value:<4}  {finding.layer:<{width}}  "
+        lines += _wrapped(finding.found, head, indent)
+        if finding.advice:
+            lines += _wrapped("(see above)" if finding.advice in given else finding.advice, indent, indent)
+            given.add(finding.advice)
+    return lines
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Lines that break neither words nor commands, which are copied from the terminal."""
+    lines = textwrap.wrap(
+        _COMMAND.sub(lambda command: command[0].replace(" ", _FIXED_SPACE), text),
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_FIXED_SPACE, " ") for line in lines]
+
+
+def _verdict(settings: Settings, failed: Sequence[str], findings: Sequence[Finding]) -> str:
+    if failed:
+        more = f" and {len(failed) - _MOST_NAMED} more" if len(failed) > _MOST_NAMED else ""
+        return f"serve would fail: {', '.join(failed[:_MOST_NAMED])}{more}"
+    if not settings.repositories:
+        return "serve would work on this machine; `pybackend doctor REPOSITORY` checks models and ports too"
+    models = [finding for finding in findings if finding.layer.startswith("model '")]
+    count = sum(finding.found != NOT_LOADED for finding in models)
+    http = settings.http
+    place = f" on {http.address}:{http.port or '(a free port)'}" if http.enabled else ""
+    others = f"; {_models(len(models) - count)} would not be loaded" if count < len(models) else ""
+    return f"serve would work: {_models(count)}{place}{others}"
+
+
+def _models(count: int) -> str:
+    return f"{count} {'model' if count == 1 else 'models'}"

@@ -404,21 +404,36 @@ def parse(arguments: Sequence[str]) -> Settings | None:
         UsageError: a flag, a value or a command does not exist.
         ServerError: the settings contradict each other.
     """
-    parser, serve = make_parser()
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
         raise UsageError(
             f"Unexpected argument: {arguments[0]}. To serve models write `pybackend serve DIRECTORY`",
-            parser.format_usage(),
+            make_parser()[0].format_usage(),
         )
+    given = _parsed(arguments)
+    return None if given.command is None else _settings(given, needs_repository=True)
+
+
+def parse_serve_flags(arguments: Sequence[str]) -> Settings:
+    """The settings of the flags and arguments of ``pybackend serve``, of which the repository may be missing.
+
+    Raises:
+        UsageError: a flag or a value does not exist.
+        ServerError: the settings contradict each other.
+    """
+    return _settings(_parsed(["serve", *arguments]), needs_repository=False)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser, serve = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         serve.refuse(rest[0])
-    return None if given.command is None else _settings(given)
+    return given
 
 
-def _settings(given: argparse.Namespace) -> Settings:
+def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
     repositories = ([given.repository] if given.repository else []) + given.model_repository
-    if not repositories:
+    if needs_repository and not repositories:
         raise ServerError(
             "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
         )

@@ -48,3 +48,8 @@ def warn(layer: str, found: str, advice: str) -> Finding:
 def fail(layer: str, found: str, advice: str) -> Finding:
     """A layer that prevents a server from working."""
     return Finding(layer, Status.FAIL, found, advice)
+
+
+def not_in_force(layer: str, reason: str) -> str:
+    """The advice about a layer of the sandbox that a model would lack."""
+    return f"layer '{layer}' is not in force: {reason}"

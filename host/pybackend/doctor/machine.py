@@ -22,7 +22,8 @@ _NEEDED = ("numpy", "msgpack", "msgspec", "posix_ipc", "fastapi", "uvicorn", "uv
 _PACKING = ("rattler", "conda_pack", "zstandard")
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 4096, 256
-"""Each connection takes one descriptor, and each process of a model five."""
+_DESCRIPTORS_OF_PROCESS = 5
+"""Each process of a model takes that many, and each connection takes one."""
 
 _FEW_PROCESSES = 512
 _LITTLE_ROOM_BYTES = 2 * 1024**3
@@ -54,14 +55,23 @@ def kernel() -> Finding:
     return ok("kernel", found)
 
 
-def descriptors() -> Finding:
-    """How many files and connections this user may have open at once."""
+def descriptors(process_count: int = 0) -> Finding:
+    """How many files and connections this user may have open at once.
+
+    Args:
+        process_count: number of processes that the server's models will have.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few, too_few = (
+        least + process_count * _DESCRIPTORS_OF_PROCESS for least in (_FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS)
+    )
     found = f"{_number(soft)}, at most {_number(hard)}"  # a server raises the soft limit to the hard one
+    if process_count:
+        found += f"; {process_count} processes of models take {process_count * _DESCRIPTORS_OF_PROCESS}"
     advice = "raise it: `ulimit -Hn 65536`, LimitNOFILE= of systemd, --ulimit nofile= of a container"
-    if hard != resource.RLIM_INFINITY and hard < _TOO_FEW_DESCRIPTORS:
+    if hard != resource.RLIM_INFINITY and hard < too_few:
         return fail("open files", found, advice)
-    if hard != resource.RLIM_INFINITY and hard < _FEW_DESCRIPTORS:
+    if hard != resource.RLIM_INFINITY and hard < few:
         return warn("open files", found, advice)
     return ok("open files", found)
 

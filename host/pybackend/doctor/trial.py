@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pybackend.doctor.finding import Finding, fail, ok, warn
+from pybackend.doctor.finding import Finding, fail, not_in_force, ok, warn
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
 from pybackend.ipc import stub_messages as heard
@@ -99,21 +99,22 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
         try:
-            instance = model.of_instance(0)
-            hello = await greeting(await launcher.start(StubLaunch(sandbox=instance)))
-            await instance.end_leftovers()
+            launch = StubLaunch(sandbox=model.of_instance(0))
+            process = await launcher.start(launch)
+            hello = await greeting(process)
+            launch.check_confined(process, hello.confined)  # the server's own judgement of what is missing
+            await launch.end_leftovers()
         except (PybackendError, OSError, EOFError) as error:
             return warn(layer, f"a process cannot be confined: {error}", "models that need a sandbox cannot be loaded")
         finally:
             sandbox.close()
-    missing = [f"{name} ({reason})" for name, reason in hello.confined.items() if reason]
-    if not missing:
-        return ok(layer, f"all {len(hello.confined)} layers of `standard` can be applied")
-    without = "; ".join(LAYERS[name] for name, reason in hello.confined.items() if reason)
+    if not model.missing:
+        shared = "" if model.has_own_user else "; models share this user, unless root starts the server"
+        return ok(layer, f"all layers of `standard` can be applied{shared}")
     return warn(
         layer,
-        f"without {', '.join(missing)}",
-        f"models at `standard` run without them and lose these protections: {without}",
+        f"lost at `standard`: {'; '.join(LAYERS[name] for name in model.missing)}",
+        " ".join(not_in_force(name, reason) for name, reason in model.missing.items()),
     )
 
 

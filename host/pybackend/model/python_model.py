@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import InferenceError, ModelLoadError
@@ -25,6 +26,23 @@ from pybackend.model.version_loader import VersionLoader
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
 from pybackend_wire.messages import INLINE_BYTES
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The outcome of preparing a version without running its code.
+
+    Attributes:
+        process_count: number of its processes.
+        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
+        level: of its sandbox, None without one.
+        missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
+    """
+
+    process_count: int
+    environment: Mapping[str, Any] | None
+    level: str | None
+    missing: Mapping[str, str]
 
 
 class PythonModel(Model):
@@ -60,6 +78,22 @@ class PythonModel(Model):
             raise failed from error
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
+
+    async def rehearse(self) -> Rehearsal:
+        """Do what :meth:`load` does before any code of the model runs, and release everything again.
+
+        Raises:
+            ModelLoadError: loading would fail; the text gives the reason.
+        """
+        try:
+            planned = await VersionLoader(self._source, self._host, self._processes).open()
+            if self.sandbox is None:
+                return Rehearsal(max(1, len(planned)), self.environment, None, {})
+            missing = self.sandbox.of_instance(0).confinement.left_out
+            return Rehearsal(max(1, len(planned)), self.environment, self.sandbox.level, missing)
+        finally:
+            await self._processes.close()
+            self._arena.close()
 
     async def _load(self) -> None:
         host, executions = self._host, self._executions

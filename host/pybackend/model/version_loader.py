@@ -77,8 +77,7 @@ class VersionLoader:
             InferenceError: the same.
         """
         source, host, files = self._source, self._host, self._files
-        await apart(files, source.check_model_file)
-        completed = await self._load_first()
+        completed = await self._load_first(await self.open())
         config = await apart(files, finish_config, source.config, completed, host.gpu_count)
         labels = await apart(files, read_labels, config, source.directory)
         signature, options = signature_of(config, labels), options_of(config)
@@ -93,11 +92,25 @@ class VersionLoader:
         states = await apart(files, read_states, config, source.directory)
         return CompletedVersion(config, signature, options, hidden, digest, warmup, states)
 
-    async def _load_first(self) -> dict[str, Any] | None:
-        source, host = self._source, self._host
-        planned = planned_instances(source.config, host.gpu_count)
-        names = [spec.name for spec in planned] or [f"{source.name}_0"]
-        await self._processes.open(planned, names)
+    async def open(self) -> list[InstanceSpec]:
+        """Check and prepare everything that must be right before the model's code can run; the first step of a load.
+
+        Returns:
+            The instances, according to the configuration before the model has completed it.
+
+        Raises:
+            ModelLoadError: something is missing or wrong; the text gives the reason.
+        """
+        await apart(self._files, self._source.check_model_file)
+        planned = planned_instances(self._source.config, self._host.gpu_count)
+        await self._processes.open(planned, self._names(planned))
+        return planned
+
+    def _names(self, planned: list[InstanceSpec]) -> list[str]:
+        return [spec.name for spec in planned] or [f"{self._source.name}_0"]
+
+    async def _load_first(self, planned: list[InstanceSpec]) -> dict[str, Any] | None:
+        source, host, names = self._source, self._host, self._names(planned)
         first = self._processes.add_instance(names[0])
         policy_name = planned[0].policy_name if planned else ""
         config_json = source.config.to_json() if host.auto_complete else None

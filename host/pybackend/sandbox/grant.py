@@ -14,7 +14,7 @@ from pybackend.errors import ErrorCode, InferenceError, ModelConfigError
 from pybackend.sandbox.file_rules import contains
 from pybackend.sandbox.limits import MIB, resource_limits
 from pybackend.sandbox.options import SandboxOptions, permissions, rank
-from pybackend.sandbox.reach import obstacle
+from pybackend.sandbox.reach import Account, obstacle
 from pybackend_wire.confinement import EXECUTE, READ, STRICT, WRITE
 
 OVERRIDES_FLAG = "--allow-model-overrides"
@@ -185,7 +185,7 @@ class Grant:
         if (
             not os.path.lexists(path)
             or self._changes(path, itself=False)
-            or (self.user[0] >= 0 and obstacle([path], *self.user))
+            or (self.user[0] >= 0 and obstacle([path], Account(self.user[0], frozenset(self.user[1:]))) is not None)
         ):
             return False
         return any(

@@ -15,11 +15,13 @@ from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standa
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.leftovers import end_processes_of
 from pybackend.sandbox.limits import resource_limits
+from pybackend.sandbox.model_reach import ModelReach, Needs
 from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
-from pybackend.sandbox.python_places import python_places
-from pybackend.sandbox.reach import obstacle, obstacle_below, obstacle_on_way
+from pybackend.sandbox.process_user import ProcessUser, given_user, separate_user, server_user
+from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
+from pybackend.sandbox.user_choice import check_reach, objection_to, warn_of_closed_files
 from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
@@ -83,14 +85,36 @@ def sandbox_of(
 
     Raises:
         ModelConfigError: the configuration asks for something that it must not have.
+        ModelLoadError: its processes could not reach its files.
     """
     level = sandbox.level_of(name, options, source)
     if level == OFF:
+        if os.geteuid() != 0:  # without a sandbox, root keeps its privileges and reaches everything
+            python = python_places(files.environment, sandbox.places, files.directory)
+            check_reach(name, _reach_of(sandbox, options, files, python), server_user())
         return None
     model = ModelSandbox(sandbox, name, level, options, files, required)
     if level == STRICT and model.objection:
         raise ModelConfigError(f"model '{name}' is not loaded at SANDBOX '{STRICT}': {model.objection} ({source})")
     return model
+
+
+def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles, python: PythonPlaces) -> ModelReach:
+    return ModelReach(
+        Needs(
+            directory=files.directory,
+            version_directory=files.version_directory,
+            model_file=files.model_file,
+            python=files.environment.python,
+            installations=python.needed,
+            packages=[path for path in python.directories if path not in python.needed],
+            prefix=files.environment.prefix,
+            bundle=sandbox.places.bundle,
+            promised=(*options.read, *options.write),
+            repositories=sandbox.places.repositories,
+            is_unpacked=any(contains(place, str(files.environment.prefix)) for place in sandbox.places.environments),
+        )
+    )
 
 
 class ModelSandbox:
@@ -121,9 +145,9 @@ class ModelSandbox:
         self._instances: dict[int, InstanceSandbox] = {}
         self._confined: Confinement | None = None
         self.missing: dict[str, str] = {}
-        self._reached: tuple[str, str] | None = None
         places = python_places(files.environment, sandbox.places, files.directory)
         self._python, self.objection = places.directories, places.objection
+        self._reach = _reach_of(sandbox, options, files, places)
         self._domain: TrustDomain | None = None
         for path in (*options.read, *options.write):
             if not os.path.exists(path):
@@ -164,10 +188,10 @@ class ModelSandbox:
 
     def _make(self) -> InstanceSandbox:
         left_out: dict[str, str] = {}
-        uid = gid = _NOT_CHANGED
         scratch = ""
-        if self.has_own_user:
-            uid, gid = self._user(left_out)
+        user, uid, gid = self._user(left_out)
+        if not self._instances:  # once per version
+            warn_of_closed_files(self._name, self._reach, user, follows_links=self.level == STANDARD)
         own_user = uid != _NOT_CHANGED
         if not own_user and self.level == STANDARD:
             self._sandbox.make_caches()
@@ -188,34 +212,43 @@ class ModelSandbox:
             self._domain.add(self, confinement)
         return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
 
-    def _user(self, left_out: dict[str, str]) -> tuple[int, int]:
-        """Return user and group; they stay the server's if others are impossible and the level allows that."""
+    def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
+        """Return its user with the numbers to change to; it stays the server's if the level allows no other.
+
+        Raises:
+            ModelLoadError: no user that it could have reaches its files, or there is none for it.
+        """
+        unchanged = server_user(), _NOT_CHANGED, _NOT_CHANGED
+        if not self.has_own_user:
+            check_reach(self._name, self._reach, unchanged[0])
+            return unchanged
         try:
             uid, gid = self._take_user()
         except NoUsersError as error:
             if isinstance(error, UsersNotMappedError) and self.level != STRICT:
+                check_reach(self._name, self._reach, unchanged[0])
                 left_out["uid"] = str(error)
-                return _NOT_CHANGED, _NOT_CHANGED
+                return unchanged
             raise ModelLoadError(
                 f"model '{self._name}' cannot have its own user: {error}. Set parameters SANDBOX_UID: \"host\" to let it "
                 "run as the server's user",
                 ErrorCode.UNAVAILABLE,
             ) from error
         if self._options.uid is not None:
-            return uid, gid
-        of_operator, of_author = self._obstacles(uid, gid)
-        if of_author and not of_operator and self.level == STRICT:
+            given = given_user(uid, gid)
+            check_reach(self._name, self._reach, given)
+            return given, uid, gid
+        separate = separate_user(uid, gid)
+        try:
+            reason = objection_to(separate, self._name, self._reach, self.level)
+        except ModelLoadError:
             self._users.give_back(uid)
-            raise ModelLoadError(
-                f"model '{self._name}' is not loaded at SANDBOX '{STRICT}': it could not have its own user, because "
-                f"{of_author}",
-                ErrorCode.UNAVAILABLE,
-            )
-        if of_operator or of_author:
+            raise
+        if reason:
             self._users.give_back(uid)
-            left_out["uid"] = of_operator or of_author
-            return _NOT_CHANGED, _NOT_CHANGED
-        return uid, gid
+            left_out["uid"] = reason
+            return unchanged
+        return separate, uid, gid
 
     def _take_user(self) -> tuple[int, int]:
         if self._options.uid is not None:
@@ -228,20 +261,6 @@ class ModelSandbox:
     @property
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
-
-    def _obstacles(self, uid: int, gid: int) -> tuple[str, str]:
-        """Find obstacles between its user and its files: in the operator's places, and in the model author's."""
-        if self._reached is None:
-            files = self._files
-            brought = [str(path) for path in (files.directory, files.environment.prefix) if path]
-            needed = [str(files.environment.python), *self._python, self._sandbox.places.bundle]
-            needed += [str(files.directory), str(files.version_directory), str(files.model_file)]
-            needed = [path for path in needed if os.path.exists(path)]
-            others = [path for path in needed if not any(contains(top, path) for top in brought)]
-            of_operator = obstacle_on_way(brought, uid, gid) or obstacle(others, uid, gid)
-            of_author = obstacle(needed, uid, gid) or obstacle_below(str(files.version_directory), uid, gid)
-            self._reached = of_operator, of_author
-        return self._reached
 
     def _confinement(self, uid: int, gid: int, scratch: str, left_out: dict[str, str]) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED

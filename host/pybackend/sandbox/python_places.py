@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pybackend.environment.environment import Environment
 from pybackend.sandbox.file_rules import ServerPlaces, contains, hidden_places, is_model
 
@@ -28,10 +30,12 @@ class PythonPlaces:
 
     Attributes:
         directories: directories to open to the model.
+        needed: those without which its Python cannot run a model; the others are only searched for modules.
         objection: the reason why an untrusted model must not have this environment; ``""`` if it may.
     """
 
     directories: tuple[str, ...]
+    needed: tuple[str, ...]
     objection: str = ""
 
 
@@ -44,7 +48,8 @@ def python_places(environment: Environment, server: ServerPlaces, model_director
         model_directory: of the model that will run in it.
     """
     if not environment.is_foreign:
-        return PythonPlaces(_own_python(environment))
+        needed = _own_python(environment)
+        return PythonPlaces(_distinct([*needed, *_search_path()]), _distinct([*needed, _directory_of_numpy()]))
     python = str(environment.python)
     prefix = os.path.realpath(environment.prefix or os.path.dirname(os.path.dirname(python)))
     own = os.path.realpath(model_directory)
@@ -57,15 +62,24 @@ def python_places(environment: Environment, server: ServerPlaces, model_director
     covers = next((path for path in hidden if contains(prefix, path)), "")
     objection = _objection(prefix, covers, _foreign_model(prefix, server, own))
     whole = [] if covers else [prefix]
-    return PythonPlaces(tuple(dict.fromkeys([*whole, *found])), objection)
+    packages = [os.path.join(library, "site-packages") for library in _pythons(os.path.join(prefix, "lib"))]
+    return PythonPlaces(_distinct([*whole, *found]), _distinct([*whole, *found, *packages]), objection)
 
 
-def _own_python(environment: Environment) -> tuple[str, ...]:
+def _own_python(environment: Environment) -> list[str]:
     python = str(environment.python)
-    found = [environment.prefix and str(environment.prefix), os.path.dirname(os.path.dirname(python))]
+    found = [str(environment.prefix or ""), os.path.dirname(os.path.dirname(python))]
     found.append(os.path.dirname(os.path.dirname(os.path.realpath(python))))
-    found += [sys.prefix, sys.base_prefix, sys.exec_prefix, *_search_path()]
-    return tuple(dict.fromkeys(path for path in found if path and path != "/"))
+    return [*found, sys.prefix, sys.base_prefix, sys.exec_prefix]
+
+
+def _directory_of_numpy() -> str:
+    """Return the directory of this Python's packages that every model process imports from."""
+    return os.path.dirname(os.path.dirname(np.__file__))
+
+
+def _distinct(paths: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for path in paths if path and path != "/"))
 
 
 def _search_path() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from pybackend_stub.sandbox.kernel import MACHINE, syscall
 from pybackend_stub.sandbox.seccomp_numbers import MACHINES, NEWEST, Machine
-from pybackend_wire.confinement import Confinement
+from pybackend_wire.confinement import STRICT, Confinement
 from pybackend_wire.zygote import MARK
 
 Instruction = Tuple[int, int, int, int]
@@ -106,6 +106,10 @@ def program(
     if not confinement.subprocesses:
         refused |= set(machine.starting.values())
     code.refuse(sorted(refused))
+    if confinement.level == STRICT:
+        # Libraries take these errors for a kernel and a file system without such features, and do without.
+        code.refuse(sorted(machine.watching.values()), errno.ENOSYS)
+        code.refuse(sorted(machine.attributes.values()), errno.ENOTSUP)
     code.add(_RETURN, _ALLOW)
     return code
 
@@ -116,14 +120,14 @@ class _Code(List[Instruction]):
     def add(self, operation: int, operand: int, if_true: int = 0, if_false: int = 0) -> None:
         self.append((operation, if_true, if_false, operand & 0xFFFFFFFF))
 
-    def refuse(self, numbers: "Sequence[int]") -> None:
-        """Refuse the system calls with these numbers with EPERM; expects that the number is loaded."""
+    def refuse(self, numbers: "Sequence[int]", error: int = errno.EPERM) -> None:
+        """Refuse the system calls with these numbers with an error; expects that the number is loaded."""
         for start in range(0, len(numbers), _LONGEST_JUMP):
             chunk = numbers[start : start + _LONGEST_JUMP]
             for place, number in enumerate(chunk):
                 last = place == len(chunk) - 1
                 self.add(_EQUAL, number, 0 if last else len(chunk) - 1 - place, 1 if last else 0)
-            self.add(_RETURN, _ERROR | errno.EPERM)
+            self.add(_RETURN, _ERROR | error)
 
 
 def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Dict[str, List[Instruction]]":

@@ -43,6 +43,17 @@ _MODES_AARCH64 = {
     "utimensat": 88,
 }  # fmt: skip
 
+_WATCHING_X86_64 = {"inotify_init": 253, "inotify_init1": 294, "inotify_add_watch": 254}
+_WATCHING_AARCH64 = {"inotify_init1": 26, "inotify_add_watch": 27}
+
+_ATTRIBUTES_X86_64 = {
+    "getxattr": 191, "lgetxattr": 192, "listxattr": 194, "llistxattr": 195, "getxattrat": 464, "listxattrat": 465,
+}  # fmt: skip
+
+_ATTRIBUTES_AARCH64 = {
+    "getxattr": 8, "lgetxattr": 9, "listxattr": 11, "llistxattr": 12, "getxattrat": 464, "listxattrat": 465,
+}  # fmt: skip
+
 NEWEST = 469
 """The newest system call on both machines when this file was written: ``file_setattr`` of Linux 6.17."""
 
@@ -54,6 +65,9 @@ class Machine(NamedTuple):
         audit: the kernel's number for this machine in a filter's input.
         for_nobody: refused to every model.
         modes: change permissions, owners, times or attributes of files.
+        watching: report every use of a file, which Landlock does not control.
+        attributes: read the extended attributes of the file at a path, which Landlock does not control either. Those of
+            an open file are not listed: Landlock controls the opening.
         starting: create a process or run a program; except ``clone``, which also makes threads.
         checked: calls whose arguments are checked.
         capset: sets capabilities.
@@ -62,6 +76,8 @@ class Machine(NamedTuple):
     audit: int
     for_nobody: "Dict[str, int]"
     modes: "Dict[str, int]"
+    watching: "Dict[str, int]"
+    attributes: "Dict[str, int]"
     starting: "Dict[str, int]"
     checked: "Dict[str, int]"
     capset: int
@@ -72,6 +88,8 @@ MACHINES = {
         audit=0xC000003E,
         for_nobody=_FOR_NOBODY_X86_64,
         modes=_MODES_X86_64,
+        watching=_WATCHING_X86_64,
+        attributes=_ATTRIBUTES_X86_64,
         starting={"fork": 57, "vfork": 58, "execve": 59, "execveat": 322},
         checked={
             "socket": 41, "socketpair": 53, "clone": 56, "clone3": 435, "ioctl": 16, "kill": 62, "tkill": 200,
@@ -87,6 +105,8 @@ MACHINES = {
         audit=0xC00000B7,
         for_nobody=_FOR_NOBODY_AARCH64,
         modes=_MODES_AARCH64,
+        watching=_WATCHING_AARCH64,
+        attributes=_ATTRIBUTES_AARCH64,
         starting={"execve": 221, "execveat": 281},
         checked={
             "socket": 198, "socketpair": 199, "clone": 220, "clone3": 435, "ioctl": 29, "kill": 129, "tkill": 130,

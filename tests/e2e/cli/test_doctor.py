@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import site
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.sandbox.hosts import public_directory, public_python
+from tests.sandbox.hosts import OTHER_UID, ROOT_DIRECTORY, parameters, public_directory, public_python
+from tests.support.laboratory import write_laboratory
+from tests.support.repositories import write_model
+from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -54,8 +60,20 @@ def test_every_layer_has_a_row(tmp_path):
 
 def test_for_people():
     done = doctor()
-    assert [line[6:].partition(":")[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == LAYERS
-    assert "fail" not in done.stdout
+    *lines, verdict = done.stdout.splitlines()
+    starts = [line for line in lines if not line.startswith(" ")]
+    assert [layer_of(line) for line in starts] == LAYERS
+    assert {line.index(layer_of(line)) for line in starts} == {6}
+    column = starts[0].index("pybackend ")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines), (
+        "the columns are not aligned"
+    )
+    assert verdict == "serve would work on this machine; `pybackend doctor REPOSITORY` checks models and ports too"
+
+
+def layer_of(line):
+    """The second column."""
+    return re.split(r"  +", line)[1]
 
 
 def test_few_descriptors(tmp_path):
@@ -76,7 +94,7 @@ def test_its_own_files_are_in_nobodys_way():
         _, found = rows(python=public_python(public), XDG_CACHE_HOME=str(public / "cache"))
     finally:
         shutil.rmtree(public)
-    assert "cannot be read by other users" not in found["sandbox"]["found"], found["sandbox"]
+    assert "other users cannot" not in found["sandbox"]["found"], found["sandbox"]
     assert "it runs as a separate user" not in found["sandbox"]["advice"]
 
 
@@ -119,4 +137,150 @@ def test_it_is_in_the_help():
 
 def test_the_page_has_a_line_for_every_row():
     page = (Path(__file__).parents[3] / "docs/operators/doctor.md").read_text()
-    assert [line[6:].partition(":")[0] for line in page.splitlines() if line.startswith(("ok ", "warn "))] == LAYERS
+    shown = [layer_of(line) for line in page.splitlines() if line.startswith(("ok ", "warn "))]
+    assert shown == [*LAYERS, "HTTP port", "Metrics port", "model 'resnet'"]
+
+
+FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0")
+
+
+class TestRepositories:
+    """With a repository it does what the server does at its start, short of running code of the models."""
+
+    def test_what_would_be_served(self, tmp_path):
+        write_laboratory(
+            tmp_path,
+            "two",
+            extra='instance_group { kind: KIND_CPU count: 2 } parameters { key: "SANDBOX" value '
+            '{ string_value: "off" } }',
+        )
+        (tmp_path / "two" / "1" / "model.py").write_text("raise SystemExit('code of the model has run')")
+        done = doctor(str(tmp_path), *FREE_PORTS)
+        assert done.returncode == 0, done
+        assert done.stderr == ""
+        assert done.stdout.splitlines()[-1] == "serve would work: 1 model on 127.0.0.1:(a free port)"
+        status, found = rows(str(tmp_path), *FREE_PORTS)
+        assert (status, list(found)) == (0, [*LAYERS, "HTTP port", "Metrics port", "model 'two'"])
+        assert found["model 'two'"] == {
+            "layer": "model 'two'",
+            "status": "ok",
+            "found": "version 1: 2 processes on the server's Python; sandbox off",
+            "advice": "",
+        }
+        assert "2 processes of models take 10" in found["open files"]["found"]
+
+    def test_what_would_fail_has_the_servers_words(self, tmp_path):
+        write_model(tmp_path, "text", "", 'backend: "python" inptu { }')
+        write_model(tmp_path, "nowhere", "", 'backend: "python"' + parameters(EXECUTION_ENV_PATH="/nowhere/at/all"))
+        write_model(tmp_path, "codeless", None, 'backend: "python"')
+        (tmp_path / "codeless" / "1").mkdir(parents=True, exist_ok=True)
+        write_model(tmp_path, "parts", None, PARTS)
+        status, found = rows(str(tmp_path), *FREE_PORTS)
+        models = {name: row for name, row in found.items() if name.startswith("model '")}
+        assert status == 1
+        assert {row["status"] for row in models.values()} == {"fail"}
+        assert (
+            doctor(str(tmp_path), *FREE_PORTS)
+            .stdout.splitlines()[-1]
+            .startswith("serve would fail: model 'codeless', ")
+        )
+        server = ServerProcess([tmp_path], "--exit-on-error=false")
+        try:
+            for name in ("text", "nowhere", "codeless"):
+                said = server.wait_for(
+                    rf"failed to load '{name}'.*?: (?:Internal|Invalid argument|Unavailable): (.*)\""
+                )[1]
+                assert models[f"model '{name}'"]["advice"] == said.replace('\\"', '"')
+        finally:
+            server.stop()
+        assert models["model 'parts'"]["advice"] == "the ensemble needs model 'absent', which is in no repository"
+
+    def test_a_model_that_need_not_be_loaded_is_no_failure(self, tmp_path):
+        write_laboratory(tmp_path, "fine")
+        write_model(tmp_path, "text", "", 'backend: "python" inptu { }')
+        for flag in ("--exit-on-error=false", "--model-control-mode=explicit"):
+            status, found = rows(str(tmp_path), *FREE_PORTS, flag)
+            assert (status, found["model 'text'"]["status"]) == (0, "warn")
+        done = doctor(str(tmp_path), *FREE_PORTS, "--exit-on-error=false")
+        assert (
+            done.stdout.splitlines()[-1]
+            == "serve would work: 1 model on 127.0.0.1:(a free port); 1 model would not be loaded"
+        )
+
+    def test_advice_is_given_once_and_commands_stay_whole(self, tmp_path):
+        for name in ("one", "two"):
+            write_laboratory(tmp_path, name)
+        text = doctor(str(tmp_path), *FREE_PORTS).stdout
+        assert all(line.count("`") % 2 == 0 for line in text.splitlines()), text
+        if "layer 'neighbours'" not in text:
+            pytest.skip("temporary files do not lie below /tmp here")
+        assert text.count("layer 'neighbours'") == 1
+        assert text.count("(see above)") == 1
+
+    def test_a_port_that_is_taken(self, tmp_path):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            status, found = rows(str(tmp_path), "--http-address=127.0.0.1", f"--http-port={port}", "--metrics-port=0")
+        assert (status, found["HTTP port"]["status"], found["Metrics port"]["status"]) == (1, "fail", "ok")
+        assert f"Socket '127.0.0.1:{port}' already in use. Stop the program" in found["HTTP port"]["advice"]
+        assert found["repository"]["found"] == f"no model in {tmp_path}"
+
+    def test_a_repository_that_is_not_there(self, tmp_path):
+        status, found = rows(str(tmp_path / "none"), *FREE_PORTS)
+        assert (status, found["repository"]["status"]) == (1, "fail")
+        assert found["repository"]["advice"].endswith("it does not exist")
+
+    def test_what_an_environment_has(self, tmp_path):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "environment")], check=True)
+        packages = next((tmp_path / "environment" / "lib").glob("python3*/site-packages"))
+        (packages / "more.pth").write_text("\n".join(site.getsitepackages()))
+        write_laboratory(tmp_path / "models", "m", extra=parameters(EXECUTION_ENV_PATH=str(tmp_path / "environment")))
+        _, found = rows(str(tmp_path / "models"), *FREE_PORTS)
+        version = ".".join(sys.version.split()[0].split(".")[:2])
+        assert f"1 process on Python {version}" in found["model 'm'"]["found"]
+        assert f", {tmp_path}/environment; sandbox standard" in found["model 'm'"]["found"]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+    def test_files_that_are_closed_to_the_models(self):
+        """Root is told what the server would say; the owner, an ordinary user, is served without a warning."""
+        public = public_directory()
+        try:
+            home = public / "home"
+            write_laboratory(home / "models", "m")
+            for path in (home, *home.rglob("*")):
+                os.chown(path, OTHER_UID, OTHER_UID)
+            home.chmod(0o700)
+            python = public_python(public)
+            status, found = rows(str(home / "models"), *FREE_PORTS, python=python, XDG_CACHE_HOME=str(public / "cache"))
+            assert (status, found["model 'm'"]["status"]) == (1, "fail")
+            assert f"sudo -u '#{OTHER_UID}' pybackend serve {home}/models" in found["model 'm'"]["advice"]
+            done = subprocess.run(
+                [python, "-m", "pybackend", "doctor", "--json", str(home / "models"), *FREE_PORTS],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=55,
+                user=OTHER_UID,
+                group=OTHER_UID,
+                extra_groups=[],
+                cwd=ROOT_DIRECTORY,
+                env={**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")},
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            found = {row["layer"]: row for row in json.loads(done.stdout)}
+            assert found["model 'm'"]["status"] == "ok", found
+            assert "uid" not in found["sandbox"]["found"]
+            assert "share this user" in found["sandbox"]["found"]
+        finally:
+            shutil.rmtree(public)
+
+
+PARTS = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling { step { model_name: "absent" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
+"""

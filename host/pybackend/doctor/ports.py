@@ -1,0 +1,30 @@
+"""Checks whether the server's ports are free, by binding them as the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pybackend.doctor.finding import Finding, fail, ok
+from pybackend.errors import ServerError
+from pybackend.frontend.http.server import address_of, bind
+from pybackend.settings import HttpSettings
+
+
+def examine(settings: HttpSettings) -> Iterator[Finding]:
+    """Check each port that the server would open."""
+    if settings.enabled:
+        yield _examined(settings.address, settings.port, "HTTP")
+    if settings.metrics_enabled:
+        yield _examined(settings.metrics_address, settings.metrics_port, "Metrics")
+
+
+def _examined(address: str, port: int, service: str) -> Finding:
+    layer = f"{service} port"
+    try:
+        sock = bind(address, port, service)
+    except ServerError as error:
+        return fail(layer, f"{address}:{port} cannot be opened", str(error))
+    try:
+        return ok(layer, f"{address}:{port} is free" if port else f"any free one, such as {address_of(sock)}")
+    finally:
+        sock.close()

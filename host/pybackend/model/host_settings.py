@@ -1,0 +1,68 @@
+"""Makes the server's interface for its models from the operator's settings."""
+
+from __future__ import annotations
+
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
+from pybackend.environment.pack_process import pack_in_process
+from pybackend.environment.provider import EnvironmentProvider
+from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.devices import count_gpus
+from pybackend.instance.resources import ResourceTable
+from pybackend.instance.services import StubServices
+from pybackend.model.door import ModelDoor
+from pybackend.model.host import ModelHost
+from pybackend.process.launcher import StubLauncher
+from pybackend.sandbox.private_room import room_places
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.sandbox.shell_runner import ShellRunner
+from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
+
+
+def make_host(
+    settings: Settings,
+    launcher: StubLauncher,
+    services: StubServices,
+    door: ModelDoor,
+    cache: ResponseCache | None = None,
+) -> ModelHost:
+    """Make the host of models; its sandbox must be closed at the end.
+
+    Args:
+        settings: the operator's.
+        launcher: starts model processes.
+        services: answers requests from model code.
+        door: sends ensembles' requests to their parts.
+        cache: the response cache, None for none.
+    """
+    kept = cache_places(settings.environments.cache_directory or default_cache_directory())
+    sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle, kept)
+    return ModelHost(
+        launcher=launcher,
+        services=services,
+        door=door,
+        auto_complete=settings.auto_complete,
+        model_load_count=settings.model_load_count,
+        model_memory_limit_bytes=settings.model_memory_limit_bytes,
+        gpu_count=count_gpus(),
+        backend_directory=settings.backend_directory,
+        debugger=DebuggerPorts(settings.debug),
+        explicit=settings.model_control is ModelControlMode.EXPLICIT,
+        startup_models=settings.startup_models,
+        finalize_timeout_s=settings.exit_timeout_s,
+        cache=cache,
+        queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
+        host_policies=settings.host_policies,
+        resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
+        environments=_environments(settings.environments, sandbox),
+        sandbox=sandbox,
+        room_places=room_places(launcher.bundle.parent),
+    )
+
+
+def _environments(settings: EnvironmentSettings, sandbox: Sandbox) -> EnvironmentProvider:
+    directory = settings.cache_directory or default_cache_directory()
+    cache = EnvironmentCache(directory, settings.cache_limit_bytes)
+    packer = pack_in_process if settings.pack_at_load else None
+    return EnvironmentProvider(cache, packer, ShellRunner(sandbox))

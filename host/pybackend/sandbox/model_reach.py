@@ -1,0 +1,191 @@
+"""Decides which user can reach the files of a model, and says how to mend it if none can.
+
+A process of a model has no privileges. So it is bound by file permissions even if its user is root: a directory that
+another user keeps to himself, such as a home directory, is closed to it. That is known before a process starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pybackend.sandbox.file_rules import contains
+from pybackend.sandbox.process_user import ProcessUser, name_of
+from pybackend.sandbox.reach import Account, Obstacle, links_below, obstacle, obstacle_below, obstacle_on_way
+
+
+class Part(Enum):
+    """A part of what a model needs; the value ends the phrase "where ... lies"."""
+
+    MODEL = "the model"
+    PYTHON = "the server's Python"
+    ENVIRONMENT = "the model's environment"
+    BUNDLE = "the code of model processes"
+    OTHER = "a file that it uses"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The files of a model, by the reason why it needs them.
+
+    Attributes:
+        directory: the model's.
+        version_directory: the version's.
+        model_file: the file to import.
+        python: the interpreter.
+        installations: directories without which the interpreter cannot run a model.
+        packages: further directories that it searches for modules.
+        prefix: of the environment, None for the server's own Python.
+        bundle: the code of model processes.
+        promised: paths that options of the sandbox name.
+        repositories: directories of models.
+        is_unpacked: whether the server has unpacked the environment into its cache.
+    """
+
+    directory: Path
+    version_directory: Path
+    model_file: Path
+    python: Path
+    installations: Sequence[str]
+    packages: Sequence[str]
+    prefix: Path | None
+    bundle: str
+    promised: Sequence[str]
+    repositories: Sequence[str]
+    is_unpacked: bool = False
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """An obstacle, and the part of a model's files that lies behind it."""
+
+    place: Obstacle
+    part: Part
+
+    @property
+    def behind(self) -> str:
+        """The end of a sentence about the place."""
+        return f", where {self.part.value} lies" if self.place.on_way else ""
+
+
+class ModelReach:
+    """The parts of a model's files that users can reach. All methods block.
+
+    Args:
+        needs: the files.
+    """
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        python = Part.PYTHON if needs.prefix is None else Part.ENVIRONMENT
+        files = [needs.directory, needs.version_directory, needs.model_file]
+        self._parts = {
+            Part.MODEL: [str(path) for path in files],
+            python: [str(needs.python), *needs.installations],
+            Part.BUNDLE: [needs.bundle],
+        }
+
+    def essential(self, account: Account | None) -> Blocked | None:
+        """Find what keeps a user from running the model at all."""
+        for part, paths in self._parts.items():
+            place = obstacle(paths, account)
+            if place is not None:
+                return Blocked(place, part)
+        return None
+
+    def of_operator(self, account: Account | None) -> Blocked | None:
+        """Find an obstacle that is not part of what authors brought: the model's directory and its environment."""
+        brought = [str(path) for path in (self._needs.directory, self._needs.prefix) if path]
+        for part, paths in self._all_parts().items():
+            ways = [path for path in paths if any(contains(top, path) for top in brought)]
+            tops = [top for top in brought if any(contains(top, path) for path in ways)]
+            others = [path for path in paths if path not in ways]
+            place = obstacle_on_way(tops, account) or obstacle(others, account)
+            if place is not None:
+                return Blocked(place, part)
+        return None
+
+    def of_author(self, account: Account | None) -> Blocked | None:
+        """Find any obstacle, also among files of the version's directory that the model may not use."""
+        for part, paths in self._all_parts().items():
+            place = obstacle(paths, account)
+            if place is not None:
+                return Blocked(place, part)
+        place = obstacle_below(str(self._needs.version_directory), account)
+        return None if place is None else Blocked(place, Part.MODEL)
+
+    def unreached(self, account: Account | None, *, follows_links: bool) -> tuple[str, Blocked] | None:
+        """Find a file that the model may use and cannot reach, with the reason why it might.
+
+        Args:
+            account: its user.
+            follows_links: whether the model may reach files outside its directory by links in it.
+        """
+        below = obstacle_below(str(self._needs.version_directory), account)
+        if below is not None:
+            return below.path, Blocked(below, Part.MODEL)
+        links = links_below(str(self._needs.version_directory)) if follows_links else []
+        for path in (*self._needs.promised, *links, *self._needs.packages):
+            place = obstacle([path], account) if os.path.exists(path) else None
+            if place is not None:
+                return path, Blocked(place, Part.OTHER)
+        return None
+
+    def _all_parts(self) -> dict[Part, list[str]]:
+        return {**self._parts, Part.PYTHON: [*self._parts.get(Part.PYTHON, []), *self._needs.packages]}
+
+    # Advice
+
+    def advice(self, blocked: Blocked, user: ProcessUser) -> str:
+        """Say how to mend it: the most sensible command, then others.
+
+        Args:
+            blocked: what is in the way.
+            user: of the model's processes.
+        """
+        if not blocked.place.on_way:
+            return f"Run {self._opened(blocked, user)}"
+        ways = [*self._as_owner(blocked, user), *self._elsewhere(blocked, user), self._opened(blocked, user)]
+        first, *others = [way if way[0] != "`" else f"let it pass, {way}" for way in ways]
+        return f"{first[0].upper()}{first[1:]}" + (f". Or {', or '.join(others)}" if others else "")
+
+    def _opened(self, blocked: Blocked, user: ProcessUser) -> str:
+        """The command that opens a place for this user if a list can name it, else for all."""
+        path, way = blocked.place.path, blocked.place.on_way
+        if not way and contains(str(self._needs.version_directory), path):
+            path = str(self._needs.version_directory)
+        if user.listed_as:
+            return f"`setfacl {'' if way else '-R '}-m u:{user.listed_as}:{'x' if way else 'rX'} {shlex.quote(path)}`"
+        return f"`chmod {'o+x' if way else '-R o+rX'} {shlex.quote(path)}`"
+
+    def _as_owner(self, blocked: Blocked, user: ProcessUser) -> list[str]:
+        owner = blocked.place.owner
+        if owner == 0 or user.listed_as:
+            return []
+        name = name_of(owner)
+        account = name if not name.isdecimal() else f"'#{name}'"
+        return [f"run the server as the user who owns it: `sudo -u {account} pybackend serve {self._repository()}`"]
+
+    def _elsewhere(self, blocked: Blocked, user: ProcessUser) -> list[str]:
+        place = next(path for path in ("/srv", "/opt", "/") if path == "/" or not contains(path, blocked.place.path))
+        if blocked.part is Part.MODEL and not user.listed_as:
+            return [f"move the models where all may enter, `mv {self._repository()} {place}`"]
+        if blocked.part is Part.PYTHON:
+            install = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`"
+            return [f"install the server where all may enter, {install}"]
+        if blocked.part is Part.ENVIRONMENT and self._needs.is_unpacked:
+            return ["have it unpacked where all may enter, `--environment-cache-directory=/var/cache/pybackend`"]
+        if blocked.part is Part.ENVIRONMENT:
+            return [f"make the environment where all may enter, below {place}"]
+        if blocked.part is Part.BUNDLE:
+            return ["set XDG_CACHE_HOME=/var/cache for the server"]
+        return []
+
+    def _repository(self) -> str:
+        directory = os.path.realpath(self._needs.directory)
+        tops = [path for path in self._needs.repositories if contains(path, directory)]
+        return shlex.quote(tops[0] if tops else os.path.dirname(directory))

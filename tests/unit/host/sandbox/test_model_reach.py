@@ -1,0 +1,96 @@
+"""What keeps a user from a model's files, and the advice about it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part
+from pybackend.sandbox.process_user import given_user, separate_user
+from pybackend.sandbox.reach import Obstacle
+
+NUMBER = 1_879_000_000
+OTHERS = separate_user(NUMBER, NUMBER)
+
+NEEDS = Needs(
+    directory=Path("/root/models/m"),
+    version_directory=Path("/root/models/m/1"),
+    model_file=Path("/root/models/m/1/model.py"),
+    python=Path("/root/python/bin/python"),
+    installations=(),
+    packages=(),
+    prefix=None,
+    bundle="/root/.cache/stub",
+    promised=(),
+    repositories=("/root/models",),
+)
+
+INSTALL = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`"
+
+
+@pytest.mark.parametrize(
+    ("part", "unpacked", "advice"),
+    [
+        (Part.MODEL, False, "Move the models where all may enter, `mv /root/models /srv`"),
+        (Part.PYTHON, False, f"Install the server where all may enter, {INSTALL}"),
+        (Part.ENVIRONMENT, False, "Make the environment where all may enter, below /srv"),
+        (
+            Part.ENVIRONMENT,
+            True,
+            "Have it unpacked where all may enter, `--environment-cache-directory=/var/cache/pybackend`",
+        ),
+        (Part.BUNDLE, False, "Set XDG_CACHE_HOME=/var/cache for the server"),
+    ],
+)
+def test_opening_the_directory_of_root_is_the_last_advice(part, unpacked, advice):
+    blocked = Blocked(Obstacle("/root", 0, on_way=True), part)
+    reach = ModelReach(replace(NEEDS, is_unpacked=unpacked))
+    assert reach.advice(blocked, OTHERS) == f"{advice}. Or let it pass, `chmod o+x /root`"
+
+
+def test_a_directory_of_another_user_is_first_served_as_that_user():
+    blocked = Blocked(Obstacle("/srv/anna", NUMBER, on_way=True), Part.MODEL)
+    assert ModelReach(NEEDS).advice(blocked, OTHERS) == (
+        f"Run the server as the user who owns it: `sudo -u '#{NUMBER}' pybackend serve /root/models`. "
+        "Or move the models where all may enter, `mv /root/models /opt`, or let it pass, `chmod o+x /srv/anna`"
+    )
+
+
+def test_a_user_with_a_lasting_number_is_let_in_alone():
+    user = given_user(1234, 1234)
+    way, file = Obstacle("/home/a b", 0, on_way=True), Obstacle("/root/models/m/1/model.py", 0, on_way=False)
+    assert ModelReach(NEEDS).advice(Blocked(way, Part.MODEL), user) == "Let it pass, `setfacl -m u:1234:x '/home/a b'`"
+    assert ModelReach(NEEDS).advice(Blocked(file, Part.MODEL), user) == "Run `setfacl -R -m u:1234:rX /root/models/m/1`"
+
+
+@pytest.mark.parametrize("closed", ["models/m", "models/m/1", "models/m/1/model.py", "python/bin/python", "packages"])
+def test_everything_without_which_a_model_cannot_run_is_essential(tmp_path, closed):
+    """Asked for a user who owns nothing there; the directories above the tree may be closed too, as pytest makes them."""
+    for name in ("models/m/1", "python/bin", "packages", "stub"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("models/m/1/model.py", "python/bin/python"):
+        (tmp_path / name).touch()
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o755)
+    (tmp_path / closed).chmod(0)
+    directory = tmp_path / "models" / "m"
+    reach = ModelReach(
+        replace(
+            NEEDS,
+            directory=directory,
+            version_directory=directory / "1",
+            model_file=directory / "1" / "model.py",
+            python=tmp_path / "python/bin/python",
+            installations=[str(tmp_path / "packages")],
+            bundle=str(tmp_path / "stub"),
+        )
+    )
+    owner = os.stat(tmp_path).st_uid
+    blocked = reach.essential(given_user(owner, NUMBER).account)  # the owner's own bits are closed too
+    assert blocked is not None
+    assert blocked.place.path == str(tmp_path / closed)
+    (tmp_path / closed).chmod(0o755)
+    assert reach.essential(given_user(owner, NUMBER).account) is None
