@@ -179,12 +179,15 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: LostInstance, model: InstanceOwner) -> None:
+    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[int, int]:
         """The stub is dead: tell those whose executions it had, and the model in any case.
 
         Args:
             instance: for them.
             model: the instance's owner.
+
+        Returns:
+            How many requests fail, and how many wait for another stub.
         """
         session, self.session = self.session, None
         assert session is not None
@@ -205,7 +208,10 @@ class ExecutionsInFlight:
                 pending.losses += 1
                 can_run_again = taken_back(session.inputs, pending.request) and pending.losses < MOST_LOSSES
                 (waiting if can_run_again else begun).append(pending)
+        failed = sum(len(begun) for begun, _ in lost.values())
+        saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, begun, waiting)
         for execution in in_flight:
             execution.gate.end()
+        return failed, saved
