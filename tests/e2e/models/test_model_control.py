@@ -37,6 +37,8 @@ SLOW_TO_LOAD = f"""
 {GATE}
 
 class TritonPythonModel:
+    execute = list
+
     def initialize(self, args):
         pass_gate(args["model_repository"], "initialize")
 """
