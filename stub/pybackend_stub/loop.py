@@ -28,7 +28,7 @@ from pybackend_stub.readiness import ReadinessCheck
 from pybackend_stub.receiver import Attendant, Receiver, Work
 from pybackend_stub.refusals import watch
 from pybackend_stub.responder import Responder
-from pybackend_stub.results import ResultWriter
+from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
@@ -52,6 +52,7 @@ from pybackend_wire.messages import ATTENDED_FROM, Failure, SegmentRole
 from pybackend_wire.stub_messages import (
     Completed,
     Detached,
+    DroppedOutput,
     Failed,
     Finalized,
     FreeInput,
@@ -59,6 +60,9 @@ from pybackend_wire.stub_messages import (
     Initialized,
     Readiness,
 )
+
+_MOST_NAME = 1000
+"""Most characters of an unknown output's name that the host is told."""
 
 
 class StubLoop:
@@ -200,7 +204,8 @@ class StubLoop:
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", "Failed to initialize Python stub", error)
         reader = TensorReader(memory, plan.output_names, plan.copy_inputs)
-        results = ResultWriter(writer, name, format_error)
+        tell = self._tell_dropped if plan.drops_unknown_outputs else None
+        results = ResultWriter(writer, name, format_error, UnknownOutputs(plan.output_names, tell))
         self._responder = self._runtime.responder = Responder(channel, receiver, results, plan.decoupled)
         self._executor = ModelExecutor(
             self._model,
@@ -225,6 +230,9 @@ class StubLoop:
         """In a process that the model forked, give up the host's socket and the parent's input memory."""
         self._memory.disown()
         self._channel.disown()
+
+    def _tell_dropped(self, name: str) -> None:
+        self._channel.say(DroppedOutput(shortened(name, _MOST_NAME)))
 
     def _answer_readiness(self, ready: bool, reason: str) -> None:
         with suppress(HostGone):

@@ -11,7 +11,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.instance.encoding import taken_back
 from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
 from pybackend.instance.owner import InstanceOwner
-from pybackend.instance.plan import InstancePlan
+from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import StubSession
 from pybackend.ipc import stub_messages as heard
@@ -48,11 +48,14 @@ class ExecutionsInFlight:
         self.prefetch = Prefetch(self.in_flight, on_available)
         self._version = version
         self._reschedules = False
+        self._watcher: OutputWatcher | None = None
 
     def begin(self, session: StubSession, plan: InstancePlan) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
         self._reschedules = plan.initialize.reschedules
+        self._watcher = plan.outputs
+        session.outputs.watcher = plan.outputs
         self.prefetch.begin(plan.initialize.concurrency, session.nudge)
 
     def find(self, number: int) -> Execution | None:
@@ -140,6 +143,11 @@ class ExecutionsInFlight:
             if not execution.unanswered:
                 self.streaming.pop(number, None)
         execution.owner.on_response(execution, pending, response)
+
+    def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
+        """The model has returned an output whose name is not configured, for the first time."""
+        if self._watcher is not None:
+            self._watcher.on_dropped_output(dropped.name)
 
     def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
         """``execute`` is about to return; the model wants to see some of its requests once more."""

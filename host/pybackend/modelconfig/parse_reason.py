@@ -35,9 +35,15 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
     return f"line {line}, column {column}: {_readable(reason)}{advice}"
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """A sentence, preceded by a space, that offers the closest known word, or else lists all of them."""
-    near = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.75)
+def nearest(word: str, known: list[str], least: float = 0.75) -> str:
+    """A sentence, preceded by a space, that offers the closest known word, or else lists all of them.
+
+    Args:
+        word: the unknown word.
+        known: the known words.
+        least: how alike two words must be, from 0 to 1.
+    """
+    near = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=least)
     if near:
         return f" Did you mean {next(name for name in known if name.lower() == near[0])}?"
     suffixed = [name for name in known if name.endswith(f"_{word}")]  # TYPE_FP32 for FP32
