@@ -47,7 +47,7 @@ class OutputWarnings:
         dims = expected.dims if expected.reshape is None else expected.reshape
         mismatch = output_mismatch(name, datatype, shape, expected, (-1, *dims) if signature.max_batch_size else dims)
         if mismatch:
-            self._warn(name, f"{mismatch}. Clients get it as it is")
+            self._warn(name, f"{mismatch}. Clients get it as it is.")
 
     def on_dropped_output(self, name: str) -> None:
         """A process has dropped an output whose name is not configured."""
@@ -59,4 +59,4 @@ class OutputWarnings:
     def _warn(self, name: str, text: str) -> None:
         if name not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(name)
-            log.warning("model '%s' %s. %s", self._signature.model_name, text.rstrip("."), _ADVICE)
+            log.warning("model '%s' %s %s", self._signature.model_name, text, _ADVICE)
