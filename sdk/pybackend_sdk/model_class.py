@@ -24,9 +24,9 @@ def model_class_of(module: Any, model_file: str) -> Any:
         return model_class
     if model_class is not None:
         kind = type(model_class).__name__
-        raise TritonModelException(f"{CLASS_NAME} in {model_file} must be a class, but it is of type '{kind}'")
+        raise TritonModelException(f"TritonPythonModel in {model_file} must be a class, but it is of type '{kind}'")
     raise TritonModelException(
-        f"module '{module.__name__}' has no attribute '{CLASS_NAME}': {model_file} must define class {CLASS_NAME}"
+        f"module '{module.__name__}' has no attribute 'TritonPythonModel': {model_file} must define class TritonPythonModel"
         f"{_suggested(_similar_class(module))}"
     )
 
@@ -42,9 +42,9 @@ def check_execute(model: Any, model_file: str) -> None:
         return
     text = f"Python model {model_file} does not implement `execute` method."
     if execute is not None:
-        text += f" {CLASS_NAME}.execute cannot be called: it is of type '{type(execute).__name__}'"
+        text += f" TritonPythonModel.execute cannot be called: it is of type '{type(execute).__name__}'"
     else:
-        text += f" {CLASS_NAME} has no method execute{_suggested(similar_method(model, 'execute'))}"
+        text += f" TritonPythonModel has no method execute{_suggested(similar_method(model, 'execute'))}"
     raise TritonModelException(text)
 
 
@@ -56,7 +56,7 @@ def warn_of_misspelt_methods(model_class: Any) -> None:
         similar = "" if hasattr(model_class, name) else similar_method(model_class, name)
         if similar:
             Logger.log_warn(
-                f"{CLASS_NAME} has no method {name}; did you mean '{similar}'? The server does not call '{similar}'"
+                f"TritonPythonModel has no method {name}; did you mean '{similar}'? The server does not call '{similar}'"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the server's log says about errors of a model: the whole traceback, the requests, and each text once a second."""
+"""Writes a model's errors to the server's log: the whole traceback, the requests, and each text once a second."""
 
 import binascii
 import os
@@ -28,7 +28,7 @@ _MOST_TEXTS = 64
 _MOST_IDS, _MOST_ID_CHARACTERS = 3, 48
 
 _MOST_HEAD_CHARACTERS = 2000
-"""Of an error's text before its traceback, which ends with the whole message."""
+"""Limit on an error's text before its traceback, which ends with the whole message."""
 
 
 def format_error(error: BaseException) -> str:

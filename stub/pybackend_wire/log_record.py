@@ -5,7 +5,7 @@ record is a line: a mark, a JSON array, a line feed. A piece of a record is neve
 to a pipe; longer messages travel in several pieces. So a line of another thread or process never ends up inside a
 piece. A program that prints something like a record writes a log line, which is all that a record can do.
 
-Each failed execution is announced by a short record of its own, a failure note. The record with the failure's whole text
+Each failed execution is announced by a short record, the failure note. The record with the failure's whole text
 follows unless the process has sent the same text a moment ago; so a model that fails a thousand times a second fills
 neither the pipe nor the log. Both carry the failure's number, which is the same for equal texts.
 """

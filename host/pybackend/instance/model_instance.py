@@ -263,6 +263,6 @@ class ModelInstance:
 
 
 def _losses(failed: int, saved: int) -> str:
-    """What happened to the requests of a process that died, as the end of a sentence."""
+    """The fate of the requests of a process that died, as the end of a sentence."""
     text = f"took {failed or 'no'} request{'' if failed == 1 else 's'} with it"
     return f"{text}; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else text

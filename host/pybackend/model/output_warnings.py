@@ -22,7 +22,7 @@ MOST_NAME_CHARACTERS = 200
 _SIMILAR = 0.6
 """How alike names of outputs must be; names are often short, such as OTU and OUT."""
 
-_ADVICE = "This is said once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+_ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
 
 
 class OutputWarnings:

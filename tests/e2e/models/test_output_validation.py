@@ -119,7 +119,7 @@ def warnings_of(server, model, last):
     return [line.text.removeprefix(begin) for line in log_lines(server.output) if line.text.startswith(begin)]
 
 
-ADVICE = "This is said once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
 MISNAMED = (f"'OTU', which its configuration does not have: clients never get it. Did you mean OUT? {ADVICE}",)
 WRONG_TYPE = f"'OUT' as FP64, but its configuration says FP32. Clients get it as it is. {ADVICE}"
 
