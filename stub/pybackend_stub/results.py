@@ -92,7 +92,7 @@ class ResultWriter:
                 return self.failure(ErrorCode.INTERNAL, self.prefixed(message), most_text)
         try:
             outputs = prune(response, requested_output_names)
-            if len(outputs) != len(response._output_tensors):
+            if outputs is not response._output_tensors:
                 outputs = self._unknown.after_pruning(response, outputs)
             places = self._writer.write(outputs, tail)
         except OutputMemoryExhausted as exhausted:

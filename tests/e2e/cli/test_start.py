@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.gates import GATE, Gate, wait_until
+from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
@@ -329,7 +330,7 @@ def test_a_signal_before_anything_else_ends_it_without_a_traceback(repository, n
         wait_until(lambda: server.stub_pids() or server.process.poll() is not None, "no process is started")
         pids = server.stub_pids()
         assert server.stop(number) in {0, -number, 128 + number}
-        assert "Traceback" not in server.output, server.output
+        assert not server_tracebacks(server)
         assert free_of_processes(pids)
 
 

@@ -204,7 +204,7 @@ REFUSED = {
     "raises": (
         "raise KeyError('a key')",
         "",
-        "Internal: KeyError: 'a key'\n\nAt:\n  {directory}/1/model.py(10): auto_complete_config\n",
+        "Internal: KeyError: 'a key'\n\nAt:\n  {directory}/1/model.py(12): auto_complete_config\n",
     ),
     "calls_a_model": (
         'pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="x").exec()',

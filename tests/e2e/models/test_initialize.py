@@ -109,7 +109,7 @@ BAD = {
     ),
     "second_of_two": (
         "import os\n\n\nclass TritonPythonModel:\n    def initialize(self, args):\n"
-        "        if args['model_instance_name'].endswith('_1'):\n            os._exit(4)",
+        "        if args['model_instance_name'].endswith('_1'):\n            os._exit(4)\n    execute = list",
         "Internal: Stub process 'second_of_two_0_1' is not healthy. The process exited with status 4.",
     ),
     "import_error": (
