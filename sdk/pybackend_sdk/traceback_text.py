@@ -1,7 +1,8 @@
 """An exception as text for a log: the whole chain with source lines, in Python's own order and words."""
 
+import os
 import traceback
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import printable
 
@@ -27,6 +28,9 @@ def traceback_text(error: BaseException, hidden_prefixes: "Sequence[str]" = ()) 
         hidden = tuple(hidden_prefixes)
         for part in parts:
             part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(hidden)]
+            if _is_syntax_error(part) and _leads_away(part.filename):
+                # The file may be no code at all, but somebody's key.
+                part.text = None  # type: ignore[assignment]
         if not any(part.stack or _is_syntax_error(part) for part in parts):
             return ""
         text = "".join(report.format()).rstrip("\n")
@@ -61,6 +65,12 @@ def _parts(report: traceback.TracebackException) -> "List[traceback.TracebackExc
         waiting += [other for other in (part.__cause__, part.__context__) if other is not None]
         waiting += getattr(part, "exceptions", None) or []  # of a group, since Python 3.11
     return parts
+
+
+def _leads_away(file: "Optional[str]") -> bool:
+    """Whether a file is a link to something outside of its directory."""
+    directory = os.path.realpath(os.path.dirname(file or ""))
+    return file is not None and not os.path.realpath(file).startswith(os.path.join(directory, ""))
 
 
 def _is_syntax_error(part: traceback.TracebackException) -> bool:

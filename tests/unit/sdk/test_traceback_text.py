@@ -62,6 +62,19 @@ def test_a_syntax_error_shows_its_line_without_any_frame():
     assert traceback_text(error, [HERE]).startswith('  File "/m/model.py", line 1\n')
 
 
+def test_the_text_of_a_file_that_a_link_leads_to_is_not_shown(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "secret").write_text("-----BEGIN-----\n")
+    link, inside = tmp_path / "m/model.py", tmp_path / "m/inside.py"
+    link.symlink_to(tmp_path / "secret")
+    inside.symlink_to("data")
+    (tmp_path / "m/data").write_text("-----BEGIN-----\n")
+    for file, shown in ((link, False), (inside, True)):
+        text = traceback_text(raised(lambda file=file: compile(file.read_text(), str(file), "exec")), [HERE])
+        assert f'File "{file}", line 1' in text
+        assert ("-----BEGIN" in text) is shown
+
+
 def test_cycles_and_endless_chains_end():
     first, second = raised(cause), raised(with_cause)
     first.__context__, second.__context__ = second, first
