@@ -70,7 +70,7 @@ def test_fifty_deaths(tmp_path):
         assert after[2] == before[2], f"threads grew from {before[2]} to {after[2]}"
         assert after[3] <= before[3] + 20_000, f"memory grew from {before[3]} to {after[3]} KiB"
         assert server.stop() == 0
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)
 
 
 def test_requests_that_fail_or_are_abandoned_leave_nothing_either(tmp_path):

@@ -266,4 +266,4 @@ def test_calls_are_under_way_when_the_server_stops(tmp_path, text, ends):
         else:
             assert asked.exception() or asked.result().status >= 500 or "error" in asked.result().body.decode()
         assert free_of_processes(pids)
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)

@@ -123,7 +123,7 @@ def test_a_host_without_descriptors_tries_again_until_it_has_some(tmp_path):
             assert told(server, name, "echo again") == "again"
         assert len(server.stub_pids()) == stubs
         assert server.stop() == 0
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)
 
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
@@ -141,7 +141,7 @@ def test_a_confined_model_comes_back_once_there_are_descriptors_again(level):
         server.wait_until("/v2/models/victim/ready", 200)
         assert host.ask("victim")["pid"] != pid
         assert server.stop() == 0
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)
 
 
 def test_clients_leave_descriptors_for_a_restart(tmp_path):
@@ -165,7 +165,7 @@ def test_clients_leave_descriptors_for_a_restart(tmp_path):
         clients.close()
         server.wait_until("/v2/models/weak/ready", 200)
         assert server.stop() == 0
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)
         assert server.output.count("Clients use all descriptors") == 1
 
 

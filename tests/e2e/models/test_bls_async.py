@@ -92,7 +92,7 @@ def server(repository):
         pids = server.stub_pids()
         yield server
         assert server.stub_pids() == pids, "a model's process died and was restarted"
-        assert not server_tracebacks(server)
+        assert not server_tracebacks(server.output)
         assert "never awaited" not in server.output
 
 

@@ -337,7 +337,7 @@ def test_a_load_goes_on_when_its_asker_dies(server, repository, tmp_path):
     assert replies[0].status == 500
     server.wait_until("/v2/models/new/ready", 200)
     server.wait_until("/v2/models/laboratory/ready", 200)
-    assert not server_tracebacks(server)
+    assert not server_tracebacks(server.output)
 
 
 def test_a_model_that_reloads_itself(tmp_path):

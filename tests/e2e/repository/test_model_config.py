@@ -373,7 +373,7 @@ def test_name_mismatch(wrong, status_of):
 
 def test_no_traceback_for_any_of_them(wrong):
     server, _ = wrong
-    assert not server_tracebacks(server)
+    assert not server_tracebacks(server.output)
     assert server.get("/v2/health/ready").status == 400
     assert server.get("/v2/health/live").status == 200
 
