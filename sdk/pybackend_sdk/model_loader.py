@@ -8,9 +8,8 @@ from types import ModuleType
 from typing import Any, Dict, Optional
 
 from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.model_class import model_class_of, warn_of_misspelt_methods
 from pybackend_sdk.model_config import ModelConfig
-
-CLASS_NAME = "TritonPythonModel"
 
 
 def import_model(model_file: str, *, of_backend: bool = False) -> type:
@@ -27,7 +26,7 @@ def import_model(model_file: str, *, of_backend: bool = False) -> type:
         of_backend: whether the file belongs to a backend, which serves models that may bring no code.
 
     Raises:
-        TritonModelException: the file has no ``TritonPythonModel``.
+        TritonModelException: the file has no ``TritonPythonModel``, or it is not callable.
         BaseException: any exception from the file's own code.
     """
     directory = os.path.dirname(model_file)
@@ -41,12 +40,9 @@ def import_model(model_file: str, *, of_backend: bool = False) -> type:
         _import_package(package, directory)
         module = _import_file(package + "." + stem, model_file)
         setattr(sys.modules[package], stem, module)
-    model_class = getattr(module, CLASS_NAME, None)
-    if model_class is None:
-        raise TritonModelException(
-            f"module '{module.__name__}' has no attribute '{CLASS_NAME}': {model_file} must define class {CLASS_NAME}"
-        )
-    return model_class  # type: ignore[no-any-return]
+    model_class: type = model_class_of(module, model_file)
+    warn_of_misspelt_methods(model_class)
+    return model_class
 
 
 def _import_package(name: str, directory: str) -> None:

@@ -65,7 +65,7 @@ def be_stub(
     ignore_terminal_signals()
     sys.argv = [""]  # a program without a name, as Triton's models see it
     from pybackend_stub.channel import HostChannel
-    from pybackend_stub.model_output import open_output
+    from pybackend_stub.model_output import open_output, show_crashes
 
     channel = HostChannel(descriptor)
     confined: Optional[Dict[str, str]] = {} if is_confined else None
@@ -79,6 +79,7 @@ def be_stub(
             channel.refuse(str(error))
             return 1
     open_output()
+    show_crashes()
     if on_confined is not None:
         on_confined()
     try:

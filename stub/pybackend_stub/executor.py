@@ -14,11 +14,11 @@ from pybackend_sdk.execution import (
     release_streams,
     rescheduled,
 )
-from pybackend_sdk.logger import Logger
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostGone
+from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.results import ResultWriter, text_length
 from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.errors import ErrorCode
@@ -37,10 +37,10 @@ class ModelExecutor:
 
     Args:
         model: the object.
-        model_file: for messages.
         reader: makes requests.
         results: makes results.
         answers: sends them.
+        errors: receives failed executions.
         decoupled: whether the model answers through response senders only.
         concurrency: most ``async def execute`` calls of a model that is not decoupled that may overlap.
         reschedules: whether the model may reschedule requests; its wishes are known when ``execute`` has ended.
@@ -49,19 +49,19 @@ class ModelExecutor:
     def __init__(
         self,
         model: Any,
-        model_file: str,
         reader: TensorReader,
         results: ResultWriter,
         answers: AnswerQueue,
+        errors: ErrorLog,
         decoupled: bool,
         concurrency: int,
         reschedules: bool = False,
     ) -> None:
         self._model = model
-        self._model_file = model_file
         self._reader = reader
         self._results = results
         self._answers = answers
+        self._errors = errors
         self._reschedules = reschedules
         self._overlaps = (decoupled or concurrency > 1) and not reschedules
         self._runner: Optional[CoroutineRunner] = None
@@ -91,7 +91,7 @@ class ModelExecutor:
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
             start_ns = clock()
-            returned = self._call(requests)
+            returned = self._model.execute(requests)
             if inspect.iscoroutine(returned):
                 if self._overlaps:
                     self._begin(execution, returned, began_ns, start_ns, requests)
@@ -160,7 +160,9 @@ class ModelExecutor:
     ) -> int:
         """Answer every request of an execution with its error, except requests that have been answered."""
         end_ns = time.monotonic_ns()
-        failed = self._results.failure(ErrorCode.INTERNAL, self._log(error), MOST_TEXT // count)
+        failed = self._results.failure(
+            ErrorCode.INTERNAL, self._log(error, execution, _ids_of(requests)), MOST_TEXT // count
+        )
         results: List[Optional[RequestResult]] = [failed] * count
         for index, request in enumerate(requests):
             stream = None if request._sender is None else request._sender._stream
@@ -198,7 +200,7 @@ class ModelExecutor:
         runner: Optional[CoroutineRunner] = None
         places: Sequence[int] = ()
         try:
-            returned = self._call(requests)
+            returned = self._model.execute(requests)
             if inspect.iscoroutine(returned) and not self._reschedules:
                 runner = self.runner
             else:
@@ -207,14 +209,14 @@ class ModelExecutor:
                 check_decoupled(returned, self._results.instance_name)
                 places = self._released(requests)
         except BaseException as error:  # noqa: BLE001  as in _run_once
-            self._fail_streams(streams, error)
+            self._fail_streams(execution, _ids_of(requests), streams, error)
         end_ns = time.monotonic_ns()
         with self._answers.lock:
             results = (None,) * len(raw_requests)
             done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
         if runner is not None:
             # Only now: the host must not take its BLS calls for ones that keep this process busy.
-            self._begin_decoupled(runner, execution, returned, streams)
+            self._begin_decoupled(runner, execution, returned, _ids_of(requests), streams)
         return done_ns
 
     def _released(self, requests: "Sequence[InferenceRequest]") -> "Sequence[int]":
@@ -226,7 +228,12 @@ class ModelExecutor:
         return rescheduled(requests, (None,) * len(requests))
 
     def _begin_decoupled(
-        self, runner: "CoroutineRunner", execution: int, coroutine: Any, streams: "Sequence[Optional[ResponseStream]]"
+        self,
+        runner: "CoroutineRunner",
+        execution: int,
+        coroutine: Any,
+        ids: "Sequence[str]",  # not the requests: the model may let go of them before the coroutine ends
+        streams: "Sequence[Optional[ResponseStream]]",
     ) -> None:
         def on_done(returned: Any, error: "Optional[BaseException]") -> None:
             if error is None:
@@ -235,25 +242,30 @@ class ModelExecutor:
                 except TritonModelException as broken:
                     error = broken
             if error is not None:
-                self._fail_streams(streams, error)
+                self._fail_streams(execution, ids, streams, error)
             del error  # as in _begin
 
         runner.start(execution, coroutine, on_done)
 
-    def _fail_streams(self, streams: "Sequence[Optional[ResponseStream]]", error: BaseException) -> None:
-        text = self._log(error)
+    def _fail_streams(
+        self,
+        execution: int,
+        ids: "Sequence[str]",
+        streams: "Sequence[Optional[ResponseStream]]",
+        error: BaseException,
+    ) -> None:
+        text = self._log(error, execution, ids)
         for stream in streams:
             if stream is not None:
                 stream.fail(TritonError(text))
 
-    def _log(self, error: BaseException) -> str:
-        """Log an execution's failure; returns the text, which is also the clients' error."""
+    def _log(self, error: BaseException, execution: int, ids: "Sequence[str]") -> str:
+        """Log an execution's failure; returns the clients' error."""
         text = self._results.raised(error)
-        Logger.log_error(text)
+        self._errors.write(text, error, execution, ids)
         return text
 
-    def _call(self, requests: "List[InferenceRequest]") -> Any:
-        execute = getattr(self._model, "execute", None)
-        if execute is None:
-            raise TritonModelException(f"Python model {self._model_file} does not implement `execute` method.")
-        return execute(requests)
+
+def _ids_of(requests: "Sequence[InferenceRequest]") -> "List[str]":
+    """Return the ids that clients gave their requests, ``""`` for those without one."""
+    return [request._request_id for request in requests]

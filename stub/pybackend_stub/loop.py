@@ -8,12 +8,13 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-from pybackend_sdk.error import format_exception
 from pybackend_sdk.logger import Logger
+from pybackend_sdk.model_class import check_execute
 from pybackend_sdk.model_loader import complete_config, import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
+from pybackend_stub.error_log import BUNDLE, ErrorLog, format_error, write_load_error
 from pybackend_stub.executor import ModelExecutor
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.host_calls import HostCalls
@@ -25,9 +26,9 @@ from pybackend_stub.model_output import flush_output
 from pybackend_stub.process import be_called
 from pybackend_stub.readiness import ReadinessCheck
 from pybackend_stub.receiver import Attendant, Receiver, Work
-from pybackend_stub.refusals import note, watch
+from pybackend_stub.refusals import watch
 from pybackend_stub.responder import Responder
-from pybackend_stub.results import ResultWriter
+from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
@@ -51,6 +52,7 @@ from pybackend_wire.messages import ATTENDED_FROM, Failure, SegmentRole
 from pybackend_wire.stub_messages import (
     Completed,
     Detached,
+    DroppedOutput,
     Failed,
     Finalized,
     FreeInput,
@@ -59,7 +61,8 @@ from pybackend_wire.stub_messages import (
     Readiness,
 )
 
-_BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_MOST_NAME = 1000
+"""Most characters of an unknown output's name that the host is told."""
 
 
 class StubLoop:
@@ -167,17 +170,19 @@ class StubLoop:
         be_called(model.instance_name)
         self._runtime = StubRuntime(model.version_directory, model.instance_name)
         bind_runtime(self._runtime)
+        phase = f"cannot import {model.model_file}"
         try:
             if model.debugger is not None:
                 from pybackend_stub.debugger import start_debugger
 
-                start_debugger(*model.debugger, _BUNDLE)
+                start_debugger(*model.debugger, BUNDLE)
             self._model_class = import_model(model.model_file, of_backend=model.of_backend)
             completed = None
             if load.auto_complete_config is not None:
+                phase = "Failed to initialize Python stub for auto-complete"
                 completed = complete_config(self._model_class, model.model_name, load.auto_complete_config)
         except BaseException as error:  # noqa: BLE001  an import that calls sys.exit() fails the load, nothing else
-            return self._fail("load", error)
+            return self._fail("load", phase, error)
         self._channel.say(Completed(completed))
         return True
 
@@ -195,17 +200,19 @@ class StubLoop:
             initialize = getattr(self._model, "initialize", None)
             if initialize is not None:
                 initialize(plan.args)
+            check_execute(self._model, self._model_file)
         except BaseException as error:  # noqa: BLE001  as in _load
-            return self._fail("initialize", error)
+            return self._fail("initialize", "Failed to initialize Python stub", error)
         reader = TensorReader(memory, plan.output_names, plan.copy_inputs)
-        results = ResultWriter(writer, name, _format_error)
+        tell = self._tell_dropped if plan.drops_unknown_outputs else None
+        results = ResultWriter(writer, name, format_error, UnknownOutputs(plan.output_names, tell))
         self._responder = self._runtime.responder = Responder(channel, receiver, results, plan.decoupled)
         self._executor = ModelExecutor(
             self._model,
-            self._model_file,
             reader,
             results,
             self._answers,
+            ErrorLog(self._model_file),
             plan.decoupled,
             plan.concurrency,
             plan.reschedules,
@@ -213,7 +220,7 @@ class StubLoop:
         receiver.hands_back = not self._executor.only_begins
         is_ready = getattr(self._model, "is_ready", None)
         if is_ready is not None:
-            self._readiness = ReadinessCheck(is_ready, self._executor, self._answer_readiness, _format_error, name)
+            self._readiness = ReadinessCheck(is_ready, self._executor, self._answer_readiness, format_error, name)
             self._attendant.start()  # the host may probe while the main thread is busy
         self._runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
         channel.say(Initialized(is_ready is not None))
@@ -223,6 +230,9 @@ class StubLoop:
         """In a process that the model forked, give up the host's socket and the parent's input memory."""
         self._memory.disown()
         self._channel.disown()
+
+    def _tell_dropped(self, name: str) -> None:
+        self._channel.say(DroppedOutput(shortened(name, _MOST_NAME)))
 
     def _answer_readiness(self, ready: bool, reason: str) -> None:
         with suppress(HostGone):
@@ -240,8 +250,9 @@ class StubLoop:
         coroutines = sys.modules.get("pybackend_stub.coroutines")
         return 0 if coroutines is None else coroutines.current_execution()
 
-    def _fail(self, phase: str, error: BaseException) -> bool:
-        failure = Failure(ErrorCode.INTERNAL, shortened(_format_error(error), MOST_TEXT))
+    def _fail(self, phase: str, what: str, error: BaseException) -> bool:
+        write_load_error(what, error)
+        failure = Failure(ErrorCode.INTERNAL, shortened(format_error(error), MOST_TEXT))
         flush_output()  # the model's own output about it; the host does not wait for this process to end
         self._channel.say(Failed(phase, failure))
         return False
@@ -271,7 +282,7 @@ class StubLoop:
             try:
                 finalize()
             except BaseException as error:  # noqa: BLE001  a failing finalize does not stop the end of the model
-                Logger.log_info(f"Failed to finalize model: {_format_error(error)}")
+                Logger.log_info(f"Failed to finalize model: {format_error(error)}")
         self._receiver.end()
         self._channel.say(Finalized())
         flush_output()
@@ -286,9 +297,3 @@ class StubLoop:
         released = self._memory.take_released()
         if released:
             self._channel.say(FreeInput(released))
-
-
-def _format_error(error: BaseException) -> str:
-    """Format an error with its location, leaving out the stub's own frames."""
-    note(error)
-    return format_exception(error, [_BUNDLE, "<frozen importlib"])

@@ -5,6 +5,7 @@ records and printed lines share it.
 """
 
 import ctypes
+import faulthandler
 import importlib.util
 import os
 import stat
@@ -14,7 +15,7 @@ from typing import Any, Optional
 
 from pybackend_sdk.error import printable
 from pybackend_stub.process import LIBC
-from pybackend_wire.log_record import encode_record
+from pybackend_wire.log_record import encode_failure_note, encode_record
 
 _STDOUT, _STDERR = 1, 2
 _LINE_BUFFERED = 1
@@ -40,15 +41,34 @@ def open_output() -> None:
             sys.meta_path.insert(0, _LoggingFinder())
 
 
-def write_record(level: int, file: str, line: int, message: str) -> bool:
-    """Write a line to the server's log, attributed to ``line`` of ``file``; False if the log cannot be reached."""
+def write_record(level: int, file: str, line: int, message: str, failure: int = 0) -> bool:
+    """Write a line to the server's log, attributed to ``line`` of ``file``; False if the log cannot be reached.
+
+    ``failure`` is the number of the failure that the line is about, 0 for other lines.
+    """
     if _records is None:
         return False
     name = printable(os.path.basename(file))
-    for piece in encode_record(os.getpid(), threading.get_ident(), level, name, line, printable(message)):
+    for piece in encode_record(os.getpid(), threading.get_ident(), level, name, line, printable(message), failure):
         if not _write(_records, piece):
             return False
     return True
+
+
+def write_failure_note(file: str, line: int, failure: int, who: str, what: str) -> bool:
+    """Tell the server's log that an execution has failed; False if the log cannot be reached.
+
+    See :func:`pybackend_wire.log_record.encode_failure_note`.
+    """
+    if _records is None:
+        return False
+    name = printable(os.path.basename(file))
+    return _write(_records, encode_failure_note(os.getpid(), name, line, failure, printable(who), printable(what)))
+
+
+def show_crashes() -> None:
+    """Have a fatal signal write the Python stack of every thread to the server's log."""
+    faulthandler.enable(_STDERR if _records is None else _records)
 
 
 def _write(descriptor: int, piece: bytes) -> bool:

@@ -1,13 +1,47 @@
 """Turns responses into results: outputs placed for the host, or an error as data."""
 
-from typing import Callable, Sequence
+from typing import Callable, List, Optional, Sequence, Set
 
 from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import MOST_TEXT, shortened
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import Failure, RequestResult
+
+MOST_UNKNOWN = 64
+"""Most names of unknown outputs to tell the host of."""
+
+
+class UnknownOutputs:
+    """Looks after outputs whose names are not configured, which no request can name.
+
+    Args:
+        configured: the names of all outputs.
+        tell: tells the host of such a name; None if the host gets these outputs, and refuses the response.
+    """
+
+    def __init__(self, configured: "Sequence[str]", tell: "Optional[Callable[[str], None]]") -> None:
+        self._configured = frozenset(configured)
+        self._tell = tell
+        self._told: Set[str] = set()
+
+    def after_pruning(self, response: InferenceResponse, kept: "List[Tensor]") -> "List[Tensor]":
+        """Return the outputs to send of a response of which only some were requested.
+
+        Args:
+            response: as the model returned it.
+            kept: its requested outputs.
+        """
+        unknown = [tensor for tensor in response._output_tensors if tensor._name not in self._configured]
+        if self._tell is None:
+            return [*kept, *unknown]
+        for tensor in unknown:
+            if tensor._name not in self._told and len(self._told) < MOST_UNKNOWN:
+                self._told.add(tensor._name)
+                self._tell(tensor._name)
+        return kept
 
 
 class ResultWriter:
@@ -17,14 +51,20 @@ class ResultWriter:
         writer: places tensors.
         instance_name: for messages.
         format_error: formats an exception as text.
+        unknown: what becomes of outputs whose names are not configured.
     """
 
     def __init__(
-        self, writer: OutputWriter, instance_name: str, format_error: "Callable[[BaseException], str]"
+        self,
+        writer: OutputWriter,
+        instance_name: str,
+        format_error: "Callable[[BaseException], str]",
+        unknown: "UnknownOutputs",
     ) -> None:
         self.instance_name = instance_name
         self.format_error = format_error
         self._writer = writer
+        self._unknown = unknown
 
     def response(
         self,
@@ -51,7 +91,10 @@ class ResultWriter:
                 message = f"response parameters of {length} characters are too long, at most {most_text} can be sent"
                 return self.failure(ErrorCode.INTERNAL, self.prefixed(message), most_text)
         try:
-            places = self._writer.write(prune(response, requested_output_names), tail)
+            outputs = prune(response, requested_output_names)
+            if outputs is not response._output_tensors:
+                outputs = self._unknown.after_pruning(response, outputs)
+            places = self._writer.write(outputs, tail)
         except OutputMemoryExhausted as exhausted:
             return self.failure(ErrorCode.UNAVAILABLE, str(exhausted), most_text)
         except BaseException as failed:  # noqa: BLE001  a tensor with unreadable bytes fails only this request

@@ -67,6 +67,7 @@ class Initialize(NamedTuple):
         decoupled: whether the model sends any number of responses per request.
         concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
         reschedules: whether the model may reschedule requests.
+        drops_unknown_outputs: whether outputs whose names are not configured are dropped; otherwise the host gets them too.
     """
 
     args: Dict[str, str]
@@ -75,6 +76,7 @@ class Initialize(NamedTuple):
     decoupled: bool
     concurrency: int
     reschedules: bool
+    drops_unknown_outputs: bool
 
 
 class Attach(NamedTuple):

@@ -4,6 +4,10 @@ All output of a model's processes goes through one pipe, which keeps it in order
 record is a line: a mark, a JSON array, a line feed. A piece of a record is never longer than the largest atomic write
 to a pipe; longer messages travel in several pieces. So a line of another thread or process never ends up inside a
 piece. A program that prints something like a record writes a log line, which is all that a record can do.
+
+Each failed execution is announced by a short record, the failure note. The record with the failure's whole text
+follows unless the process has sent the same text a moment ago; so a model that fails a thousand times a second fills
+neither the pipe nor the log. Both carry the failure's number, which is the same for equal texts.
 """
 
 import json
@@ -26,8 +30,13 @@ MOST_PIECES = MOST_LINE // MOST_PIECE_CHARACTERS + 1
 
 _MOST_FILE_CHARACTERS = 128
 
+MOST_NOTE_CHARACTERS = 200
+"""Most characters of each text in a failure note."""
 
-def encode_record(pid: int, thread: int, level: int, file: str, line: int, message: str) -> "List[bytes]":
+
+def encode_record(
+    pid: int, thread: int, level: int, file: str, line: int, message: str, failure: int = 0
+) -> "List[bytes]":
     """Encode a record as pieces; each must be written with one call, in this order.
 
     Args:
@@ -37,18 +46,46 @@ def encode_record(pid: int, thread: int, level: int, file: str, line: int, messa
         file: name of the source file.
         line: line in that file.
         message: text without lone surrogates.
+        failure: number of the failure that the message is about; 0 for other messages.
     """
     file = file[-_MOST_FILE_CHARACTERS:]
     if len(message) > MOST_LINE:
         message = f"{message[:MOST_LINE]}... ({len(message) - MOST_LINE} more characters)"
-    whole = _piece([pid, thread, level, file, line, 0, 1, message])
+    whole = _piece([pid, thread, level, file, line, 0, 1, message, failure])
     if len(whole) <= MOST_PIECE_BYTES:
         return [whole]
     starts = range(0, len(message), MOST_PIECE_CHARACTERS)
     return [
-        _piece([pid, thread, level, file, line, number, len(starts), message[start : start + MOST_PIECE_CHARACTERS]])
+        _piece(
+            [
+                pid,
+                thread,
+                level,
+                file,
+                line,
+                number,
+                len(starts),
+                message[start : start + MOST_PIECE_CHARACTERS],
+                failure,
+            ]
+        )
         for number, start in enumerate(starts)
     ]
+
+
+def encode_failure_note(pid: int, file: str, line: int, failure: int, who: str, what: str) -> bytes:
+    """Encode the note that an execution has failed, as one piece.
+
+    Args:
+        pid: process that writes it.
+        file: name of the source file that the failure came from.
+        line: line in that file.
+        failure: the failure's number, not 0.
+        who: the execution's requests, as the end of a sentence.
+        what: the error in short.
+    """
+    who, what = who[:MOST_NOTE_CHARACTERS], what[:MOST_NOTE_CHARACTERS]
+    return _piece([pid, file[-_MOST_FILE_CHARACTERS:], line, failure, who, what])
 
 
 def _piece(fields: "List[object]") -> bytes:

@@ -70,7 +70,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -127,6 +127,7 @@ class StubMessage(IntEnum):
     UNLOAD_MODEL = 54
     IS_MODEL_READY = 55
     RESCHEDULED = 56
+    DROPPED_OUTPUT = 57
 
 
 class MetricKind(IntEnum):

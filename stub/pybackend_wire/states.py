@@ -35,6 +35,7 @@ _SERVING |= {
     StubMessage.RESULT,
     StubMessage.RESPOND,
     StubMessage.RESCHEDULED,
+    StubMessage.DROPPED_OUTPUT,
     StubMessage.HANDED_BACK,
     StubMessage.CALL,
     StubMessage.CANCEL_CALL,

@@ -96,6 +96,12 @@ class Rescheduled(NamedTuple):
     requests: List[Natural]
 
 
+class DroppedOutput(NamedTuple):
+    """The model has returned an output whose name is not configured; sent once for each name."""
+
+    name: str
+
+
 class Respond(NamedTuple):
     """One response to a request whose RESULT holds, or will hold, None. ``result`` None: the final flag alone.
 
@@ -251,6 +257,7 @@ FromStub = Union[
     Failed,
     Result,
     Rescheduled,
+    DroppedOutput,
     Respond,
     HandedBack,
     FreeInput,
@@ -270,6 +277,7 @@ STUB_MESSAGES: Dict[int, Any] = {
     StubMessage.FAILED: Failed,
     StubMessage.RESULT: Result,
     StubMessage.RESCHEDULED: Rescheduled,
+    StubMessage.DROPPED_OUTPUT: DroppedOutput,
     StubMessage.RESPOND: Respond,
     StubMessage.HANDED_BACK: HandedBack,
     StubMessage.FREE_INPUT: FreeInput,

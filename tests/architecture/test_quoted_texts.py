@@ -34,6 +34,7 @@ TABLES = {
     "authors/bls.md": 2,
     "authors/decoupled.md": 0,
     "authors/debugging.md": 0,
+    "authors/errors.md": 0,
     "authors/ensembles.md": 0,
     "authors/environments.md": 1,
     "operators/model-control.md": 0,

@@ -13,6 +13,7 @@ from tests.faults.callers import CALLER, listed, write_caller, write_streamer
 from tests.faults.leaks import serving_without_leaks
 from tests.faults.victims import Asker, ask, starts, told, write_victim
 from tests.support.gates import Gate, wait_until
+from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
 
@@ -265,4 +266,4 @@ def test_calls_are_under_way_when_the_server_stops(tmp_path, text, ends):
         else:
             assert asked.exception() or asked.result().status >= 500 or "error" in asked.result().body.decode()
         assert free_of_processes(pids)
-        assert "Traceback" not in server.output, server.output
+        assert not server_tracebacks(server.output)

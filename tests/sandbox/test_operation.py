@@ -14,6 +14,7 @@ from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, arena, parameters, processes_of
 from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
+from tests.support.log_lines import log_lines
 from tests.support.server import free_of_processes, serving
 
 pytestmark = [
@@ -26,6 +27,31 @@ needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root 
 
 def write(repository: Path, name: str, **options: str) -> None:
     write_laboratory(repository, name, extra=parameters(**options))
+
+
+class TestCrashes:
+    @pytest.mark.parametrize("start", ["zygote", "own start"])
+    def test_a_fatal_signal_shows_the_python_stack_at_every_level(self, tmp_path, start):
+        levels = ("off", "standard", "strict")
+        for level in levels:
+            write(tmp_path, level, SANDBOX=level, ZYGOTE="yes" if start == "zygote" else "no")
+        with serving(tmp_path) as server:
+            for level in levels:
+                lab = laboratory(server, level)
+                lab("import ctypes\nos.close(1), os.close(2)\nctypes.string_at(0)")
+                server.wait_for(f"Stub process '{level}_0_0' is not healthy. The process was killed by signal 11")
+                said = [line.text for line in log_lines(server.output) if line.place.startswith(f"{level}_0_0/output:")]
+                stack = said[said.index("Fatal Python error: Segmentation fault") :]
+                assert any('File "<laboratory>", line 4 in run' in line for line in stack)
+                assert any("in string_at" in line for line in stack)
+
+    def test_a_crash_at_import_shows_the_stack_too(self, tmp_path):
+        write(tmp_path, "early", SANDBOX="strict")
+        path = tmp_path / "early/1/model.py"
+        path.write_text("import os\n\ndef die():\n    os.abort()\n\ndie()\n" + path.read_text())
+        with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
+            server.wait_for("Fatal Python error: Aborted")
+            server.wait_for(r'early/1/model.py\\", line 4 in die')
 
 
 class TestLevels:

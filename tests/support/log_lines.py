@@ -39,3 +39,11 @@ def lines_with(server: ServerProcess, tag: str, last: str) -> list[LogLine]:
     """
     server.wait_for(f'"{re.escape(tag)}[^\n]*{re.escape(last)}"\n')
     return [line for line in log_lines(server.output) if line.text.startswith(tag)]
+
+
+_OF_A_MODEL = re.compile(r"[IWE]\d{4} \S+ \d+ \S+/\S+:\d+\] ")
+
+
+def server_tracebacks(output: str) -> list[str]:
+    """The lines of a server's output with a traceback of its own; those of models' errors are theirs."""
+    return [line for line in output.splitlines() if "Traceback" in line and not _OF_A_MODEL.match(line)]

@@ -31,8 +31,25 @@ class RestartBackoff:
         if time.monotonic() - self._ready_at_s > HEALTHY_AFTER_S:
             self.restarts = 0
 
+    @property
+    def delay_s(self) -> float:
+        """How long the next restart waits; the first is due at once."""
+        return min(FIRST_BACKOFF_S * 2 ** (self.restarts - 1), LONGEST_BACKOFF_S) if self.restarts else 0.0
+
     async def wait(self) -> None:
-        """Wait until it is time for the next restart, and count it; the first is due at once."""
+        """Wait until it is time for the next restart, and count it."""
         if self.restarts:
-            await asyncio.sleep(min(FIRST_BACKOFF_S * 2 ** (self.restarts - 1), LONGEST_BACKOFF_S))
+            await asyncio.sleep(self.delay_s)
         self.restarts += 1
+
+    def prospect(self, limit: int) -> str:
+        """When the next restart is, in a sentence.
+
+        Args:
+            limit: most restarts in a row, 0 for any number.
+        """
+        number = self.restarts + 1
+        if limit and number > limit:
+            return f"It is not restarted any more: {self.restarts} restarts in a row are its limit."
+        when = f"in {self.delay_s:g} s" if self.restarts else "now"
+        return f"Restart {number}{f' of at most {limit}' if limit else ''} in a row begins {when}."

@@ -29,6 +29,9 @@ class ExecutionListener(Protocol):
     def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
         """``execute`` is about to return; the model wants to see some of its requests once more."""
 
+    def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
+        """The model has returned an output whose name is not configured, for the first time."""
+
     def on_handed_back(self, executions: Sequence[int]) -> None:
         """The stub is busy, and gives back what it has not begun."""
 
@@ -72,6 +75,7 @@ class MessageDispatch:
             heard.NeedOutput: lambda needed: outputs.grow(needed.nbytes),
             heard.Detached: lambda detached: outputs.detached(detached.segment),
             heard.Rescheduled: executions.on_rescheduled,
+            heard.DroppedOutput: executions.on_dropped_output,
             heard.HandedBack: lambda handed_back: executions.on_handed_back(handed_back.executions),
             heard.CancelCall: lambda cancelled: services.on_cancel_call(caller, cancelled.call),
         }

@@ -67,10 +67,14 @@ class InstanceExecutor:
         self._cancels_calls = plan.cancels_calls
         self.executions.begin(session, plan)
 
-    def lose(self, cause: str) -> None:
-        """The stub is dead; ``cause`` completes the sentence "The process ..."."""
+    def lose(self, cause: str) -> tuple[int, int]:
+        """The stub is dead; ``cause`` completes the sentence "The process ...".
+
+        Returns:
+            How many requests fail, and how many wait for another stub.
+        """
         self.death_cause = cause
-        self.executions.lose(self, self._owner)
+        return self.executions.lose(self, self._owner)
 
     # For the scheduler
 

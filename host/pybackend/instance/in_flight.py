@@ -11,7 +11,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.instance.encoding import taken_back
 from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
 from pybackend.instance.owner import InstanceOwner
-from pybackend.instance.plan import InstancePlan
+from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import StubSession
 from pybackend.ipc import stub_messages as heard
@@ -48,11 +48,14 @@ class ExecutionsInFlight:
         self.prefetch = Prefetch(self.in_flight, on_available)
         self._version = version
         self._reschedules = False
+        self._watcher: OutputWatcher | None = None
 
     def begin(self, session: StubSession, plan: InstancePlan) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
         self._reschedules = plan.initialize.reschedules
+        self._watcher = plan.outputs
+        session.outputs.watcher = plan.outputs
         self.prefetch.begin(plan.initialize.concurrency, session.nudge)
 
     def find(self, number: int) -> Execution | None:
@@ -141,6 +144,11 @@ class ExecutionsInFlight:
                 self.streaming.pop(number, None)
         execution.owner.on_response(execution, pending, response)
 
+    def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
+        """The model has returned an output whose name is not configured, for the first time."""
+        if self._watcher is not None:
+            self._watcher.on_dropped_output(dropped.name)
+
     def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
         """``execute`` is about to return; the model wants to see some of its requests once more."""
         execution = self.in_flight.get(rescheduled.execution)
@@ -179,12 +187,15 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: LostInstance, model: InstanceOwner) -> None:
+    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[int, int]:
         """The stub is dead: tell those whose executions it had, and the model in any case.
 
         Args:
             instance: for them.
             model: the instance's owner.
+
+        Returns:
+            How many requests fail, and how many wait for another stub.
         """
         session, self.session = self.session, None
         assert session is not None
@@ -205,7 +216,10 @@ class ExecutionsInFlight:
                 pending.losses += 1
                 can_run_again = taken_back(session.inputs, pending.request) and pending.losses < MOST_LOSSES
                 (waiting if can_run_again else begun).append(pending)
+        failed = sum(len(begun) for begun, _ in lost.values())
+        saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, begun, waiting)
         for execution in in_flight:
             execution.gate.end()
+        return failed, saved

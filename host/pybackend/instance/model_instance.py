@@ -22,6 +22,7 @@ from pybackend.instance.warmup import WarmupRun
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.observability.model_output import ModelOutput
+from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launcher import StubLauncher
 from pybackend_wire.errors import RemoteProtocolError
 
@@ -41,11 +42,17 @@ class ModelInstance:
     """
 
     def __init__(
-        self, name: str, version: str, launcher: StubLauncher, owner: InstanceOwner, services: StubServices
+        self,
+        name: str,
+        version: str,
+        launcher: StubLauncher,
+        owner: InstanceOwner,
+        services: StubServices,
+        failures: RepeatedFailures,
     ) -> None:
         self.name = name
         self.state = InstanceState.STARTING
-        self.output = ModelOutput(name)
+        self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services)
         self._executions = self.executor.executions
         self._start_failure = ""
@@ -212,12 +219,21 @@ class ModelInstance:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""
         self._probe.answer(unhealthy(self.name, cause))
-        if self.state is InstanceState.READY:
-            log.error("%s", unhealthy(self.name, cause))
-            self._enter(InstanceState.RESTARTING)
-            limit = 0 if self._plan is None else self._plan.restart_limit
-            self._supervision = self._loop.create_task(restart(self, self._backoff, limit))
-        self.executor.lose(cause)
+        if self.state is not InstanceState.READY:
+            self.executor.lose(cause)
+            return
+        self._enter(InstanceState.RESTARTING)
+        limit = 0 if self._plan is None else self._plan.restart_limit
+        self._backoff.on_death()
+        self._supervision = self._loop.create_task(restart(self, self._backoff, limit))
+        lost = self.executor.lose(cause)
+        log.error(
+            "%s It was process %d and %s. %s",
+            unhealthy(self.name, cause),
+            session.pid,
+            _losses(*lost),
+            self._backoff.prospect(limit),
+        )
 
     async def end_leftovers(self) -> None:
         """End what the process that died has left behind."""
@@ -244,3 +260,9 @@ class ModelInstance:
         self._enter(InstanceState.GIVEN_UP)
         self._loop.call_soon(self._owner.on_available)
         self._loop.call_soon(self._services.on_given_up)
+
+
+def _losses(failed: int, saved: int) -> str:
+    """The fate of the requests of a process that died, as the end of a sentence."""
+    text = f"took {failed or 'no'} request{'' if failed == 1 else 's'} with it"
+    return f"{text}; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else text

@@ -12,6 +12,7 @@ from math import prod
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.instance.plan import OutputWatcher
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, growth_bytes
 from pybackend.ipc.channel import StubChannel
@@ -34,12 +35,22 @@ class _OutputSegment:
     idle_since_ns: int = 0
 
 
+MOST_LAYOUTS = 1024
+"""Most layouts of outputs that are remembered; a model whose shapes vary has many."""
+
+LONGEST_REMEMBERED_NAME = 1024
+"""Characters of an output's name; stubs send them."""
+
+
 class OutputMemory:
     """The segments of one stub's life.
 
     Args:
         channel: to the stub.
         limit_bytes: most that the segments may hold together; beyond, the stub is refused.
+
+    Attributes:
+        watcher: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
     def __init__(self, channel: StubChannel, limit_bytes: int) -> None:
@@ -51,6 +62,11 @@ class OutputMemory:
         self._freed: list[tuple[int, int]] = []
         self._growing = False
         self._tail_left = 0
+        self._last: dict[str, tuple[str, Sequence[int], int]] = {}
+        """Datatype, shape and size of each output as it was last: one that looks the same is right, too."""
+        self._layouts: set[tuple[object, ...]] = set()
+        """Name, datatype and shape of the outputs that the watcher has seen."""
+        self.watcher: OutputWatcher | None = None
 
     def begin_frame(self, tail_bytes: int) -> None:
         """Outputs taken from now on came with a frame whose tail has this size."""
@@ -66,8 +82,11 @@ class OutputMemory:
         """
         tensors: list[OutputTensor] = []
         blocks: list[tuple[int, int]] | None = None
+        last = self._last
         for place in result.outputs:
-            data = self.read_tensor(place, tail)
+            if last.get(place.name) != (place.datatype, place.shape, place.nbytes):
+                self._look_at(place)
+            data = self._bytes_of(place, tail)
             if place.segment != TAIL:
                 if blocks is None:
                     blocks = []
@@ -78,18 +97,38 @@ class OutputMemory:
         held = blocks
         return tensors, lambda: self.let_go(held)
 
+    def _look_at(self, place: heard.TensorPlace) -> None:
+        """Check an output that differs from the last one of its name.
+
+        Raises:
+            RemoteProtocolError: as for :meth:`tensors_of`.
+        """
+        _check_size(place)
+        if len(place.name) > LONGEST_REMEMBERED_NAME:
+            return
+        layout = (place.name, place.datatype, *place.shape)
+        if len(self._layouts) >= MOST_LAYOUTS:
+            self._layouts.clear()
+            self._last.clear()
+        self._last[place.name] = (place.datatype, place.shape, place.nbytes)
+        if layout not in self._layouts:
+            self._layouts.add(layout)
+            if self.watcher is not None:
+                self.watcher.on_new_output(place.name, place.datatype, place.shape)
+
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of one tensor; its block is the host's until :meth:`let_go`.
 
         Raises:
             RemoteProtocolError: as for :meth:`tensors_of`.
         """
-        nbytes = place.nbytes
-        itemsize = ITEMSIZE.get(place.datatype)
-        if itemsize is None or (itemsize and prod(place.shape) * itemsize != nbytes):
-            raise RemoteProtocolError(f"tensor '{place.name}' of {nbytes} bytes is no {place.datatype}{place.shape}")
+        _check_size(place)
+        return self._bytes_of(place, tail)
+
+    def _bytes_of(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         if place.segment != TAIL:
             return self._hold(place)
+        nbytes = place.nbytes
         data = tail[place.offset : place.offset + nbytes]
         if len(data) != nbytes:
             raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")
@@ -185,3 +224,13 @@ class OutputMemory:
         """The stub is gone: what is still being read stays until it was, the rest goes now."""
         for output in self._segments.values():
             output.memory.close()
+
+
+def _check_size(place: heard.TensorPlace) -> None:
+    itemsize = ITEMSIZE.get(place.datatype)
+    if itemsize is None or (itemsize and prod(place.shape) * itemsize != place.nbytes):
+        raise _wrong_size(place)
+
+
+def _wrong_size(place: heard.TensorPlace) -> RemoteProtocolError:
+    return RemoteProtocolError(f"tensor '{place.name}' of {place.nbytes} bytes is no {place.datatype}{place.shape}")

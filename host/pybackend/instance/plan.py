@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.modelconfig.warmup import WarmupSample
@@ -40,6 +42,16 @@ class LoadPlan:
     output_memory_limit_bytes: int
 
 
+class OutputWatcher(Protocol):
+    """Is told of outputs that may not be as configured."""
+
+    def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
+        """A stub has returned an output with this datatype and shape for the first time."""
+
+    def on_dropped_output(self, name: str) -> None:
+        """A stub has dropped an output whose name is not configured."""
+
+
 @dataclass(frozen=True)
 class InstancePlan:
     """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
@@ -52,6 +64,7 @@ class InstancePlan:
         restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
         warmup: samples to run before requests are taken.
+        outputs: is told of the model's outputs; None if nobody wants to know.
     """
 
     load: LoadPlan
@@ -61,3 +74,4 @@ class InstancePlan:
     restart_limit: int = 0
     cancels_calls: bool = False
     warmup: tuple[WarmupSample, ...] = ()
+    outputs: OutputWatcher | None = None

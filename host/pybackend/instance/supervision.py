@@ -44,11 +44,10 @@ async def restart(instance: Supervised, backoff: RestartBackoff, limit: int) -> 
     Whatever an attempt raises counts as its failure: nothing but success, the limit and cancellation ends this.
 
     Args:
-        instance: whose process has just died.
+        instance: whose process has just died; ``backoff`` knows of that death.
         backoff: counts its restarts, and says when the next one is due.
         limit: most restarts in a row, 0 for any number.
     """
-    backoff.on_death()
     while True:
         failure = await _failure_of(instance.end_leftovers())
         if limit and backoff.restarts >= limit:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
-from pybackend.modelconfig.signature import ModelSignature
+from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+
+NOT_CONFIGURED = "which its configuration does not have"
 
 
 class OutputForm:
@@ -62,19 +64,30 @@ def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, bat
     for output in outputs:
         expected = signature.outputs.get(output.name)
         if expected is None:
-            return InferenceError(
-                f"model '{signature.model_name}' returned output '{output.name}', which its configuration does not have"
-            )
-        if output.datatype != expected.datatype:
-            return InferenceError(
-                f"model '{signature.model_name}' returned output '{output.name}' as {output.datatype}, but its "
-                f"configuration says {expected.datatype}"
-            )
-        dims = ((batch_size, *expected.dims) if signature.max_batch_size else expected.dims) or (1,)
-        shape = tuple(output.shape) or (1,)
-        if len(shape) != len(dims) or any(dim not in {-1, size} for dim, size in zip(dims, shape, strict=True)):
-            return InferenceError(
-                f"model '{signature.model_name}' returned output '{output.name}' with shape {list(output.shape)}, but its "
-                f"configuration says {list(dims)}"
-            )
+            mismatch = f"returned output '{output.name}', {NOT_CONFIGURED}"
+        else:
+            dims = (batch_size, *expected.dims) if signature.max_batch_size else expected.dims
+            mismatch = output_mismatch(output.name, output.datatype, output.shape, expected, dims)
+        if mismatch:
+            return InferenceError(f"model '{signature.model_name}' {mismatch}")
     return None
+
+
+def output_mismatch(
+    name: str, datatype: str, shape: Sequence[int], expected: TensorSignature, dims: Sequence[int]
+) -> str:
+    """How an output differs from its configuration, as the end of a sentence about the model; empty if it does not.
+
+    Args:
+        name: of the output.
+        datatype: as returned.
+        shape: as returned.
+        expected: the output's configuration.
+        dims: the expected shape, -1 for any size.
+    """
+    if datatype != expected.datatype:
+        return f"returned output '{name}' as {datatype}, but its configuration says {expected.datatype}"
+    dims, sizes = tuple(dims) or (1,), tuple(shape) or (1,)
+    if len(sizes) == len(dims) and all(dim in {-1, size} for dim, size in zip(dims, sizes, strict=True)):
+        return ""
+    return f"returned output '{name}' with shape {list(shape)}, but its configuration says {list(dims)}"

@@ -17,6 +17,7 @@ from pybackend.model.sandbox import open_sandbox
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
+from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launch import StubLaunch
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
@@ -46,6 +47,7 @@ class ModelProcesses:
         self._owner = owner
         self._environment: ModelEnvironment | None = None
         self._debugger_points: list[DebuggerPoint] = []
+        self._failures = RepeatedFailures()
 
     # Start
 
@@ -70,7 +72,8 @@ class ModelProcesses:
     def add_instance(self, name: str) -> ModelInstance:
         """Add an instance, without a process yet."""
         host = self._host
-        instance = ModelInstance(name, str(self._source.version), host.launcher, self._owner, host.services)
+        version = str(self._source.version)
+        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
         self.instances.append(instance)
         return instance
 
@@ -117,6 +120,7 @@ class ModelProcesses:
     async def close(self) -> None:
         """Release the processes' resources after all of them have ended."""
         self.instances.clear()
+        self._failures.close()
         self._host.debugger.give_back(self._debugger_points)
         self._debugger_points = []
         if self.sandbox is not None:

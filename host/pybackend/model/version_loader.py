@@ -13,6 +13,7 @@ from pybackend.instance.plan import InstancePlan
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
+from pybackend.model.output_warnings import OutputWarnings
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec, instances
@@ -134,7 +135,11 @@ class VersionLoader:
                 instance.executor.limit_by(resources, limit)
         await processes.prepare(len(specs))
         config_json = config.to_json()
-        plans = [self._instance_plan(version, spec, index, config_json) for index, spec in enumerate(specs)]
+        # Outputs that are validated need no warning: their clients get an error.
+        watcher = (
+            None if version.options.validate_outputs else OutputWarnings(version.signature, version.hidden_outputs)
+        )
+        plans = [self._instance_plan(version, spec, index, config_json, watcher) for index, spec in enumerate(specs)]
         outcomes = await asyncio.gather(
             *(instance.initialize(plan) for instance, plan in zip(processes.instances, plans, strict=True)),
             return_exceptions=True,
@@ -145,7 +150,12 @@ class VersionLoader:
         return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
 
     def _instance_plan(
-        self, version: CompletedVersion, spec: InstanceSpec, index: int, config_json: str
+        self,
+        version: CompletedVersion,
+        spec: InstanceSpec,
+        index: int,
+        config_json: str,
+        watcher: OutputWarnings | None,
     ) -> InstancePlan:
         config, options, debugged = version.config, version.options, self._processes.is_debugged
         initialize = Initialize(
@@ -163,6 +173,7 @@ class VersionLoader:
             decoupled=config.decoupled,
             concurrency=1 if config.decoupled or is_iterative(config) else options.concurrency,
             reschedules=is_iterative(config),
+            drops_unknown_outputs=not options.validate_outputs,
         )
         return InstancePlan(
             load=self._processes.load_plan(index, spec.name, spec.policy_name),
@@ -172,4 +183,5 @@ class VersionLoader:
             restart_limit=options.restart_limit,
             cancels_calls=options.cancels_calls,
             warmup=version.warmup,
+            outputs=watcher,
         )

@@ -53,11 +53,24 @@ class LogSettings:
     verbose_level: int = 0
 
 
+_INDENT = "    "
+"""Before the further lines of a record on a terminal, so that none can look like a record."""
+
+
 class LineFormatter(logging.Formatter):
-    """``LMMDD hh:mm:ss.uuuuuu <pid> <file>:<line>] "<message>"``, in UTC."""
+    """``LMMDD hh:mm:ss.uuuuuu <pid> <file>:<line>] "<message>"``, in UTC.
+
+    Args:
+        breaks_lines: whether a message may have several lines, as people read them on a terminal. Otherwise each record
+            is one line, as programs read them.
+    """
+
+    def __init__(self, *, breaks_lines: bool = False) -> None:
+        super().__init__()
+        self._breaks_lines = breaks_lines
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line per record. Characters that could end the line or forge a part of it are escaped as in JSON."""
+        """Format a record. Characters that could end the line or forge a part of it are escaped as in JSON."""
         if getattr(record, "as_it_is", False):
             return "\n".join(map(one_line, record.getMessage().split("\n")))
         now = time.gmtime(record.created)
@@ -66,12 +79,16 @@ class LineFormatter(logging.Formatter):
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
+        further: list[str] = []
+        if self._breaks_lines:
+            message, *further = message.rstrip("\n").split("\n")
         letter = _LETTERS.get(record.levelno, "I")
         quoted = one_line(json.dumps(message, ensure_ascii=False))
         file = record.filename  # for a model's line, the name sent by its process
         if not _PLAIN_FILE.fullmatch(file):
             file = one_line(_PARTS_OF_A_LINE.sub(_escaped, file))
-        return f"{letter}{stamp}.{micros:06d} {record.process} {file}:{record.lineno}] {quoted}"
+        first = f"{letter}{stamp}.{micros:06d} {record.process} {file}:{record.lineno}] {quoted}"
+        return "\n".join([first, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
 
 
 def one_line(text: str) -> str:
@@ -131,7 +148,7 @@ def set_up_logging(settings: LogSettings) -> None:
     streams: dict[tuple[int, int], LogStream] = {}
     for output in (sys.stdout, sys.stderr):
         handler = _handler_for(output, streams)
-        handler.setFormatter(LineFormatter())
+        handler.setFormatter(LineFormatter(breaks_lines=_is_terminal(output)))
         handler.addFilter(_Wanted(settings))
         if output is sys.stderr:
             handler.setLevel(logging.WARNING)
@@ -151,6 +168,13 @@ def _handler_for(output: TextIO | None, streams: dict[tuple[int, int], LogStream
     if key not in streams:
         streams[key] = LogStream(descriptor, _dropped_notice)
     return _StreamHandler(streams[key])
+
+
+def _is_terminal(output: TextIO | None) -> bool:
+    try:
+        return output is not None and output.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def _dropped_notice(lines: int) -> bytes:

@@ -11,7 +11,8 @@ from pybackend_wire.log_record import MARK, MOST_LINE, MOST_PIECE_BYTES, MOST_PI
 _MOST_UNFINISHED = 64
 """Long messages that may be in transit at the same time: one for each logging thread."""
 
-_RECORD_TYPES = (int, int, int, str, int, int, int, str)
+_RECORD_TYPES = (int, int, int, str, int, int, int, str, int)
+_NOTE_TYPES = (int, str, int, int, str, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class ModelLine:
         level: number of a ``pb_utils.Logger.LogLevel``.
         file: name of the source file, empty for printed text.
         line: line number in that file.
+        failure: number of the failure that it is about, 0 for other lines.
     """
 
     text: str
@@ -31,6 +33,28 @@ class ModelLine:
     level: int = 0
     file: str = ""
     line: int = 0
+    failure: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNote:
+    """The note that an execution has failed; see :func:`pybackend_wire.log_record.encode_failure_note`.
+
+    Attributes:
+        pid: process that sent it.
+        file: name of the source file.
+        line: line number in that file.
+        failure: number of the failure.
+        who: the execution's requests.
+        what: the error in short.
+    """
+
+    pid: int
+    file: str
+    line: int
+    failure: int
+    who: str
+    what: str
 
 
 class LineAssembler:
@@ -57,7 +81,7 @@ class LineAssembler:
         """True if text without a line feed remains after :meth:`take` has returned all lines."""
         return bool(self._waiting or self._text)
 
-    def take(self) -> ModelLine | None:
+    def take(self) -> ModelLine | FailureNote | None:
         """The next line, None if none is complete."""
         while True:
             end = self._waiting.find(b"\n", self._searched)
@@ -91,13 +115,13 @@ class LineAssembler:
             self._waiting += b"\n"
         self._messages.clear()
 
-    def _line(self, raw: bytearray) -> ModelLine | None:
+    def _line(self, raw: bytearray) -> ModelLine | FailureNote | None:
         mark = raw.rfind(MARK)
         record = _decoded(raw[mark + 1 :]) if mark >= 0 else None
         if record is None:
             return self._printed(raw)
         self._keep_text(raw[:mark])  # its line feed may follow
-        return self._logged(*record)
+        return FailureNote(*record) if len(record) == len(_NOTE_TYPES) else self._logged(*record)
 
     def _printed(self, raw: bytearray) -> ModelLine:
         self._keep_text(raw)
@@ -124,14 +148,14 @@ class LineAssembler:
             self._searched -= end
 
     def _logged(
-        self, pid: int, thread: int, level: int, file: str, line: int, number: int, count: int, text: str
+        self, pid: int, thread: int, level: int, file: str, line: int, number: int, count: int, text: str, failure: int
     ) -> ModelLine | None:
         if count > 1:
             whole = self._whole((pid, thread), number, count, text)
             if whole is None:
                 return None
             text = whole
-        return ModelLine(text, pid, level, file, line)
+        return ModelLine(text, pid, level, file, line, failure)
 
     def _whole(self, sender: tuple[int, int], number: int, count: int, text: str) -> str | None:
         """A message sent in pieces, once its last piece has arrived and none is missing."""
@@ -155,6 +179,6 @@ def _decoded(raw: bytearray) -> tuple[Any, ...] | None:
         fields = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if type(fields) is not list or tuple(map(type, fields)) != _RECORD_TYPES:
+    if type(fields) is not list or tuple(map(type, fields)) not in {_RECORD_TYPES, _NOTE_TYPES}:
         return None
     return tuple(fields) if all(type(field) is str or 0 <= field < 2**63 for field in fields) else None

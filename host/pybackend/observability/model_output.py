@@ -7,7 +7,8 @@ import time
 from collections import deque
 
 from pybackend.observability.logging import wants_model_level, write_model_line
-from pybackend.observability.model_lines import ModelLine
+from pybackend.observability.model_lines import FailureNote, ModelLine
+from pybackend.observability.repeated_failures import RepeatedFailures
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,17 @@ _UNIT_BYTES = 100
 class ModelOutput:
     """The output of one instance, across restarts of its process.
 
+    Args:
+        instance_name: label of its lines.
+        failures: counts those of its model; None for a process that executes nothing.
+
     Attributes:
         instance_name: label of its lines.
         dropped_lines: number of lines beyond the budget since the instance was created.
     """
 
-    def __init__(self, instance_name: str) -> None:
+    def __init__(self, instance_name: str, failures: RepeatedFailures | None = None) -> None:
+        self._failures = failures or RepeatedFailures()
         self.instance_name = instance_name
         self.dropped_lines = 0
         self._last: deque[str] = deque(maxlen=LAST_LINES)
@@ -65,14 +71,19 @@ class ModelOutput:
         self._units -= units
         return True
 
-    def write(self, line: ModelLine, pid: int, number: int) -> None:
+    def write(self, line: ModelLine | FailureNote, pid: int, number: int) -> None:
         """Write a line to the log, if its level is enabled.
 
         Args:
-            line: the line.
+            line: the line, or the note about a failed execution.
             pid: the instance's process.
             number: number of a printed line, which has no position in a file.
         """
+        if isinstance(line, FailureNote):
+            self._failures.count(line, self.instance_name)
+            return
+        if line.failure and not self._failures.admits(line):
+            return
         self._last.append(line.text[:_LAST_LINE_CHARACTERS])
         if line.pid is None:
             write_model_line(self.instance_name, pid, 0, "output", number, line.text)

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
-from pybackend.observability.model_lines import LineAssembler, ModelLine
+from pybackend.observability.model_lines import FailureNote, LineAssembler, ModelLine
 from pybackend.observability.model_output import LAST_LINES, ModelOutput
 
 _READ_BYTES = 256 * 1024
@@ -152,7 +152,7 @@ class OutputPipe:
             if line is not None:
                 self._write(line)
 
-    def _write(self, line: ModelLine) -> None:
+    def _write(self, line: ModelLine | FailureNote) -> None:
         self._printed += line.pid is None
         self.output.write(line, self._pid, self._printed)
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.error import TritonError
 from pybackend_sdk.execution import (
     check_decoupled,
     check_returned,
@@ -66,7 +66,6 @@ class ModelExecutor:
     Args:
         runtime: serves the model's ``pb_utils`` calls.
         model: the object.
-        model_file: path of its file, for messages.
         signature: its inputs and outputs.
         options: how it answers.
         wait_s: how long to wait for the model where a server would wait for ever.
@@ -77,7 +76,6 @@ class ModelExecutor:
         self,
         runtime: HarnessRuntime,
         model: Any,
-        model_file: str,
         signature: Signature,
         options: ExecutionOptions,
         wait_s: float,
@@ -88,7 +86,6 @@ class ModelExecutor:
         self.decoupled = options.decoupled
         self.failures = failures
         self._model = model
-        self._model_file = model_file
         self._options = options
         self._wait_s = wait_s
         self._lock = threading.Lock()
@@ -219,7 +216,7 @@ class ModelExecutor:
             self._finish(requests, exchanges, outcome)
 
         try:
-            returned = self._call(requests)
+            returned = self._model.execute(requests)
             if inspect.iscoroutine(returned):
                 if self._options.concurrency > 1 and self._options.turns is None:
                     self.runner.start(returned, on_done)
@@ -275,7 +272,7 @@ class ModelExecutor:
         streams = [request.get_response_sender()._stream for request in requests]
         again: List[Exchange] = []
         try:
-            returned = self._call(requests)
+            returned = self._model.execute(requests)
             if inspect.iscoroutine(returned):
                 if self._options.turns is None:
                     self._begin(returned, exchanges, streams)
@@ -322,12 +319,6 @@ class ModelExecutor:
             if stream is not None:
                 stream.fail(TritonError(text))
         self._pass_on(error)
-
-    def _call(self, requests: "List[InferenceRequest]") -> Any:
-        execute = getattr(self._model, "execute", None)
-        if execute is None:
-            raise TritonModelException(f"Python model {self._model_file} does not implement `execute` method.")
-        return execute(requests)
 
     # Requests and responses
 

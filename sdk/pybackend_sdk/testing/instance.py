@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from pybackend_sdk.logger import Logger
+from pybackend_sdk.model_class import check_execute
 from pybackend_sdk.model_loader import complete_config
 from pybackend_sdk.testing.attribution import attach, detach, entered
 from pybackend_sdk.testing.errors import FinalizeError, LoadError
@@ -78,10 +79,9 @@ class ModelInstance:
             initialize = getattr(self.model, "initialize", None)
             if initialize is not None:
                 initialize(args)
+            check_execute(self.model, self._model_file)
         self._has_is_ready = getattr(self.model, "is_ready", None) is not None
-        self._executor = ModelExecutor(
-            self.runtime, self.model, self._model_file, signature, options, self._wait_s, self._failures
-        )
+        self._executor = ModelExecutor(self.runtime, self.model, signature, options, self._wait_s, self._failures)
         self.runtime.begin_serving(self._executor.new_stream)
 
     def finalize(self, *, strict: bool) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.log_lines import server_tracebacks
+
 DEADLINE_S = 30
 
 
@@ -25,7 +27,7 @@ def pybackend() -> Callable[..., subprocess.CompletedProcess[str]]:
             check=False,
             **options,
         )
-        assert "Traceback" not in done.stderr, done.stderr
+        assert not server_tracebacks(done.stderr)
         return done
 
     return run

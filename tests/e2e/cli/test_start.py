@@ -17,6 +17,7 @@ import pytest
 
 from pybackend.repository.start_report import LONGEST_TABLE
 from tests.support.gates import GATE, Gate, wait_until
+from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
@@ -294,7 +295,8 @@ class TestModelsThatFail:
     def test_have_their_reason_in_the_log_and_in_the_table(self, pybackend, repository):
         write_model(repository, "bad", BROKEN, identity_config())
         done = pybackend("serve", str(repository), *FREE_PORTS)
-        (failed,) = [text for level, text in said("\n".join(done.stderr.splitlines()[:-1])) if level == "E"]
+        first, failed = [text for level, text in said("\n".join(done.stderr.splitlines()[:-1])) if level == "E"]
+        assert first.startswith("Failed to initialize Python stub: ValueError: the weights are missing\nTraceback")
         assert failed.startswith("failed to load 'bad' version 1: Internal: ValueError: the weights are missing")
         assert "model.py" in failed
         (row,) = [text for _, text in said(done.stdout) if text.startswith("bad ")]
@@ -354,7 +356,7 @@ def test_a_signal_before_anything_else_ends_it_without_a_traceback(repository, n
         wait_until(lambda: server.stub_pids() or server.process.poll() is not None, "no process is started")
         pids = server.stub_pids()
         assert server.stop(number) in {0, -number, 128 + number}
-        assert "Traceback" not in server.output, server.output
+        assert not server_tracebacks(server.output)
         assert free_of_processes(pids)
 
 

@@ -52,6 +52,8 @@ COMPLETE = f"{WRITTEN} output [ {tensors(OUT=('TYPE_FP32', [2]))} ]\n"
 
 ALL_SETTERS = """
 class TritonPythonModel:
+    execute = list
+
     @classmethod
     def auto_complete_config(cls, config):
         assert config.as_dict()["name"] == "all_setters"
@@ -65,6 +67,8 @@ class TritonPythonModel:
 """
 WHITELIST = """
 class TritonPythonModel:
+    execute = list
+
     @staticmethod
     def auto_complete_config(config):
         document = config.as_dict()
@@ -200,7 +204,7 @@ REFUSED = {
     "raises": (
         "raise KeyError('a key')",
         "",
-        "Internal: KeyError: 'a key'\n\nAt:\n  {directory}/1/model.py(10): auto_complete_config\n",
+        "Internal: KeyError: 'a key'\n\nAt:\n  {directory}/1/model.py(12): auto_complete_config\n",
     ),
     "calls_a_model": (
         'pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="x").exec()',
@@ -245,6 +249,8 @@ import os
 
 
 class TritonPythonModel:
+    execute = list
+
     @staticmethod
     def auto_complete_config(config):
         {statement}

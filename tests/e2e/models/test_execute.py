@@ -47,11 +47,6 @@ class TritonPythonModel:
             fail(value)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones((1, 1), np.float32))]) for _ in requests]
 """
-WITHOUT_EXECUTE = """
-class TritonPythonModel:
-    def initialize(self, args):
-        pass
-"""
 ASYNC = """
 import asyncio
 
@@ -93,7 +88,6 @@ def server(tmp_path_factory):
     for name, code in (
         ("counting", COUNTING),
         ("raising", RAISING),
-        ("without_execute", WITHOUT_EXECUTE),
         ("asynchronous", ASYNC),
     ):
         write_model(repository, name, code, CONFIG)
@@ -217,17 +211,6 @@ def test_nothing_returned_is_answered(lab, statement):
     answer = lab(statement)
     assert answer.status == 500
     assert answer.error.startswith("The model returned no response for this request")
-
-
-@pytest.mark.spec("pb-E10")
-def test_class_without_execute(server):
-    answer = infer(server, "without_execute", {"IN": column(1)})
-    file = server.repository / "without_execute/1/model.py"
-    assert answer.status == 500
-    assert answer.error == (
-        "Failed to process the request(s) for model 'without_execute_0', message: "
-        f"Python model {file} does not implement `execute` method."
-    )
 
 
 @pytest.mark.spec("pb-E11")

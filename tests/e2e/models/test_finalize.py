@@ -59,7 +59,7 @@ def stopped(tmp_path_factory):
         MODEL.format(statement="pass"),
         identity_config(extra="instance_group { count: 3 kind: KIND_CPU }"),
     )
-    write_model(repository, "without", "class TritonPythonModel:\n    pass", identity_config())
+    write_model(repository, "without", "class TritonPythonModel:\n    execute = list", identity_config())
     with serving(repository) as server:
         for name in (*ENDINGS, "several"):
             assert infer(server, name, {"IN": np.ones(2, np.float32)})["OUT"].tolist() == [1, 1]

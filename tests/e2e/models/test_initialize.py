@@ -57,9 +57,9 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([["late"]], object))]) for _ in requests]
 """
-NO_METHODS = """
+EXECUTE_ALONE = """
 class TritonPythonModel:
-    pass
+    execute = list
 """
 KINDS = {
     # Configuration -> (name, kind, device id) of each instance.
@@ -109,7 +109,7 @@ BAD = {
     ),
     "second_of_two": (
         "import os\n\n\nclass TritonPythonModel:\n    def initialize(self, args):\n"
-        "        if args['model_instance_name'].endswith('_1'):\n            os._exit(4)",
+        "        if args['model_instance_name'].endswith('_1'):\n            os._exit(4)\n    execute = list",
         "Internal: Stub process 'second_of_two_0_1' is not healthy. The process exited with status 4.",
     ),
     "import_error": (
@@ -146,7 +146,7 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("initialize")
     for name, (group, _) in KINDS.items():
         write_model(repository, name, TELL, CONFIG + group + PARAMETERS)
-    write_model(repository, "no_methods", NO_METHODS, CONFIG)
+    write_model(repository, "no_methods", EXECUTE_ALONE, CONFIG)
     with serving(repository) as server:
         server.repository = repository
         yield server

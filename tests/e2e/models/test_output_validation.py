@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
@@ -15,12 +19,46 @@ OUTPUTS = [
     lambda: pb_utils.Tensor("OUT", np.zeros((1, 5), np.float32)),
     lambda: pb_utils.Tensor("OUT", np.zeros(4, np.float32)),
     lambda: pb_utils.Tensor("OUT", np.zeros((2, 4), np.float32)),
+    lambda: pb_utils.Tensor("OTU", np.zeros((1, 4), np.float32)),
 ]
 
 class TritonPythonModel:
     def execute(self, requests):
         chosen = [int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0, 0]) for request in requests]
         return [pb_utils.InferenceResponse([OUTPUTS[number]()]) for number in chosen]
+"""
+
+DECOUPLED = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OTU", np.zeros((1, 4), np.float32))]))
+            wrong = pb_utils.Tensor("OUT", np.zeros((1, 4), np.float64))
+            sender.send(pb_utils.InferenceResponse([wrong]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+CALLS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name=TARGET, inputs=request.inputs(), requested_output_names=["OUT"])
+            answers = call.exec(decoupled=True)
+            [answer for answer in answers]
+        value = pb_utils.Tensor("OUT", np.zeros((1, 4), np.float32))
+        return [pb_utils.InferenceResponse([value]) for _ in requests]
+"""
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step {
+    model_name: "step" model_version: -1
+    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+} }
 """
 
 CONFIG = """
@@ -37,6 +75,12 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("outputs")
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
+    config = CONFIG.format(switch="no")
+    for name in ("warned", "step", "twins", "rankless"):
+        write_model(repository, name, MODEL, config + ("instance_group { count: 2 }" if name == "twins" else ""))
+    write_model(repository, "decoupled", DECOUPLED, config + "model_transaction_policy { decoupled: true }")
+    write_model(repository, "calls", f'TARGET = "decoupled"\n{CALLS}', config)
+    write_model(repository, "ensemble", None, ENSEMBLE)
     with serving(repository) as running:
         yield running
 
@@ -66,3 +110,54 @@ def test_what_is_not_as_configured(server, number, datatype, shape, complaint):
 def test_what_is_as_configured(server):
     (output,) = ask(server, "validates_yes", 0).json["outputs"]
     assert (output["datatype"], output["shape"]) == ("FP32", [1, 4])
+
+
+def warnings_of(server, model, last):
+    """The warnings about outputs of a model, once the log has one that contains ``last``."""
+    server.wait_for(f"model '{model}' returned output [^\n]*{re.escape(last)}")
+    begin = f"model '{model}' returned output "
+    return [line.text.removeprefix(begin) for line in log_lines(server.output) if line.text.startswith(begin)]
+
+
+ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+MISNAMED = (f"'OTU', which its configuration does not have: clients never get it. Did you mean OUT? {ADVICE}",)
+WRONG_TYPE = f"'OUT' as FP64, but its configuration says FP32. Clients get it as it is. {ADVICE}"
+
+
+@pytest.mark.spec("pb-E08")
+def test_an_unknown_output_is_dropped_or_refused(server):
+    assert ask(server, "validates_no", 5).json["outputs"] == []
+    refused = ask(server, "validates_yes", 5)
+    assert refused.status == 500
+    assert refused.error == "model 'validates_yes' returned output 'OTU', which its configuration does not have"
+
+
+@pytest.mark.spec("pb-E08")
+def test_each_wrong_output_is_warned_of_once(server):
+    for _ in range(3):
+        for number in (0, 5, 2, 1):
+            ask(server, "warned", number)
+    shape = f"'OUT' with shape [1, 5], but its configuration says [-1, 4]. Clients get it as it is. {ADVICE}"
+    assert warnings_of(server, "warned", "[1, 5]") == [*MISNAMED, shape]
+    for number in (3, 5):
+        ask(server, "rankless", number)
+    assert warnings_of(server, "rankless", "OTU")[0].startswith(
+        "'OUT' with shape [4], but its configuration says [-1, 4]."
+    )
+
+
+def test_instances_share_a_warning(server):
+    bodies = [{"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [5]}]}] * 40
+    with ThreadPoolExecutor(8) as pool:
+        assert {reply.status for reply in pool.map(lambda body: server.infer("twins", body), bodies)} == {200}
+    assert warnings_of(server, "twins", "OTU") == list(MISNAMED)
+
+
+def test_outputs_of_streams_and_calls_are_warned_of(server):
+    assert ask(server, "calls", 0).status == 200
+    assert warnings_of(server, "decoupled", "FP64") == [*MISNAMED, WRONG_TYPE]
+
+
+def test_outputs_of_ensembles_steps_are_warned_of(server):
+    ask(server, "ensemble", 5)
+    assert warnings_of(server, "step", "OTU") == list(MISNAMED)

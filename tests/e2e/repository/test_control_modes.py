@@ -20,7 +20,7 @@ config = json.dumps({
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
     "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
 })
-pb_utils.load_model("new", config, {"file:1/model.py": b"class TritonPythonModel: pass"})
+pb_utils.load_model("new", config, {"file:1/model.py": b"class TritonPythonModel: execute = list"})
 return out()
 """
 

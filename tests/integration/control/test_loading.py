@@ -236,6 +236,8 @@ def test_loads_of_one_model_come_in_turn_and_those_of_several_together(repositor
             import os, time
 
             class TritonPythonModel:
+                execute = list
+
                 def initialize(self, args):
                     name, marks = args["model_name"], os.environ["MARKS"]
                     open(os.path.join(marks, name), "a").close()
@@ -320,6 +322,8 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
     import threading
 
     class TritonPythonModel:
+        execute = list
+
         def finalize(self):
             threading.Event().wait()
     """

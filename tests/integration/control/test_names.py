@@ -52,7 +52,7 @@ def loaded(tmp_path_factory):
     repository = tmp_path_factory.mktemp("readiness")
     config = identity_config(extra="version_policy { all {} }")
     for version in (1, 2):
-        write_model(repository, "a", "class TritonPythonModel: pass", config, version=version)
+        write_model(repository, "a", "class TritonPythonModel: execute = list", config, version=version)
     with running_engine(repository) as (engine, run):
         yield engine, run
 

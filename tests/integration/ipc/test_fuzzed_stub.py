@@ -95,6 +95,7 @@ MESSAGES = st.one_of(
     message(Kind.CALL, NUMBERS, TEXTS, st.sampled_from([-1, 1, 7]), FLAGS, EXECUTIONS, PLACES, several(TEXTS), OPTIONS),
     message(Kind.CALL, NUMBERS, st.just("callee"), st.just(-1), FLAGS, EXECUTIONS, PLACES, st.just([]), OPTIONS),
     message(Kind.CANCEL_CALL, NUMBERS),
+    message(Kind.DROPPED_OUTPUT, TEXTS),
     message(Kind.READINESS, FLAGS, TEXTS),
     message(Kind.NEW_FAMILY, NUMBERS, METRIC_NAMES, TEXTS, st.integers(0, 2)),
     message(Kind.NEW_METRIC, NUMBERS, st.integers(0, 2), LABELS, BUCKETS),

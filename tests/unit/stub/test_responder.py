@@ -15,7 +15,7 @@ from pybackend_stub.channel import HostChannel
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
-from pybackend_stub.results import ResultWriter
+from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.tensor_io import OutputWriter
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.framing import FrameDecoder
@@ -37,7 +37,9 @@ def stub():
 
     receiver = Receiver(channel, handle, lambda _executions: None)
     writer = OutputWriter(channel, receiver, StubMemory(lambda: None), "instance")
-    responder = Responder(channel, receiver, ResultWriter(writer, "instance", str), decoupled=True)
+    responder = Responder(
+        channel, receiver, ResultWriter(writer, "instance", str, UnknownOutputs((), None)), decoupled=True
+    )
     request = InferenceRequest._from_wire("", 0, [], (), 0, 0, None, KEY)
     decoder = FrameDecoder()
 

@@ -52,6 +52,7 @@ SAMPLES = {
         said.UnloadModel(5, "other", False),
         said.IsModelReady(6, "other", "1"),
         said.Rescheduled(9, [0, 2]),
+        said.DroppedOutput("OTU"),
     )
 }
 ENCODERS = {"msgpack": msgspec.msgpack.encode, "json": lambda value: json.dumps(value).encode()}
@@ -258,6 +259,7 @@ SERVING = {
     StubMessage.RESULT,
     StubMessage.RESPOND,
     StubMessage.RESCHEDULED,
+    StubMessage.DROPPED_OUTPUT,
     StubMessage.HANDED_BACK,
     StubMessage.CALL,
     StubMessage.CANCEL_CALL,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -44,6 +46,42 @@ def test_format_of_a_line():
     record = logging.LogRecord("pybackend", logging.INFO, "/a/b.py", 5, 'a "%s"\n', ("quote",), None)
     record.created = 1732097763.123456
     assert LineFormatter().format(record) == f'I1120 10:16:03.123456 {record.process} b.py:5] "a \\"quote\\"\\n"'
+
+
+SEVERAL_LINES = """
+from pybackend.observability.logging import LogSettings, set_up_logging, write_model_line
+set_up_logging(LogSettings())
+text = 'ValueError: "no"\\nTraceback (most recent call last):\\n  File "model.py"\\nE0101 00:00:00.000000 1 x.py:1] forged\\x1b[2J\\n'
+write_model_line("m_0", 4711, 2, "/x/model.py", 5, text)
+write_model_line("m_0", 4711, 0, "/x/model.py", 6, "last")
+"""
+
+
+def test_a_terminal_gets_real_line_breaks_and_nothing_that_looks_like_a_record():
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run([sys.executable, "-c", SEVERAL_LINES], check=False, stdout=theirs, stderr=theirs)
+        assert done.returncode == 0
+        shown = b""
+        while not shown.endswith(b'"last"\r\n'):
+            shown += os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    lines = shown.decode().splitlines()
+    assert re.fullmatch(r'E[^\]]+ 4711 m_0/model\.py:5\] "ValueError: \\"no\\""', lines[0])
+    assert lines[1:4] == [
+        "    Traceback (most recent call last):",
+        '      File "model.py"',
+        "    E0101 00:00:00.000000 1 x.py:1] forged\\u001b[2J",
+    ]
+    assert len(lines) == 5
+
+
+def test_a_pipe_gets_one_line_for_each_record():
+    done = subprocess.run([sys.executable, "-c", SEVERAL_LINES], check=False, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line.partition("] ")[2]).splitlines()[1] == "Traceback (most recent call last):"
 
 
 def test_lines_of_models_name_the_instance_and_its_process(caplog):

@@ -16,7 +16,7 @@ from tests.unit.sdk.testing.conftest import configuration
 HAS_SERVER = importlib.util.find_spec("pybackend") is not None
 needs_server = pytest.mark.skipif(not HAS_SERVER, reason="the server's package is not installed")
 
-MODEL = "class TritonPythonModel:\n    def initialize(self, args):\n        self.args = args\n"
+MODEL = "class TritonPythonModel:\n    execute = list\n    def initialize(self, args):\n        self.args = args\n"
 PBTXT = """
 name: "m" backend: "python" max_batch_size: 4
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] } ]
@@ -155,6 +155,8 @@ def test_parameters_are_texts(write):
 def test_completion_without_the_server(config_of, write, monkeypatch, server):
     code = """
     class TritonPythonModel:
+        execute = list
+
         @staticmethod
         def auto_complete_config(config):
             config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})

@@ -84,7 +84,7 @@ def test_models_that_are_open_together_do_not_mix(model):
 
 
 def test_the_same_directory_twice_has_modules_of_its_own_each(write):
-    code = "count = 0\nclass TritonPythonModel:\n    def count(self):\n        global count\n        count += 1\n        return count\n"
+    code = "count = 0\nclass TritonPythonModel:\n    execute = list\n    def count(self):\n        global count\n        count += 1\n        return count\n"
     directory = write(code)
     harnesses = [ModelHarness(directory, config=configuration()).open() for _ in range(2)]
     first, second = (harness.model for harness in harnesses)
@@ -130,13 +130,15 @@ def test_a_tests_module_that_is_not_imported_yet_does_not_shadow_the_models(mode
 
 
 def test_installed_packages_win_over_the_models_files(write):
-    directory = write("import json, numpy\nclass TritonPythonModel: json = json", json="", numpy="")
+    directory = write("import json, numpy\nclass TritonPythonModel: json, execute = json, list", json="", numpy="")
     with ModelHarness(directory, config=configuration()) as harness:
         assert harness.model.json is json
 
 
 def test_a_copy_of_pb_utils_beside_the_model_is_not_what_it_gets(write):
-    directory = write("class TritonPythonModel: tensor = pb_utils.Tensor", triton_python_backend_utils="")
+    directory = write(
+        "class TritonPythonModel: tensor, execute = pb_utils.Tensor, list", triton_python_backend_utils=""
+    )
     with ModelHarness(directory, config=configuration()) as harness:
         assert harness.model.tensor.__name__ == "Tensor"
 
@@ -160,7 +162,7 @@ def test_paths_that_a_model_adds_go_with_it(write, tmp_path):
         import os, sys
         sys.path.append(os.path.join(os.path.dirname(os.path.dirname(__file__)), "lib"))
         import addition
-        class TritonPythonModel: who = addition.WHO
+        class TritonPythonModel: who, execute = addition.WHO, list
         """
     )
     with ModelHarness(directory, config=configuration()) as harness:
@@ -176,7 +178,7 @@ def test_nothing_is_written_beside_the_model(model, tmp_path):
 
 def test_a_model_that_is_changed_is_read_again(write):
     for who in ("a", "b"):
-        directory = write(f"class TritonPythonModel: who = {who!r}")
+        directory = write(f"class TritonPythonModel: who, execute = {who!r}, list")
         with ModelHarness(directory, config=configuration()) as harness:
             assert harness.model.who == who
 
@@ -243,7 +245,7 @@ def test_functions_can_be_replaced_for_a_test(opened, monkeypatch):
 
 
 def test_code_at_module_level_may_use_the_log(write):
-    directory = write("pb_utils.Logger.log_info('imported')\nclass TritonPythonModel: pass")
+    directory = write("pb_utils.Logger.log_info('imported')\nclass TritonPythonModel: execute = list")
     with ModelHarness(directory, config=configuration()) as harness:
         assert [line.message for line in harness.logs] == ["imported"]
 

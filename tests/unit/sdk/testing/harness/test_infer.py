@@ -238,14 +238,6 @@ def test_nothing_returned(execute):
         harness.close()
 
 
-def test_no_execute_method(opened):
-    harness = opened("class TritonPythonModel: pass")
-    message = harness.infer(IN=[1]).error.message()
-    assert re.fullmatch(
-        re.escape(PREFIX) + r"Python model .*/m/1/model\.py does not implement `execute` method\.", message
-    )
-
-
 def test_rescheduling_needs_a_configuration(execute):
     harness = execute(
         """

@@ -275,7 +275,7 @@ def test_what_is_not_there_before_initialize(write, call):
 def test_models_cannot_be_run_in_initialize_and_finalize(write, method, decoupled):
     arguments = "self, args" if method == "initialize" else "self"
     call = "pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name='x').exec()"
-    code = f"class TritonPythonModel:\n    def {method}({arguments}):\n        {call}\n"
+    code = f"class TritonPythonModel:\n    execute = list\n    def {method}({arguments}):\n        {call}\n"
     config = configuration(**(DECOUPLED if decoupled else {}))
     harness = ModelHarness(write(code), config=config, models={"x": dict})
     with pytest.raises(HarnessError, match="BLS is only supported during the 'execute' function"), harness:
@@ -299,7 +299,7 @@ def test_models_cannot_be_run_in_initialize_and_finalize(write, method, decouple
     ],
 )
 def test_is_ready(opened, body, ready, reason):
-    harness = opened(f"class TritonPythonModel:\n    {body}\n")
+    harness = opened(f"class TritonPythonModel:\n    execute = list\n    {body}\n")
     found = harness.is_ready()
     assert bool(found) is ready
     assert found.reason.startswith(reason)

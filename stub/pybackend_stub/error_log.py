@@ -1,0 +1,132 @@
+"""Writes a model's errors to the server's log: the whole traceback, the requests, and each text once a second."""
+
+import binascii
+import os
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Sequence
+
+from pybackend_sdk.error import format_exception
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.traceback_text import innermost_place, traceback_text
+from pybackend_stub.channel import shortened
+from pybackend_stub.model_output import write_failure_note, write_record
+from pybackend_stub.refusals import note
+
+BUNDLE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+_HIDDEN = (BUNDLE, "<frozen importlib")
+"""Files whose frames are not the author's business."""
+
+_AGAIN_NS = 1_000_000_000
+"""How long the server's log remembers a text at least: within this time only a note is sent."""
+
+_MOST_TEXTS = 64
+"""Most texts to remember as sent."""
+
+_MOST_IDS, _MOST_ID_CHARACTERS = 3, 48
+
+_MOST_HEAD_CHARACTERS = 2000
+"""Limit on an error's text before its traceback, which ends with the whole message."""
+
+
+def format_error(error: BaseException) -> str:
+    """Format an error with its location for clients, leaving out the stub's own frames."""
+    note(error)
+    return format_exception(error, _HIDDEN)
+
+
+class ErrorLog:
+    """Writes failed executions to the server's log. Any thread may use it.
+
+    Args:
+        model_file: the place to name for errors that come from no line of code.
+    """
+
+    def __init__(self, model_file: str) -> None:
+        self._model_file = model_file
+        self._lock = threading.Lock()
+        self._sent_ns: Dict[int, int] = {}
+
+    def write(self, text: str, error: BaseException, execution: int, ids: "Sequence[str]") -> None:
+        """Write one failed execution.
+
+        Args:
+            text: the clients' error.
+            error: its cause.
+            execution: number of the execution.
+            ids: of its requests, as their clients gave them; ``""`` for those without one.
+        """
+        file, line = innermost_place(error, _HIDDEN)
+        file = file or self._model_file
+        failure = _number_of(text, error)
+        who = _who(execution, ids)
+        head = text.partition("\n\nAt:\n")[0].strip()
+        what = head.partition(", message: ")[2] or head
+        if not write_failure_note(file, line, failure, who, what.partition("\n")[0]):
+            Logger.log_error(text)
+        elif self._is_due(failure):
+            lines = [shortened(head, _MOST_HEAD_CHARACTERS), who[:1].upper() + who[1:], traceback_text(error, _HIDDEN)]
+            write_record(int(Logger.ERROR), file, line, "\n".join(filter(None, lines)), failure)
+
+    def _is_due(self, failure: int) -> bool:
+        """Whether the whole text must be sent; the host decides whether it appears."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            sent_ns = self._sent_ns.get(failure)
+            if sent_ns is not None and now_ns - sent_ns < _AGAIN_NS:
+                return False
+            if len(self._sent_ns) >= _MOST_TEXTS:
+                del self._sent_ns[next(iter(self._sent_ns))]
+            self._sent_ns[failure] = now_ns
+            return True
+
+
+def write_load_error(phase: str, error: BaseException) -> None:
+    """Write to the server's log why a model cannot be loaded, if there is more to say than the load's own error says.
+
+    Args:
+        phase: what failed, as the beginning of a sentence.
+        error: the cause.
+    """
+    trace = traceback_text(error, _HIDDEN)
+    if trace:
+        file, line = innermost_place(error, _HIDDEN)
+        write_record(
+            int(Logger.ERROR), file or str(getattr(error, "filename", "")), line, f"{phase}: {_reason(error)}\n{trace}"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error of an import in a sentence."""
+    python = "{}.{}".format(*sys.version_info[:2])
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"line {error.lineno} of {error.filename} is not valid Python {python}: {error.msg}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"there is no module '{error.name}' in its Python {python} ({sys.prefix})"
+    return shortened(format_exception(error).partition("\n\nAt:\n")[0], _MOST_HEAD_CHARACTERS)
+
+
+def _number_of(text: str, error: BaseException) -> int:
+    """Return a number that is the same for the same failure of any instance, and never 0."""
+    parts: List[Any] = [text.partition(", message: ")[2]]
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        parts.append(format_exception(cause))
+        cause = cause.__cause__ or cause.__context__
+    data = "\0".join(parts).encode("utf-8", "backslashreplace")
+    return (binascii.crc32(data) << 31 | binascii.crc32(data[::-1]) >> 1) or 1
+
+
+def _who(execution: int, ids: "Sequence[str]") -> str:
+    """Name the requests of an execution."""
+    given = [each for each in ids if each][:_MOST_IDS]
+    if not given:
+        return f"execution {execution}"
+    shown = ", ".join(repr(shortened(each, _MOST_ID_CHARACTERS)) for each in given)
+    more = len(ids) - len(given)
+    others = "" if not more else f" and {more} more request{'s' if more > 1 else ''}"
+    return f"request id{'s' if len(given) > 1 else ''} {shown}{others}"
