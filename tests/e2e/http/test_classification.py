@@ -50,7 +50,7 @@ def server(tmp_path_factory):
 
 
 def ask(server, model, array, count, **parameters):
-    outputs = [{"name": "OUT", "parameters": {"classification": count, **parameters}}]
+    outputs = [{"name": "OUT", "parameters": {"classification": count, "binary_data": True, **parameters}}]
     return infer(server, model, {"IN": array}, outputs=outputs)
 
 
