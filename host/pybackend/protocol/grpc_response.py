@@ -160,7 +160,7 @@ def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
             field.double_param = value
         elif INT64_MIN <= value <= INT64_MAX:
             field.int64_param = value
-        elif value <= UINT64_MAX:
+        elif INT64_MAX < value <= UINT64_MAX:
             field.uint64_param = value
         else:
             raise InferenceError(f"the response's parameter '{name}' is {value}, which does not fit in 64 bits")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from google.protobuf import message_factory, text_format
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from pybackend.schema.messages import DESCRIPTOR_SET, descriptor_pool, message_class
+from tests.support.protobuf_messages import contents_of
 
 DEFINITIONS = DESCRIPTOR_SET.parent / "definitions"
 
@@ -107,37 +107,6 @@ def test_both_versions_of_reflection_differ_in_the_package_only():
         for version in ("v1", "v1alpha")
     )
     assert newer == older.replace("v1alpha", "v1")
-
-
-SCALARS = {
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_BYTES: st.binary(max_size=8),
-    FieldDescriptor.TYPE_DOUBLE: st.floats(),
-    FieldDescriptor.TYPE_FLOAT: st.floats(width=32),
-    FieldDescriptor.TYPE_INT32: st.integers(-(2**31), 2**31 - 1),
-    FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
-    FieldDescriptor.TYPE_STRING: st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-    FieldDescriptor.TYPE_UINT32: st.integers(0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
-}
-
-
-def contents_of(message: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Keyword arguments for a message: any of its fields, and in them the same for their messages."""
-    return st.fixed_dictionaries({}, optional={field.name: values_of(field) for field in message.fields})
-
-
-def values_of(field: Any) -> st.SearchStrategy[Any]:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        key, value = field.message_type.fields
-        return st.dictionaries(value_of(key), value_of(value), max_size=3)
-    return st.lists(value_of(field), max_size=3) if field.is_repeated else value_of(field)
-
-
-def value_of(field: Any) -> st.SearchStrategy[Any]:
-    if field.enum_type is not None:
-        return st.sampled_from(sorted(field.enum_type.values_by_number))
-    return SCALARS[field.type] if field.message_type is None else contents_of(field.message_type)
 
 
 @pytest.mark.parametrize(("file", "name"), MESSAGES, ids=[name for _, name in MESSAGES])
