@@ -19,7 +19,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.refusals import invalid
 from pybackend.schema.messages import message_class
 
-_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = (
+_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
     number << 3 | 2 for number in range(1, 8)
 )  # the tags of ModelInferRequest's fields: each has a number below 16 and is preceded by its length
 
@@ -27,7 +27,10 @@ _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = (
 MOST_FIELDS = 16_384
 """Of each kind at the top of a message: a million empty inputs need two megabytes of message, but a hundred of memory."""
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+BYTES_FIELD = 2
+"""The wire type of fields that are preceded by their length, in the lowest bits of a tag."""
+
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 
 class InferMessage:
@@ -55,7 +58,7 @@ class InferMessage:
         self.raw = raw
 
 
-class _UnusualError(Exception):
+class UnusualError(Exception):
     """The fields are not in the usual order, or broken."""
 
 
@@ -71,7 +74,7 @@ def split_message(data: bytes, limits: BodyLimits) -> InferMessage:
     """
     try:
         message = _split(data)
-    except (_UnusualError, IndexError, UnicodeDecodeError):
+    except (UnusualError, IndexError, UnicodeDecodeError):
         message = _split(_in_usual_order(data, limits))
     limits.check_head(len(message.head) + len(message.parameters))
     return message
@@ -85,8 +88,18 @@ def parse_part(part: bytes) -> Any:
     """
     try:
         return message_class("inference.ModelInferRequest").FromString(part)
-    except (DecodeError, UnicodeDecodeError) as error:  # protobuf in plain Python raises the latter
-        raise InferenceError(f"the request cannot be read as an inference.ModelInferRequest message: {error}") from None
+    except (DecodeError, UnicodeDecodeError) as error:  # UnicodeDecodeError: protobuf in plain Python
+        raise unreadable_error(str(error)) from None
+
+
+def unreadable_error(reason: str) -> InferenceError:
+    """The error for bytes that are no ``ModelInferRequest``."""
+    return InferenceError(f"the request cannot be read as an inference.ModelInferRequest message: {reason}")
+
+
+def too_many_fields_error() -> InferenceError:
+    """The error for a message of more than :data:`MOST_FIELDS` fields."""
+    return invalid(f"the request has more than {MOST_FIELDS} inputs, outputs, parameters and tensors")
 
 
 def _in_usual_order(data: bytes, limits: BodyLimits) -> bytes:
@@ -104,19 +117,19 @@ def _check_field_count(data: bytes) -> None:
     at = count = 0
     try:
         while at < len(data):
-            tag, at = _varint(data, at)
+            tag, at = read_varint(data, at)
             kind = tag & 7
-            if kind in {_VARINT, _BYTES}:
-                value, at = _varint(data, at)
-                at += value if kind == _BYTES else 0
+            if kind in {_VARINT, BYTES_FIELD}:
+                value, at = read_varint(data, at)
+                at += value if kind == BYTES_FIELD else 0
             elif kind in {_FIXED64, _FIXED32}:
                 at += 8 if kind == _FIXED64 else 4
             else:
-                return
+                raise unreadable_error("it has a group")
             count += 1
             if count > MOST_FIELDS:
-                raise invalid(f"the request has more than {MOST_FIELDS} inputs, outputs, parameters and tensors")
-    except (IndexError, _UnusualError):
+                raise too_many_fields_error()
+    except (IndexError, UnusualError):
         return
 
 
@@ -133,11 +146,11 @@ def _split(data: bytes) -> InferMessage:
     head = data[:at] if shared == tensors else data[:shared] + data[tensors:at]
     raw: list[Buffer] = []
     view = None
-    while at < end and data[at] == _RAW and len(raw) < MOST_FIELDS:
+    while at < end and data[at] == RAW and len(raw) < MOST_FIELDS:
         size = data[at + 1]
         begin = at + 2
         if size > 0x7F:
-            size, begin = _varint(data, at + 1)
+            size, begin = read_varint(data, at + 1)
         at = begin + size
         if size <= SMALL_BYTES:
             raw.append(data[begin:at])
@@ -146,7 +159,7 @@ def _split(data: bytes) -> InferMessage:
                 view = memoryview(data)
             raw.append(view[begin:at])
     if at != end:
-        raise _UnusualError
+        raise UnusualError
     return InferMessage(name, version, request_id, data[parameters:tensors], head, raw)
 
 
@@ -156,10 +169,10 @@ def _text(data: bytes, at: int, tag: int) -> tuple[str, int]:
         return "", at
     size, begin = data[at + 1], at + 2
     if size > 0x7F:
-        size, begin = _varint(data, at + 1)
+        size, begin = read_varint(data, at + 1)
     end = begin + size
     if end > len(data):
-        raise _UnusualError
+        raise UnusualError
     return data[begin:end].decode(), end
 
 
@@ -173,13 +186,18 @@ def _behind(data: bytes, at: int, tag: int) -> int:
         if size <= 0x7F:
             at += 2 + size
         else:
-            size, at = _varint(data, at + 1)
+            size, at = read_varint(data, at + 1)
             at += size
     return at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number of up to 63 bits, and the offset behind it."""
+def read_varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    """An unsigned number of up to ten bytes, and the offset behind it.
+
+    Raises:
+        IndexError: the data ends before the number does.
+        UnusualError: the number is longer.
+    """
     value = shift = 0
     while True:
         byte = data[at]
@@ -188,5 +206,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte <= 0x7F:
             return value, at
         shift += 7
-        if shift > 56:
-            raise _UnusualError
+        if shift > 63:
+            raise UnusualError

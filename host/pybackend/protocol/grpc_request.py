@@ -7,6 +7,7 @@ read in the order of the reference's checks.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from pybackend.errors import InferenceError
@@ -54,10 +55,43 @@ def decode_message(
             unregistered shared memory.
     """
     plan = plans.get(message.head)
-    if plan is None or not _attach(plan, message.raw):
-        return _decode_unknown(message, signature, model_version, limits, plans)
+    if plan is not None and _attach(plan, message.raw):
+        _apply_parameters(plan, message)
+        return plan
+    plan = _plan_unknown(message, signature, model_version, limits, plans, [len(data) for data in message.raw])
+    _attach(plan, message.raw)
+    return plan
+
+
+def plan_arriving(
+    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+) -> InferPlan:
+    """The request in a message whose raw tensors have not arrived.
+
+    Args:
+        message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
+        signature: as for :func:`decode_message`.
+        model_version: as for :func:`decode_message`.
+        limits: as for :func:`decode_message`.
+        plans: as for :func:`decode_message`.
+
+    Returns:
+        A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
+        may have any.
+
+    Raises:
+        InferenceError: as for :func:`decode_message`.
+    """
+    plan = plans.get(message.head)
+    if plan is None:
+        return _plan_unknown(message, signature, model_version, limits, plans, None)
     _apply_parameters(plan, message)
     return plan
+
+
+def no_data_error(tensor_name: str, model_name: str) -> InferenceError:
+    """The error for an input without contents for which there is no raw tensor."""
+    return invalid(f"unable to find data for input tensor '{tensor_name}' for model '{model_name}' in request.")
 
 
 def _attach(plan: InferPlan, raw: list[Buffer]) -> bool:
@@ -78,9 +112,24 @@ def _apply_parameters(plan: InferPlan, message: InferMessage) -> None:
         plan.wants_empty_final = apply_grpc_parameters(plan.request, parameters)
 
 
-def _decode_unknown(
-    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+def _plan_unknown(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache,
+    raw_sizes: list[int] | None,
 ) -> InferPlan:
+    """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
+
+    Args:
+        message: its parts.
+        signature: the model's.
+        model_version: version to store in the request.
+        limits: bounds of tensors that are not raw.
+        plans: receives the plan.
+        raw_sizes: of the raw tensors; None if they have not arrived.
+    """
     head = parse_part(message.head)
     plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
     _apply_parameters(plan, message)
@@ -89,28 +138,23 @@ def _decode_unknown(
     for item in head.inputs:
         request.inputs.append(_tensor(item, names, request.id))
     plan.output_format = _read_outputs(head.outputs, request, signature)
-    raw = iter(message.raw)
-    sizes: list[tuple[InputTensor, int]] = []
-    tensors: list[tuple[InputTensor, Buffer]] = []
+    has_raw = raw_sizes is None or bool(raw_sizes)
     for item, tensor in zip(head.inputs, request.inputs, strict=True):
-        _check_source(item, bool(message.raw), signature.model_name)
+        _check_source(item, has_raw, signature.model_name)
         if item.HasField("contents"):
             tensor.data = encode_contents(tensor.name, tensor.datatype, item.contents, signature.model_name, limits)
             continue
-        data = next(raw, None)
-        if data is None:
-            raise invalid(
-                f"unable to find data for input tensor '{tensor.name}' for model '{signature.model_name}' in request."
-            )
-        sizes.append((tensor, len(data)))
-        tensors.append((tensor, data))
-    plan.binary_inputs = sizes
-    plan.binary_bytes = sum(size for _, size in sizes)
-    validate_header(request, signature, sizes)
+        if raw_sizes is None:
+            size = prod(tensor.shape) * ITEMSIZE[tensor.datatype]
+        elif len(plan.binary_inputs) < len(raw_sizes):
+            size = raw_sizes[len(plan.binary_inputs)]
+        else:
+            raise no_data_error(tensor.name, signature.model_name)
+        plan.binary_inputs.append((tensor, size))
+        plan.binary_bytes += size
+    validate_header(request, signature, plan.binary_inputs)
     plan.checked = Checked.HEADER
     plans.put(message.head, plan, whole=False)
-    for tensor, data in tensors:
-        tensor.data = data
     return plan
 
 
