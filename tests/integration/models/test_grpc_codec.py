@@ -13,14 +13,17 @@ from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult, ser
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_message import split_message
-from pybackend.protocol.grpc_request import decode_message
+from pybackend.inference.tensor import InputTensor
+from pybackend.protocol.grpc_arriving import ArrivingMessage
+from pybackend.protocol.grpc_message import InferMessage, split_message
+from pybackend.protocol.grpc_request import decode_message, plan_arriving
 from pybackend.protocol.grpc_response import encode_message, encode_stream_error, encode_stream_message
 from pybackend.protocol.grpc_status import STATUS
-from pybackend.protocol.infer_plan import OutputFormat
+from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 from tests.integration.models.conftest import running_engine
@@ -28,6 +31,7 @@ from tests.support.repositories import IDENTITY, copy_model, identity_config, wr
 
 STATUS_OF = {status.value[0]: status for status in grpc.StatusCode}
 LIMITS = BodyLimits()
+FRAME_BYTES, SMALL_BYTES = 16 * 1024, 64 * 1024
 
 
 class Handler(grpc.GenericRpcHandler):
@@ -74,13 +78,41 @@ class Handler(grpc.GenericRpcHandler):
                 response.release()
 
     def _submit(self, data: bytes) -> tuple[asyncio.Queue[InferenceResponse], OutputFormat, bool]:
-        message = split_message(data, LIMITS)
-        admission = self._engine.open(message.model_name, message.model_version)
-        plans = self._plans.of(admission.signature)
-        plan = decode_message(message, admission.signature, admission.model_version, LIMITS, plans)
+        plan, admission = self._read_large(data) if len(data) > SMALL_BYTES else self._read(data, arriving=False)
         responses: asyncio.Queue[InferenceResponse] = asyncio.Queue()
         admission.submit(plan.request, responses.put_nowait, plan.checked)
         return responses, plan.output_format, plan.wants_empty_final
+
+    def _read(self, data: bytes | InferMessage, *, arriving: bool) -> tuple[InferPlan, Admission]:
+        message = split_message(data, LIMITS) if isinstance(data, bytes) else data
+        admission = self._engine.open(message.model_name, message.model_version)
+        plans = self._plans.of(admission.signature)
+        read = plan_arriving if arriving else decode_message
+        return read(message, admission.signature, admission.model_version, LIMITS, plans), admission
+
+    def _read_large(self, data: bytes) -> tuple[InferPlan, Admission]:
+        """Read a message as it comes in HTTP/2's frames, into the model's memory."""
+        admissions: list[Admission] = []
+
+        def plan_of(message: InferMessage, arriving: bool) -> InferPlan:
+            plan, admission = self._read(message, arriving=arriving)
+            admissions.append(admission)
+            return plan
+
+        def make_room(tensor: InputTensor, size: int) -> memoryview:
+            tensor.lease = admissions[0].room(size, tensor.name, arriving=True)
+            tensor.data = bytearray(size) if tensor.lease is None else tensor.lease.view
+            return memoryview(tensor.data)
+
+        reader = ArrivingMessage(len(data), LIMITS, plan_of, make_room)
+        try:
+            for begin in range(0, len(data), FRAME_BYTES):
+                reader.feed(data[begin : begin + FRAME_BYTES])
+            return reader.finish(), admissions[0]
+        except InferenceError:
+            for admission in admissions:
+                admission.release()
+            raise
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +136,7 @@ def ask(tmp_path_factory):
                 await server.stop(None)
 
         yield lambda scenario: run(serve(scenario))
+        assert engine.repository.find("numbers").input_memory_bytes > 0, "large inputs go through shared memory"
 
 
 def tensor(array, datatype="FP32"):
@@ -121,8 +154,9 @@ def test_arrays_go_there_and_back(ask):
                 np.testing.assert_array_equal(result.as_numpy("OUT"), array)
                 answer = result.get_response()
                 assert (answer.model_name, answer.model_version, answer.id) == ("numbers", "1", request_id)
-            result = await client.infer("texts", [tensor(texts, "BYTES")], request_id=request_id)
-            assert result.as_numpy("OUT").tolist() == texts.tolist()
+            for array in (texts, np.repeat(texts, 30_000)):
+                result = await client.infer("texts", [tensor(array, "BYTES")], request_id=request_id)
+                assert result.as_numpy("OUT").tolist() == array.tolist()
 
     ask(scenario)
 
@@ -144,6 +178,7 @@ def test_refusals_have_their_status(ask):
         for model, inputs, options in (
             ("nobody", [tensor(np.zeros(1, np.float32))], {}),
             ("numbers", [ints], {"request_id": "5"}),
+            ("numbers", [tensor(np.zeros((2, 50_000), np.float32))], {}),
             ("numbers", [tensor(np.zeros(1, np.float32))], {"model_version": "9"}),
         ):
             with pytest.raises(InferenceServerException) as caught:
@@ -156,6 +191,11 @@ def test_refusals_have_their_status(ask):
         (
             "INVALID_ARGUMENT",
             "[request id: 5] inference input 'IN' data-type is 'INT32', but model 'numbers' expects 'FP32'",
+        ),
+        (
+            "INVALID_ARGUMENT",
+            "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'numbers'. Expected [-1], got [2,50000]. "
+            "NOTE: max_batch_size is zero in the model config, so input shapes have no batch dimension.",
         ),
         ("NOT_FOUND", "Request for unknown model: 'numbers' version 9 is not found"),
     ]
