@@ -16,6 +16,9 @@ BENCH_ARGS  ?=
 # The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
 PYTHON      ?=
 
+# The protobuf schema.
+SCHEMA := host/pybackend/schema
+
 # The script that draws the site's diagrams; the built site carries it, so that diagrams work offline.
 MERMAID_VERSION := 11.17.2
 MERMAID_SHA512  := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106
@@ -23,7 +26,7 @@ MERMAID         := build/mermaid/mermaid.min.js
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format schema bench docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +47,10 @@ lint: $(MARK)-dev ## ruff, mypy and the import contracts
 format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+
+schema: $(MARK)-dev ## compile the .proto files
+	$(BIN)/python -m grpc_tools.protoc -I $(SCHEMA)/definitions --include_imports \
+	  --descriptor_set_out=$(SCHEMA)/descriptors.binpb $(sort $(shell find $(SCHEMA)/definitions -name '*.proto'))
 
 bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the reference server
 	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)

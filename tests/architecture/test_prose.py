@@ -48,6 +48,7 @@ CODE: tuple[str, ...] = (
     "host/pybackend/repository/*.py",
     "host/pybackend/sandbox/*.py",
     "host/pybackend/scheduler/*.py",
+    "host/pybackend/schema/*.py",
     "sdk/**/*.py",
     "stub/**/*.py",
 )

@@ -142,6 +142,15 @@ def python_with(package: str, row: Row) -> str:
     return _environment(interpreters()[row.minor], row.minor, package, python)
 
 
+def host_python_with(requirement: str) -> str:
+    """An interpreter that has the packages of the one that runs the tests, but another release of one of them.
+
+    Raises:
+        Unavailable: it cannot be had.
+    """
+    return _environment(sys._base_executable, sys.version_info.minor, requirement, sys.executable)  # type: ignore[attr-defined]
+
+
 def _environment(base: str, minor: int, requirement: str, below: str | None) -> str:
     """An environment with one package; what ``below`` has can be imported in it too."""
     identity = hashlib.blake2b("\0".join((base, requirement, below or "")).encode(), digest_size=4).hexdigest()

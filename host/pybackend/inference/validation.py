@@ -105,7 +105,7 @@ def validate_header(
         size = next(sizes)[1] if data is None else len(data)
         itemsize = ITEMSIZE[tensor.datatype]
         if itemsize and size != prod(tensor.shape) * itemsize:
-            raise _byte_size_error(request, tensor, size, signature)
+            raise byte_size_error(request, tensor, size, signature.model_name)
     if count != len(signature.inputs) and _missing_inputs(request, signature):
         raise _input_count_error(request, signature)
 
@@ -194,13 +194,12 @@ def _unspecified_error(request: InferenceRequest, tensor: InputTensor, signature
     )
 
 
-def _byte_size_error(
-    request: InferenceRequest, tensor: InputTensor, size_bytes: int, signature: ModelSignature
-) -> InferenceError:
+def byte_size_error(request: InferenceRequest, tensor: InputTensor, size_bytes: int, model_name: str) -> InferenceError:
+    """The error for an input that has another size than its shape and datatype make."""
     wanted = element_count(tensor.name, tensor.datatype, tensor.shape) * ITEMSIZE[tensor.datatype]
     return _refusal(
         request,
-        f"input byte size mismatch for input '{tensor.name}' for model '{signature.model_name}'. Expected {wanted}, "
+        f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. Expected {wanted}, "
         f"got {size_bytes}{'' if size_bytes else '. No bytes were sent for it: is the body of the request missing?'}",
     )
 

@@ -3,20 +3,16 @@
 The document is the configuration as models and clients see it: protobuf field names, every scalar, list and map present
 even at its default, enums as names, 64-bit integers as numbers, map keys as text, sub-messages only if set.
 
-This is the only module that touches protobuf. The message classes are tritonclient's, because protobuf refuses a second
-definition of ``inference.ModelConfig`` in one process. Only the generated file is executed: its package imports grpc,
-which would add hundreds of milliseconds to a server start.
+This is the only module of the package that touches protobuf. ``schema`` has the message classes.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,31 +29,14 @@ from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.parse_advice import nearest
 from pybackend.modelconfig.parse_reason import parse_reason
+from pybackend.schema.messages import message_class
 
 Document = dict[str, Any]
 
-_GENERATED_NAME = "tritonclient.grpc.model_config_pb2"
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SHOWN_LENGTH = 60
 
-
-def _message_class() -> Any:
-    """``inference.ModelConfig``. The module table is restored, for later imports of tritonclient.grpc."""
-    module = sys.modules.get(_GENERATED_NAME)
-    if module is None:
-        package = find_spec("tritonclient")
-        if package is None or not package.submodule_search_locations:
-            raise ImportError("tritonclient, which defines the model configuration's schema, is not installed")
-        path = Path(package.submodule_search_locations[0], "grpc", "model_config_pb2.py")
-        spec = spec_from_file_location(_GENERATED_NAME, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ImportError(f"tritonclient has no {path}")
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module.ModelConfig
-
-
-_ModelConfig = _message_class()
+_ModelConfig = message_class("inference.ModelConfig")
 
 FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRIPTOR.fields)
 """The configuration's fields in the order of its schema, which is the order of a document's keys."""

@@ -23,6 +23,7 @@ from pybackend.protocol.json_document import parse_document, type_error
 from pybackend.protocol.json_tensor import encode_values
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error
+from pybackend.protocol.refusals import invalid
 from pybackend.protocol.request_parameters import custom_parameter
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -49,7 +50,7 @@ def parse_generate(body: bytes, signature: ModelSignature, model_version: str, l
     """
     limits.check_json(len(body))
     if PARAMETERS in signature.inputs:
-        raise _invalid(
+        raise invalid(
             "Keyword 'parameters' for nested schema also given as input tensor name. Rename the input, or use /infer"
         )
     request = InferenceRequest(signature.model_name, model_version)
@@ -58,7 +59,7 @@ def parse_generate(body: bytes, signature: ModelSignature, model_version: str, l
         expected = signature.inputs.get(name)
         if expected is not None:
             if any(tensor.name == name for tensor in request.inputs):
-                raise _invalid(f"input '{name}' already exists in request")
+                raise invalid(f"input '{name}' already exists in request")
             request.inputs.append(_input(expected, text, signature, len(body), limits))
             continue
         value = _decoded(text)
@@ -110,7 +111,7 @@ def _input(
     except UnicodeEncodeError:
         raise type_error(expected.name, "invalid Unicode as string") from None
     if len(data) > limits.max_input_size_bytes:
-        raise _invalid(
+        raise invalid(
             f"request size of {body_bytes} bytes with input '{expected.name}' of size {len(data)} bytes exceeds the "
             f"maximum allowed input size of {limits.max_input_size_bytes}. Use --http-max-input-size to increase the "
             "limit."
@@ -131,7 +132,7 @@ def _shape(name: str, dims: tuple[int, ...], count: int) -> list[int]:
         left //= size
     if left != 1:
         text = f"[{','.join(map(str, dims))}]"
-        raise _invalid(
+        raise invalid(
             f"The schema can not convert input '{name}' to tensor with proper shape: {count} elements do not fit {text}"
         )
     return shape[::-1]
@@ -171,7 +172,3 @@ def _encoded(members: Mapping[str, Any]) -> bytes:
     if b"null" not in text:
         return text
     return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(message, ErrorCode.INVALID_ARG)

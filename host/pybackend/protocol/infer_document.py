@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.shape import element_count
 from pybackend.inference.tensor import InputTensor
-from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
@@ -33,6 +32,14 @@ from pybackend.protocol.json_document import (
 from pybackend.protocol.json_tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
 from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import MOST_DIMS, BodyLimits
+from pybackend.protocol.refusals import (
+    classes_in_region_error,
+    datatype_error,
+    invalid,
+    repeated_error,
+    too_many_dims_error,
+    unknown_region_error,
+)
 from pybackend.protocol.request_parameters import apply_parameters
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
 
@@ -109,16 +116,12 @@ class DocumentReader:
         datatype = as_string(member(item, "datatype"), "datatype")
         dims = as_array(member(item, "shape"), "shape")
         if len(dims) > MOST_DIMS:
-            raise _invalid(
-                f"invalid shape for input '{name}': it has {len(dims)} dimensions, at most {MOST_DIMS} can be"
-            )
+            raise too_many_dims_error(name, len(dims))
         shape = [as_unsigned(dim, "shape") for dim in dims]
         if datatype not in DATATYPES:
-            raise _invalid(
-                f"invalid datatype for input {name}: {_meant(datatype)}it must be one of {', '.join(DATATYPES)}"
-            )
+            raise datatype_error(name, datatype)
         if name in names:
-            raise _invalid(f"{request_prefix(request.id)}input '{name}' already exists in request")
+            raise repeated_error("input", name, request.id)
         names.add(name)
         count = element_count(name, datatype, shape)
         tensor = InputTensor(name, datatype, shape)
@@ -129,7 +132,7 @@ class DocumentReader:
             return tensor, None
         size = as_unsigned(parameters[_BINARY_DATA_SIZE], _BINARY_DATA_SIZE)
         if size and not self.has_header_length:
-            raise _invalid(
+            raise invalid(
                 "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when "
                 "passing inputs in binary data format. The header's full name is Inference-Header-Content-Length."
             )
@@ -141,7 +144,7 @@ class DocumentReader:
         for item in as_array(document.get("outputs", []), "outputs"):
             name = as_string(member(item, "name"), "name")
             if name in forms:
-                raise _invalid(f"{request_prefix(request.id)}output '{name}' already exists in request")
+                raise repeated_error("output", name, request.id)
             parameters = as_object(item.get("parameters", {}), "parameters")
             forms[name] = _output_is_binary(parameters)
             count = _class_count(parameters)
@@ -187,7 +190,7 @@ def _input_source(item: Any) -> dict[str, Any]:
     ]
     if len(named) != 1:
         found = "set " + " ".join(f"'{name}'" for name in named) if named else f"no field is set{_no_source(item)}"
-        raise _invalid(
+        raise invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But {found}"
         )
@@ -200,21 +203,7 @@ def _no_source(item: dict[str, Any]) -> str:
 
 
 def _unknown_region(name: Any) -> InferenceError:
-    name = as_string(name, _REGION)
-    return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
-
-
-_OTHER_NAMES = {
-    "STRING": "BYTES", "STR": "BYTES", "OBJECT": "BYTES", "FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16",
-    "FLOAT32": "FP32", "FLOAT64": "FP64", "BFLOAT16": "BF16", "INT": "INT64", "BOOLEAN": "BOOL",
-}  # fmt: skip
-"""Names that configurations, numpy and others have for a datatype, in upper case."""
-
-
-def _meant(datatype: str) -> str:
-    name = datatype.upper().removeprefix("TYPE_")
-    meant = _OTHER_NAMES.get(name, name)
-    return f"did you mean {meant}? " if meant in DATATYPES else ""
+    return unknown_region_error(as_string(name, _REGION))
 
 
 def surplus_elements_error(datatype: str, count: int) -> InferenceError:
@@ -249,7 +238,7 @@ def check_values(datatype: str, values: list[Any]) -> None:
 def flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
     """Append elements in order. As in the reference, an array's first member determines the type of all its members."""
     if depth >= MAX_NESTING:
-        raise _invalid(f"Unable to parse 'data': {NESTING_TEXT}")
+        raise invalid(f"Unable to parse 'data': {NESTING_TEXT}")
     if not values or type(values[0]) is not list:
         flat.extend(values)
         return
@@ -298,12 +287,8 @@ def _output_is_binary(parameters: dict[str, Any]) -> bool:
     binary = as_bool(parameters.get("binary_data", False), "binary_data")
     if _REGION in parameters:
         if classes:
-            raise _invalid("Output can't set both 'shared_memory_region' and 'classification'")
+            raise classes_in_region_error()
         if binary:
-            raise _invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+            raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         raise _unknown_region(parameters[_REGION])
     return binary
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(message, ErrorCode.INVALID_ARG)

@@ -78,9 +78,10 @@ class InferPlan:
         binary_bytes: the sum of the announced sizes.
         output_format: the requested format of the outputs.
         checked: how far the request was checked against the model's signature.
+        wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
     """
 
-    __slots__ = ("binary_bytes", "binary_inputs", "checked", "output_format", "request")
+    __slots__ = ("binary_bytes", "binary_inputs", "checked", "output_format", "request", "wants_empty_final")
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class InferPlan:
         self.binary_bytes = binary_bytes
         self.output_format = output_format
         self.checked = Checked.NOTHING
+        self.wants_empty_final = False
 
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:

@@ -104,7 +104,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     outputs: list[_Output] = []
     chunks: list[Buffer] = []
     may_hold_nan = False
-    for tensor in _wanted(response.outputs, output_format):
+    for tensor in wanted_outputs(response.outputs, output_format):
         if not output_format.is_binary(tensor.name):
             data = json_values(tensor, tensor.data)
             outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, data))
@@ -125,7 +125,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
 
 
-def _wanted(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Sequence[OutputTensor]:
+def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Sequence[OutputTensor]:
     """The outputs, with classes instead of tensors where requested."""
     classes = output_format.classes
     if classes is None:

@@ -50,6 +50,29 @@ class BodyLimits:
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(f"JSON input '{name}' {self._exceeds(size_bytes)}")
 
+    def check_head(self, size_bytes: int) -> None:
+        """Refuse a gRPC request of which too much is not raw tensors.
+
+        Raises:
+            InferenceError: INVALID_ARG; it would be too large.
+        """
+        if size_bytes > self.max_input_size_bytes:
+            raise _invalid(
+                f"request message size of {size_bytes} bytes without raw_input_contents exceeds the maximum allowed input "
+                f"size of {self.max_input_size_bytes} bytes. {_FLAG_ADVICE}"
+            )
+
+    def check_contents(self, name: str, size_bytes: int) -> None:
+        """Refuse a tensor sent as a list of values in a gRPC message that would be too large in wire format.
+
+        Raises:
+            InferenceError: INVALID_ARG; it would be too large.
+        """
+        if size_bytes > self.max_input_size_bytes:
+            raise _invalid(
+                f"input '{name}' with contents {self._exceeds(size_bytes)} Tensors in raw_input_contents have no such limit."
+            )
+
     def check_raw(self, size_bytes: int) -> None:
         """Refuse a raw body (one tensor, no JSON) that is too large.
 

@@ -1,6 +1,6 @@
-"""A cache of plans by JSON part: clients that send binary tensors repeat theirs byte for byte.
+"""A cache of plans by header (JSON part, or head of a gRPC message): clients that send binary tensors repeat theirs.
 
-In front of ``infer_request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
+In front of ``infer_request`` and ``grpc_request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
 bytes, which is more than half of the codec's cost for a small request.
 """
 
@@ -36,13 +36,13 @@ class PlanCaches:
 
 
 class PlanCache:
-    """Validated plans of one model version, by the bytes of their JSON part."""
+    """Validated plans of one model version, by the bytes of their header."""
 
     def __init__(self) -> None:
         self._plans: dict[bytes, InferPlan] = {}
 
     def get(self, header: bytes) -> InferPlan | None:
-        """A private copy of the plan for this JSON part, with tensors still without bytes; None if it is not cached."""
+        """A private copy of the plan for this header, with tensors still without bytes; None if it is not cached."""
         known = self._plans.get(header)
         if known is None:
             return None
@@ -60,17 +60,21 @@ class PlanCache:
         plan.checked = Checked.HEADER
         return plan
 
-    def put(self, header: bytes, plan: InferPlan) -> None:
-        """Store a validated plan, before its tensors get their bytes, if the same JSON part is likely to recur.
+    def put(self, header: bytes, plan: InferPlan, *, whole: bool = True) -> None:
+        """Store a validated plan, before its tensors get their bytes, if the same header is likely to recur.
 
-        A part with an id or parameters probably differs each time, and one with data cannot be a template. Class labels
+        A header with an id or parameters probably differs each time, and one with data cannot be a template. Class labels
         change with the parts of an ensemble.
+
+        Args:
+            header: a JSON part, or the head of a gRPC message.
+            plan: the plan; its id and options are not stored.
+            whole: False if the request's id and options came apart from the header.
         """
         request = plan.request
         if (
             len(header) > LARGEST_HEADER_BYTES
-            or request.id
-            or request.has_options
+            or (whole and (request.id or request.has_options))
             or plan.output_format.classes
             or len(plan.binary_inputs) != len(request.inputs)
         ):

@@ -1,0 +1,253 @@
+"""Parses a gRPC infer request into a plan: the station between ``grpc_message`` and an admission.
+
+Usage: a front end calls :func:`~pybackend.protocol.grpc_message.split_message`, opens an admission to the model that the
+message names, and calls :func:`decode_message`. A request whose head was seen before costs no protobuf. All others are
+read in the order of the reference's checks.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from pybackend.errors import InferenceError
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.validation import Checked, validate_header
+from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.classification import ClassRequest
+from pybackend.protocol.grpc_contents import encode_contents
+from pybackend.protocol.grpc_message import InferMessage, parse_part
+from pybackend.protocol.grpc_parameters import INT64, STRING, apply_grpc_parameters, parameter_error
+from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
+from pybackend.protocol.limits import MOST_DIMS, BodyLimits
+from pybackend.protocol.plan_cache import PlanCache
+from pybackend.protocol.refusals import (
+    classes_in_region_error,
+    datatype_error,
+    invalid,
+    repeated_error,
+    too_many_dims_error,
+    unknown_region_error,
+)
+from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
+
+_REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+
+
+def decode_message(
+    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+) -> InferPlan:
+    """The request in a message.
+
+    Args:
+        message: the parts of the message.
+        signature: the model's.
+        model_version: version to store in the request.
+        limits: bounds of tensors that are not raw.
+        plans: plans of the model version.
+
+    Returns:
+        A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
+
+    Raises:
+        InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
+            unregistered shared memory.
+    """
+    plan = plans.get(message.head)
+    if plan is not None and _attach(plan, message.raw):
+        _apply_parameters(plan, message)
+        return plan
+    plan = _plan_unknown(message, signature, model_version, limits, plans, [len(data) for data in message.raw])
+    _attach(plan, message.raw)
+    return plan
+
+
+def plan_arriving(
+    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+) -> InferPlan:
+    """The request in a message whose raw tensors have not arrived.
+
+    Args:
+        message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
+        signature: as for :func:`decode_message`.
+        model_version: as for :func:`decode_message`.
+        limits: as for :func:`decode_message`.
+        plans: as for :func:`decode_message`.
+
+    Returns:
+        A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
+        may have any.
+
+    Raises:
+        InferenceError: as for :func:`decode_message`.
+    """
+    plan = plans.get(message.head)
+    if plan is None:
+        return _plan_unknown(message, signature, model_version, limits, plans, None)
+    _apply_parameters(plan, message)
+    return plan
+
+
+def no_data_error(tensor_name: str, model_name: str) -> InferenceError:
+    """The error for an input without contents for which there is no raw tensor."""
+    return invalid(f"unable to find data for input tensor '{tensor_name}' for model '{model_name}' in request.")
+
+
+def _attach(plan: InferPlan, raw: list[Buffer]) -> bool:
+    """Give the inputs their tensors; False if these have other sizes than those for which the plan was made."""
+    if len(raw) < len(plan.binary_inputs):
+        return False
+    for (tensor, size), data in zip(plan.binary_inputs, raw, strict=False):
+        if len(data) != size and ITEMSIZE[tensor.datatype]:
+            return False
+        tensor.data = data
+    return True
+
+
+def _apply_parameters(plan: InferPlan, message: InferMessage) -> None:
+    plan.request.id = message.id
+    if message.parameters:
+        parameters = parse_part(message.parameters).parameters
+        plan.wants_empty_final = apply_grpc_parameters(plan.request, parameters)
+
+
+def _plan_unknown(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache,
+    raw_sizes: list[int] | None,
+) -> InferPlan:
+    """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
+
+    Args:
+        message: its parts.
+        signature: the model's.
+        model_version: version to store in the request.
+        limits: bounds of tensors that are not raw.
+        plans: receives the plan.
+        raw_sizes: of the raw tensors; None if they have not arrived.
+    """
+    head = parse_part(message.head)
+    plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
+    _apply_parameters(plan, message)
+    request = plan.request
+    names: set[str] = set()
+    for item in head.inputs:
+        request.inputs.append(_tensor(item, names, request.id))
+    plan.output_format = _read_outputs(head.outputs, request, signature)
+    has_raw = raw_sizes is None or bool(raw_sizes)
+    for item, tensor in zip(head.inputs, request.inputs, strict=True):
+        _check_source(item, has_raw, signature.model_name)
+        if item.HasField("contents"):
+            tensor.data = encode_contents(tensor.name, tensor.datatype, item.contents, signature.model_name, limits)
+            continue
+        if raw_sizes is None:
+            size = prod(tensor.shape) * ITEMSIZE[tensor.datatype]
+        elif len(plan.binary_inputs) < len(raw_sizes):
+            size = raw_sizes[len(plan.binary_inputs)]
+        else:
+            raise no_data_error(tensor.name, signature.model_name)
+        plan.binary_inputs.append((tensor, size))
+        plan.binary_bytes += size
+    validate_header(request, signature, plan.binary_inputs)
+    plan.checked = Checked.HEADER
+    plans.put(message.head, plan, whole=False)
+    return plan
+
+
+def _tensor(item: Any, names: set[str], request_id: str) -> InputTensor:
+    """An input without its bytes."""
+    name, datatype = item.name, item.datatype
+    if len(item.shape) > MOST_DIMS:
+        raise too_many_dims_error(name, len(item.shape))
+    if datatype not in DATATYPES:
+        raise datatype_error(name, datatype)
+    if name in names:
+        raise repeated_error("input", name, request_id)
+    names.add(name)
+    return InputTensor(name, datatype, list(item.shape))
+
+
+def _check_source(item: Any, has_raw: bool, model_name: str) -> None:
+    """Refuse an input with two sources of data, or in shared memory."""
+    region = _region(item.parameters, item.name)
+    if region is not None:
+        if item.HasField("contents"):
+            raise invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' for model "
+                f"'{model_name}'"
+            )
+        raise unknown_region_error(region)
+    if has_raw and item.HasField("contents"):
+        raise invalid(
+            f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
+            f"'{model_name}'"
+        )
+
+
+def _region(parameters: Any, tensor_name: str) -> str | None:
+    """The shared memory region that a tensor's parameters name; None if they name none."""
+    region = _memory_parameter(parameters, _REGION, STRING, tensor_name)
+    offset = _memory_parameter(parameters, _OFFSET, INT64, tensor_name)
+    byte_size = _memory_parameter(parameters, _BYTE_SIZE, INT64, tensor_name)
+    if region is None:
+        for name, value in ((_OFFSET, offset), (_BYTE_SIZE, byte_size)):
+            if value is not None:
+                raise invalid(
+                    f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor_name}'"
+                )
+        return None
+    if byte_size is None:
+        raise invalid(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor_name}'"
+        )
+    return str(region)
+
+
+def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -> Any:
+    if name not in parameters:
+        return None
+    value = parameters[name]
+    if value.WhichOneof("parameter_choice") != kind:
+        raise parameter_error(name, f" parameter for tensor '{tensor_name}', expected {kind}.")
+    return getattr(value, kind)
+
+
+def _read_outputs(outputs: Any, request: InferenceRequest, signature: ModelSignature) -> OutputFormat:
+    classes: dict[str, ClassRequest] = {}
+    names: dict[str, None] = {}
+    for item in outputs:
+        name = item.name
+        if name in names:
+            raise repeated_error("output", name, request.id)
+        names[name] = None
+        if not item.parameters:
+            continue
+        count = _class_count(item.parameters)
+        region = _region(item.parameters, name)
+        if region is not None:
+            raise classes_in_region_error() if count else unknown_region_error(region)
+        if count and name in signature.outputs:  # the validation reports unknown names
+            classes[name] = ClassRequest(count, signature.max_batch_size > 0, signature.outputs[name].labels)
+    request.requested_outputs = tuple(names)
+    return OutputFormat(binary_default=True, classes=classes) if classes else ALL_BINARY
+
+
+def _class_count(parameters: Any) -> int:
+    """The number of classes, 0 if none are requested."""
+    if "classification" not in parameters:
+        return 0
+    value = parameters["classification"]
+    if value.WhichOneof("parameter_choice") != INT64:
+        raise _class_type_error()
+    if value.int64_param <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return int(value.int64_param)
+
+
+def _class_type_error() -> InferenceError:
+    return parameter_error("classification", " parameter, expected int64_param")

@@ -1,0 +1,194 @@
+"""Encodes responses as gRPC messages: a header, and the outputs' memory as raw tensors behind it, without copying it.
+
+The last station of a gRPC request before the front end adds its framing. Fields are written in the order of their
+numbers, so the raw tensors come last, each after its tag and length. protobuf writes everything before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.request import ParameterValue
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.shape import INT64_MAX
+from pybackend.inference.tensor import Buffer
+from pybackend.protocol.infer_plan import SMALL_BYTES, OutputFormat
+from pybackend.protocol.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
+from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
+from pybackend.schema.messages import message_class
+
+LARGEST_MESSAGE_BYTES = 2**31 - 1
+"""The largest message that protobuf, and so any client, can read."""
+
+FINAL = "triton_final_response"
+
+_ID, _RAW = 3 << 3 | 2, 6 << 3 | 2  # tags of ModelInferResponse
+_INFER_RESPONSE = 2 << 3 | 2  # tag of ModelStreamInferResponse
+
+
+class EncodedMessage:
+    """A serialized message, in pieces.
+
+    Attributes:
+        pieces: what to send, in this order.
+        nbytes: total length.
+        borrows_memory: True if a piece is a view of the response's memory: release the response after sending it.
+    """
+
+    __slots__ = ("borrows_memory", "nbytes", "pieces")
+
+    def __init__(self, pieces: list[Buffer], nbytes: int, borrows_memory: bool) -> None:
+        self.pieces = pieces
+        self.nbytes = nbytes
+        self.borrows_memory = borrows_memory
+
+
+def encode_message(response: InferenceResponse, output_format: OutputFormat) -> EncodedMessage:
+    """Encode a result as a ``ModelInferResponse``; not for responses that hold an error.
+
+    Args:
+        response: its outputs' memory may be released after this returns, unless the message has ``borrows_memory``.
+        output_format: from the request's plan.
+
+    Raises:
+        InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
+            cannot be sent.
+    """
+    return _encode(response, output_format, response.parameters)
+
+
+def encode_stream_message(response: InferenceResponse, output_format: OutputFormat) -> EncodedMessage:
+    """Encode a result as a ``ModelStreamInferResponse``, which says whether it is its request's last.
+
+    A response that only ends the stream becomes one without outputs.
+
+    Args:
+        response: as for :func:`encode_message`.
+        output_format: as for :func:`encode_message`.
+
+    Raises:
+        InferenceError: as for :func:`encode_message`.
+    """
+    inner = _encode(response, output_format, {**(response.parameters or {}), FINAL: response.final})
+    head = bytes((_INFER_RESPONSE,)) + _varint(inner.nbytes)
+    first = inner.pieces[0]
+    inner.pieces[0] = head + first
+    inner.nbytes += len(head)
+    _check_size(inner.nbytes)
+    return inner
+
+
+def encode_stream_error(error: InferenceError, request_id: str, response: InferenceResponse | None = None) -> bytes:
+    """Encode a failure as a ``ModelStreamInferResponse``.
+
+    Args:
+        error: the failure.
+        request_id: ``""`` if the request has none.
+        response: the response that holds the failure; None if the request was refused before it ran.
+    """
+    inner = message_class("inference.ModelInferResponse")(id=_text(request_id))
+    if response is not None:
+        inner.model_name = _text(response.model_name)
+        inner.model_version = response.model_version
+        inner.parameters[FINAL].bool_param = response.final
+    message = message_class("inference.ModelStreamInferResponse")(
+        error_message=_text(error.message), infer_response=inner
+    )
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def _encode(
+    response: InferenceResponse, output_format: OutputFormat, parameters: Mapping[str, ParameterValue] | None
+) -> EncodedMessage:
+    outputs = wanted_outputs(response.outputs, output_format)
+    layout = []
+    name_length = len(response.model_name)
+    for tensor in outputs:
+        name_length += len(tensor.name)
+        layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), len(tensor.data)))
+    header_of = _header if name_length <= LONGEST_CACHED_NAMES else _header.__wrapped__
+    model, tensors, tags = header_of(response.model_name, response.model_version, tuple(layout))
+    parts: list[Buffer] = [model]  # small pieces, to be joined
+    if response.id:
+        request_id = response.id.encode("utf-8", "replace")
+        parts += (bytes((_ID,)), _varint(len(request_id)), request_id)
+    if parameters:
+        parts.append(_parameters(parameters))
+    parts.append(tensors)
+    pieces: list[Buffer] = []
+    borrows_memory = False
+    for tensor, tag in zip(outputs, tags, strict=True):
+        parts.append(tag)
+        data = tensor.data
+        if len(data) <= SMALL_BYTES:
+            parts.append(data)
+            continue
+        pieces += (b"".join(parts), data)
+        parts = []
+        borrows_memory = borrows_memory or type(data) is not bytes
+    if parts:
+        pieces.append(b"".join(parts))
+    nbytes = sum(map(len, pieces))
+    _check_size(nbytes)
+    return EncodedMessage(pieces, nbytes, borrows_memory)
+
+
+@lru_cache(maxsize=512)
+def _header(
+    model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+    """The fields before the id, the outputs, and what precedes each raw tensor."""
+    of = message_class("inference.ModelInferResponse")
+    model = of(model_name=_text(model_name), model_version=model_version).SerializeToString()
+    outputs = [{"name": _text(name), "datatype": datatype, "shape": shape} for name, datatype, shape, _ in layout]
+    tags = tuple(bytes((_RAW,)) + _varint(size) for _, _, _, size in layout)
+    return model, of(outputs=outputs).SerializeToString(), tags
+
+
+def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
+    message = message_class("inference.ModelInferResponse")()
+    for name, value in parameters.items():
+        field = message.parameters[_text(name)]
+        if isinstance(value, bool):
+            field.bool_param = value
+        elif isinstance(value, str):
+            field.string_param = _text(value)
+        elif isinstance(value, float):
+            field.double_param = value
+        elif INT64_MIN <= value <= INT64_MAX:
+            field.int64_param = value
+        elif INT64_MAX < value <= UINT64_MAX:
+            field.uint64_param = value
+        else:
+            raise InferenceError(f"the response's parameter '{name}' is {value}, which does not fit in 64 bits")
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def _text(value: str) -> str:
+    """Text that UTF-8 can hold: ``?`` for lone surrogates, which may come from models."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "replace").decode()
+    return value
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > LARGEST_MESSAGE_BYTES:
+        raise InferenceError(
+            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {LARGEST_MESSAGE_BYTES}.",
+            ErrorCode.INVALID_ARG,
+        )
