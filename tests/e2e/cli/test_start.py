@@ -61,7 +61,7 @@ class TritonPythonModel:
 """
 )
 
-LINE = re.compile(r'([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [\w.]+:\d+\] "(.*)"')
+LINE = re.compile(r'([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ (?:\w+/)?[\w.]+:\d+\] "(.*)"')
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ class TestModelsThatFail:
         write_model(repository, "bad", BROKEN, identity_config())
         done = pybackend("serve", str(repository), *FREE_PORTS)
         first, failed = [text for level, text in said("\n".join(done.stderr.splitlines()[:-1])) if level == "E"]
-        assert first.startswith("Failed to initialize Python stub: ValueError: the weights are missing\nTraceback")
+        assert first.startswith("Failed to initialize Python stub: ValueError: the weights are missing\\nTraceback")
         assert failed.startswith("failed to load 'bad' version 1: Internal: ValueError: the weights are missing")
         assert "model.py" in failed
         (row,) = [text for _, text in said(done.stdout) if text.startswith("bad ")]
