@@ -6,13 +6,13 @@ import argparse
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pybackend.cli.options import UsageError
+from pybackend.cli.output import print_text
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
@@ -94,11 +94,7 @@ def run_env(arguments: Sequence[str]) -> int:
     }
     status, document, lines = commands[given.command](cache, given)
     text = json.dumps(document, indent=2) if given.json else "\n".join(lines)
-    try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # e.g. `| head`; the interpreter must not complain at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_text(text)
     return status
 
 

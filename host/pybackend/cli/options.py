@@ -143,6 +143,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
     commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
+    commands.add_parser("infer", help="send one request to a model and print the response", add_help=False)
     commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
     return parser, serve
 
