@@ -6,19 +6,22 @@ import argparse
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pybackend.cli.options import UsageError
-from pybackend.cli.output import print_text
+from pybackend.cli.terminal import divided, print_text
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
 from pybackend.environment.interpreter import find_interpreter
+from pybackend.environment.provider import EnvironmentProvider
 from pybackend.environment.specification import SpecificationCache
 from pybackend.errors import ModelEnvironmentError
+from pybackend.process.process_variables import process_variables
 
 _KEY_CHARACTERS = 12
 """Characters of a key that are shown. Any unambiguous prefix is accepted."""
@@ -63,6 +66,13 @@ def make_parser() -> argparse.ArgumentParser:
     prune = commands.add_parser("prune", parents=[common], help="remove unpacked environments that no server uses")
     prune.add_argument("--unused-for", type=_days, default=0.0, metavar="DAYS", help="only if unused this long [0]")
     prune.add_argument("--dry-run", action="store_true", help="only show what would be removed")
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        usage="pybackend env run [--environment-cache-directory DIR] ARCHIVE_OR_DIRECTORY -- COMMAND [ARGUMENT]...",
+        help="run a command in an environment, outside the sandbox",
+    )
+    run.add_argument("path", type=Path, metavar="ARCHIVE_OR_DIRECTORY")
     return parser
 
 
@@ -83,9 +93,14 @@ def run_env(arguments: Sequence[str]) -> int:
         UsageError: the command line is wrong.
         PybackendError: the named environment or cache cannot be read.
     """
-    given = make_parser().parse_args(list(arguments))
+    own, program = divided(arguments)
+    given = make_parser().parse_args(own)
     directory = given.environment_cache_directory
     cache = EnvironmentCache((directory or default_cache_directory()).absolute())
+    if given.command == "run":
+        return _run(cache, given.path.absolute(), program)
+    if program:
+        raise UsageError("Only `pybackend env run` takes a command after --", make_parser().format_usage())
     commands: dict[str, Callable[[EnvironmentCache, argparse.Namespace], Outcome]] = {
         "list": _list,
         "inspect": _inspect,
@@ -246,6 +261,22 @@ def _prune(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
     lines += [f"cannot remove {text}" for text in failed]
     document = {"removed": [entry.key for entry in removed], "bytes": total_bytes, "failed": failed}
     return (1 if failed else 0), document, lines
+
+
+# run
+
+
+def _run(cache: EnvironmentCache, path: Path, program: Sequence[str]) -> NoReturn:
+    """Become a program in an environment. The environment stays in use until the program ends."""
+    if not program:
+        raise UsageError("Write the command after --: `pybackend env run env.tar.gz -- python -V`", "")
+    held = EnvironmentProvider(cache).open(path, threading.Event())
+    held.keep_over_exec()
+    variables = process_variables(held.environment)
+    try:
+        os.execvpe(program[0], list(program), variables)  # noqa: S606  the user's command, without a shell
+    except OSError as error:
+        raise ModelEnvironmentError(f"cannot run '{program[0]}' in {path}: {error.strerror}") from None
 
 
 # Formatting

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.options import CommandParser, UsageError, parse
-from pybackend.cli.output import print_text
+from pybackend.cli.terminal import divided, print_text
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines
 from pybackend.client.inference import Question, infer, infer_json
@@ -100,7 +100,7 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
         PybackendError: the model did not answer.
     """
     parser = make_parser()
-    own, flags = _divided(arguments)
+    own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
     if rest:
         parser.refuse(rest[0])
@@ -120,15 +120,6 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             return 1
 
     return serve(_settings(given, flags), visit)
-
-
-def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments before and after ``--``."""
-    listed = list(arguments)
-    if "--" not in listed:
-        return listed, []
-    at = listed.index("--")
-    return listed[:at], listed[at + 1 :]
 
 
 def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:

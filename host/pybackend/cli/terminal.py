@@ -1,9 +1,10 @@
-"""What commands print to stdout."""
+"""Command lines and output, as commands share them."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 
 def print_text(text: str) -> None:
@@ -13,3 +14,12 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the interpreter must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments before and after ``--``."""
+    listed = list(arguments)
+    if "--" not in listed:
+        return listed, []
+    at = listed.index("--")
+    return listed[:at], listed[at + 1 :]
