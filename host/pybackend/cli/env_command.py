@@ -14,14 +14,12 @@ from typing import Any, NoReturn
 
 from pybackend.cli.options import UsageError
 from pybackend.cli.terminal import divided, print_text
-from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
+from pybackend.environment.cache import CacheEntry, EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
 from pybackend.environment.interpreter import find_interpreter
-from pybackend.environment.provider import EnvironmentProvider
 from pybackend.environment.specification import SpecificationCache
 from pybackend.errors import ModelEnvironmentError
-from pybackend.process.process_variables import process_variables
 
 _KEY_CHARACTERS = 12
 """Characters of a key that are shown. Any unambiguous prefix is accepted."""
@@ -270,7 +268,20 @@ def _run(cache: EnvironmentCache, path: Path, program: Sequence[str]) -> NoRetur
     """Become a program in an environment. The environment stays in use until the program ends."""
     if not program:
         raise UsageError("Write the command after --: `pybackend env run env.tar.gz -- python -V`", "")
-    held = EnvironmentProvider(cache).open(path, threading.Event())
+    # Late: the other commands need none of this.
+    from pybackend.environment.provider import EnvironmentProvider
+    from pybackend.process.bundle import stage_bundle
+    from pybackend.process.process_variables import process_variables
+    from pybackend.sandbox.sandbox import Sandbox
+    from pybackend.sandbox.shell_runner import ShellRunner
+    from pybackend.settings import SandboxSettings
+
+    bundle = stage_bundle()
+    sandbox = Sandbox(SandboxSettings(), (), bundle, cache_places(cache.directory.parent))  # for activation hooks alone
+    try:
+        held = EnvironmentProvider(cache, None, ShellRunner(sandbox)).open(path, threading.Event())
+    finally:
+        sandbox.close()
     held.keep_over_exec()
     variables = process_variables(held.environment)
     try:
