@@ -214,6 +214,14 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         help="start each process separately instead of forking from one with preloaded modules [false]",
     )
     group.add_argument(
+        "--gpu-models",
+        choices=("refuse", "cpu"),
+        default="refuse",
+        metavar="MODE",
+        help="on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the "
+        "cpu [refuse]",
+    )
+    group.add_argument(
         "--model-memory-limit",
         type=integer(1024 * 1024),  # type: ignore[arg-type]
         default=None,
@@ -429,6 +437,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         strict_readiness=given.strict_readiness,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
+        gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
         exit_timeout_s=given.exit_timeout_secs,
         http=HttpSettings(
