@@ -156,7 +156,7 @@ def _print_plan(result: PackResult) -> None:
 
 
 def _download(result: PackResult) -> str:
-    """What a pack would download, as far as it is known."""
+    """A phrase about the size of the download, as far as the index states it."""
     total = sum(package.size_bytes or 0 for package in result.packages)
     unknown = sum(package.size_bytes is None for package in result.packages)
     if not unknown:

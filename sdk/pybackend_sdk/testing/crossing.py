@@ -27,7 +27,7 @@ def plain_tensor(tensor: Tensor) -> Plain:
 
 
 def tensor_from_plain(plain: Plain) -> Tensor:
-    """A tensor with memory of its own, which a model may write to."""
+    """A tensor with its own memory, which a model may write to."""
     name, datatype, shape, data = plain
     return Tensor._from_wire(name, datatype, shape, bytearray(data))
 

@@ -39,7 +39,7 @@ def main(socket_descriptor: int, error_descriptor: int) -> None:
 
     Args:
         socket_descriptor: connected to the test's process.
-        error_descriptor: becomes stderr: what came before went to the test's message for a failed start.
+        error_descriptor: becomes stderr. Earlier output went to the test's message for a failed start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test's process decides what Ctrl-C ends
     os.set_inheritable(socket_descriptor, False)
@@ -230,7 +230,7 @@ def _document(args: Dict[str, str]) -> Any:
 
 
 def _end() -> None:
-    """The test has closed the connection: nothing of the model is left to do."""
+    """End this process: the test has closed the connection."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -35,8 +35,8 @@ class Peer:
 
     Args:
         sock: a connected stream socket.
-        handlers: what the other process may ask or tell, by name.
-        run: runs handlers of questions. What it is told, a thread of its own handles in order.
+        handlers: functions that the other process may call, by name.
+        run: runs the handlers of questions. A separate thread handles statements, in order.
     """
 
     def __init__(self, sock: socket.socket, handlers: Mapping[str, Handler], run: Run) -> None:

@@ -165,7 +165,7 @@ class RemoteInstance(ModelInstance):
             pass
         return self._samples
 
-    # What it asks and tells
+    # Its questions and statements
 
     def _handlers(self) -> "Dict[str, Callable[..., Any]]":
         name = self.runtime.instance_name
