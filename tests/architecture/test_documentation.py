@@ -118,7 +118,7 @@ def test_pages_hold_one_idea():
 def test_flags_to_drop_are_refused_as_the_reference_s():
     page = (ROOT / "docs" / "coming-from-triton.md").read_text()
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
-    flags = [flag.replace("*", "address") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
+    flags = [flag.replace("*", "config") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
     assert len(flags) > 20
     for flag in flags:
         with pytest.raises(ServerError) as refused:

@@ -36,8 +36,8 @@ _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 _REFERENCE_ONLY = re.compile(
     "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc"
     "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
-    "|min-supported|model-(config-name|load-gpu|namespacing)|pinned|repoagent|repository-poll"
-    "|reuse|sagemaker|trace|vertex-ai)"
+    "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
+    "|reuse|sagemaker|strict-model-config|trace|vertex-ai)"
 )
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 
