@@ -12,8 +12,8 @@ from typing import Any
 from pybackend.cli.options import CommandParser, UsageError, parse
 from pybackend.cli.terminal import divided, print_text
 from pybackend.client.connection import Connection
-from pybackend.client.display import answer_lines
-from pybackend.client.inference import Question, infer, infer_json
+from pybackend.client.display import answer_lines, event_line
+from pybackend.client.inference import Question, infer, infer_json, infer_stream
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.settings import Settings
 
@@ -21,10 +21,7 @@ _DEFAULT_URL = "http://localhost:8000"
 _DEFAULT_TIMEOUT_S = 300.0
 
 _STREAMS = "decoupled transaction policy"
-_STREAM_ADVICE = (
-    "\nThis command shows one response. `python -m pybackend_sdk.testing MODEL_DIRECTORY --input NAME=VALUE` shows all "
-    "responses of a decoupled model, without a server"
-)
+"""Words in the error for a model that sends more than one response."""
 
 _EPILOG = """\
 values of --input:
@@ -185,7 +182,22 @@ def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
         else:
             text = "\n".join(answer_lines(infer(connection, question)))
     except InferenceError as error:
-        advice = _STREAM_ADVICE if _STREAMS in error.message else ""
-        raise InferenceError(f"{error.message}{advice}", error.code) from None
+        if _STREAMS not in error.message:
+            raise
+        return _ask_for_stream(connection, question, as_json=as_json)
     print_text(text)
     return 0
+
+
+def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool) -> int:
+    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error."""
+    status = 0
+    for response in infer_stream(connection, question):
+        if set(response) == {"error"}:
+            sys.stderr.write(f"error: {response['error']}\n")
+            status = 1
+        elif as_json:
+            print_text(json.dumps(response, ensure_ascii=False))
+        else:
+            print_text(event_line(response, question.outputs))
+    return status

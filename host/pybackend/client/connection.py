@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pybackend.errors import InferenceError, ServerError
 
+_EVENT = b"data: "
 _PORTS = {"http": 80, "https": 443}
 
 _START = (
@@ -68,7 +69,41 @@ class Connection:
         """
         return self._request("POST", path, body, headers)
 
+    def events(self, path: str, document: Any) -> Iterator[Any]:
+        """The server-sent events that answer a JSON document, one by one as they arrive.
+
+        Raises:
+            InferenceError: the server answered with an error instead.
+            ServerError: no server of the protocol answers.
+        """
+        connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
+        try:
+            if response.status != 200:
+                raise InferenceError(self._error_text(response.read(), response.status))
+            for line in response:
+                if line.startswith(_EVENT):
+                    yield self._document(line[len(_EVENT) :])
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+
     def _request(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        connection, response = self._answered(method, path, body, headers)
+        try:
+            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise InferenceError(self._error_text(reply.body, response.status))
+        return reply
+
+    def _answered(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A connection, and a response whose body has not been read."""
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(*self._address, timeout=self._timeout_s)
         try:
@@ -77,21 +112,17 @@ class Connection:
             raise ServerError(f"no server answers at {self.url}: {error.strerror or error}. {_START}") from None
         try:
             connection.request(method, self._prefix + path, body, dict(headers))
-            response = connection.getresponse()
-            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
-        except TimeoutError:
-            raise ServerError(
-                f"{self.url} has not answered for {self._timeout_s:g} s. --timeout=SECONDS waits longer"
-            ) from None
+            return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(
-                f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
-            ) from None
-        finally:
             connection.close()
-        if response.status != 200:
-            raise InferenceError(self._error_text(reply.body, response.status))
-        return reply
+            raise self._cut_short(error) from None
+
+    def _cut_short(self, error: Exception) -> ServerError:
+        if isinstance(error, TimeoutError):
+            return ServerError(f"{self.url} has not answered for {self._timeout_s:g} s. --timeout=SECONDS waits longer")
+        return ServerError(
+            f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
+        )
 
     def _error_text(self, body: bytes, status: int) -> str:
         document = self._document(body, status)

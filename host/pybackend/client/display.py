@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _MOST_VALUES = 24
 _EDGE = 3
 _LONGEST_STRING = 60
 _WIDTH = 110
+_ABOUT = frozenset({"model_name", "model_version", "id"})
 
 
 def answer_lines(answer: Answer) -> list[str]:
@@ -29,6 +31,22 @@ def answer_lines(answer: Answer) -> list[str]:
         f"parameter {one_line(name)}: {json.dumps(value)}" for name, value in document.get("parameters", {}).items()
     ]
     return lines + [line for output in answer.outputs for line in _output_lines(output)]
+
+
+def event_line(event: Mapping[str, Any], names: Sequence[str]) -> str:
+    """A response of a stream on one line.
+
+    Args:
+        event: the members of its JSON object.
+        names: outputs to show; empty for all.
+    """
+    shown = [name for name in event if (name in names if names else name not in _ABOUT)]
+    return "  ".join(f"{one_line(name)}: {_shortened(json.dumps(event[name], ensure_ascii=False))}" for name in shown)
+
+
+def _shortened(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
 
 
 def _output_lines(output: Output) -> Sequence[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pybackend.client.connection import Connection, Reply, model_path
-from pybackend.client.values import Tensor, WantedTensor, read_tensor
-from pybackend.errors import InferenceError, ServerError
+from pybackend.client.values import Tensor, WantedTensor, read_tensor, shape_text
+from pybackend.errors import ServerError
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
@@ -21,7 +21,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask of a model.
+    """A request, as the command line describes it.
 
     Attributes:
         model: its name.
@@ -86,6 +86,41 @@ def infer_json(connection: Connection, question: Question) -> Any:
         ServerError: the inputs do not fit the model, or the server does not follow the protocol.
     """
     return json.loads(_send(connection, question, binary=False).body)
+
+
+def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
+    """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the inputs do not fit the model or the route.
+    """
+    path = model_path(question.model, question.version)
+    wanted = _wanted(connection.get(path))
+    document: dict[str, Any] = {"parameters": dict(question.parameters)}
+    for name, text in question.inputs.items():
+        spec = _named(name, wanted, question.model)
+        document[name] = _flat_values(read_tensor(text, spec), spec)
+    if question.request_id:
+        document["id"] = question.request_id
+    yield from connection.events(f"{path}/generate_stream", document)
+
+
+def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
+    """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension."""
+    last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)
+    if any(size != 1 for index, size in enumerate(tensor.shape) if spec.shape[index] < 0 and index != last):
+        raise ServerError(
+            f"input '{tensor.name}' of shape {shape_text(tensor.shape)} cannot be sent to a decoupled model: its stream takes "
+            "flat lists, and of several open dimensions only the last can be larger than 1"
+        )
+    elements: list[Any] = _array(tensor.data, tensor.datatype).tolist()
+    try:
+        return [each.decode() if isinstance(each, bytes) else each for each in elements]
+    except UnicodeDecodeError:
+        raise ServerError(
+            f"input '{tensor.name}' is not UTF-8, and cannot be sent to a decoupled model: its stream takes JSON"
+        ) from None
 
 
 def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
@@ -168,6 +203,3 @@ def _array(data: bytes, datatype: str) -> np.ndarray:
     dtype = DATATYPES[datatype].numpy
     assert dtype is not None
     return np.frombuffer(data, dtype.newbyteorder("<"))
-
-
-__all__ = ["Answer", "InferenceError", "Output", "Question", "infer", "infer_json"]

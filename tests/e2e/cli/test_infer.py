@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pybackend.cli import main
 from tests.support.gates import GATE, Gate
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
@@ -49,6 +50,18 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
 """
+STREAM = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            for value in array:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))]))
+            if len(array) > 1:
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the end")))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 REFUSES = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -74,7 +87,8 @@ def repository(tmp_path_factory):
     out += 'output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
     write_model(directory, "fields", SEQUENCE, out)
     write_model(directory, "refuses", REFUSES, out)
-    write_model(directory, "stream", SEQUENCE, out + "model_transaction_policy { decoupled: true }")
+    decoupled = "model_transaction_policy { decoupled: true }"
+    write_model(directory, "stream", STREAM, identity_config(extra=decoupled))
     return directory
 
 
@@ -85,8 +99,15 @@ def server(repository):
 
 
 @pytest.fixture
-def infer(pybackend, server):
-    return lambda *arguments: pybackend("infer", "--url", server.url, *arguments)
+def infer(server, capsys):
+    """Runs the command in this process, on a running server: starting an interpreter for each would take longer."""
+
+    def infer(*arguments: str) -> subprocess.CompletedProcess[str]:
+        status = main(["infer", "--url", server.url, *arguments])
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
+
+    return infer
 
 
 def test_outputs_are_printed_with_names_types_shapes_and_values(infer):
@@ -208,11 +229,14 @@ def test_wrong_json_is_explained(infer):
     assert "@FILE.npy" in done.stderr
 
 
-def test_a_decoupled_model_is_refused_with_a_way_to_see_its_stream(infer):
-    done = infer("stream")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: HTTP end point doesn't support models with decoupled transaction policy")
-    assert "python -m pybackend_sdk.testing MODEL_DIRECTORY" in done.stderr
+def test_the_responses_of_a_decoupled_model_are_printed_as_they_arrive(infer):
+    done = infer("stream", "--input", "IN=[2, 7]", "--id", "a")
+    assert (done.returncode, done.stderr) == (1, "error: the end\n")
+    assert done.stdout == "OUT: 2.0\nOUT: 7.0\n"
+    done = infer("stream", "--input", "IN=[2]", "--json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"OUT": 2.0, "model_name": "stream", "model_version": "1"}
+    ]
 
 
 @pytest.mark.parametrize(
