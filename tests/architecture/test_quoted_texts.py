@@ -49,7 +49,9 @@ FROM_PYTHON = (
 )
 """Quotes that are CPython's."""
 
-FROM_SYSTEM = frozenset({"ValueError", "Permission denied", "No module named", "No such file or directory", "Address already in use"})
+FROM_SYSTEM = frozenset(
+    {"ValueError", "Permission denied", "No module named", "No such file or directory", "Address already in use"}
+)
 """Pieces that come from CPython or the C library, in texts of ours."""
 
 
