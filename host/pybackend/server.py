@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pybackend.cache.choice import make_cache
@@ -44,6 +45,10 @@ DEBUGGING_LIMIT_S = 24 * 3600.0
 """Shutdown limit while models are debugged: one may be stopped at a breakpoint. A second signal ends it at once."""
 
 
+Visitor = Callable[[str], int]
+"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, returns an exit status."""
+
+
 @dataclass
 class _Sockets:
     """The bound ports; None for a service that is switched off."""
@@ -78,8 +83,11 @@ class Server:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
-    async def run(self) -> int:
+    async def run(self, visitor: Visitor | None = None) -> int:
         """Serve until a signal arrives and return the exit status.
+
+        Args:
+            visitor: runs in a thread once the models are loaded. The server stops when it returns.
 
         Raises:
             ServerError: a port is unavailable, or a model failed to load and the server must exit.
@@ -94,8 +102,9 @@ class Server:
         trimming = asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))
         try:
             failed = await self._load()
+            said = EXIT_OK
             if failed is None:
-                await self._stop.wait()
+                said = await self._serve(visitor, sockets)
             status = await self._shut_down()
         finally:
             trimming.cancel()
@@ -103,7 +112,22 @@ class Server:
             self._sandbox.close()
         if failed is not None:
             raise ServerError(failed.fatal())
-        return status
+        return status or said
+
+    async def _serve(self, visitor: Visitor | None, sockets: _Sockets) -> int:
+        """Wait for a signal, or for the visitor; returns the visitor's exit status."""
+        if visitor is None:
+            await self._stop.wait()
+            return EXIT_OK
+        assert sockets.http is not None
+        visit = asyncio.create_task(asyncio.to_thread(visitor, f"http://{address_of(sockets.http)}"))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({visit, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if visit.done():
+            return visit.result()
+        visit.cancel()  # its thread goes on until the server closes the connection
+        return EXIT_FAILED
 
     # Start
 

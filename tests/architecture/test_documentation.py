@@ -48,6 +48,22 @@ def test_links_lead_somewhere(page):
     assert broken == []
 
 
+ANCHOR = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
+
+
+def _anchors(page):
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [re.sub(r"[`*]|\]\([^)]*\)|\[", "", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_to_headings(page):
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in ANCHOR.findall(page.read_text())]
+    assert [f"{target.name}#{anchor}" for target, anchor in targets if anchor not in _anchors(target)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_python_blocks_are_python(page):
     for _, code in BLOCK.findall(page.read_text()):
@@ -104,7 +120,7 @@ def test_pages_hold_one_idea():
 def test_flags_to_drop_are_refused_as_the_reference_s():
     page = (ROOT / "docs" / "coming-from-triton.md").read_text()
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
-    flags = [flag.replace("*", "address") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
+    flags = [flag.replace("*", "config") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
     assert len(flags) > 20
     for flag in flags:
         with pytest.raises(ServerError) as refused:

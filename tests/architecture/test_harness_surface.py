@@ -80,6 +80,7 @@ def test_parameters_of_the_harness():
         "strict",
         "wait_s",
         "backend_directory",
+        "environment",
     ]
     public = {name for name, _ in inspect.getmembers(ModelHarness) if not name.startswith("_")}
     assert public == {

@@ -30,6 +30,7 @@ CODE: tuple[str, ...] = (
     "host/pybackend/cache/*.py",
     "host/pybackend/calls/*.py",
     "host/pybackend/cli/*.py",
+    "host/pybackend/client/*.py",
     "host/pybackend/doctor/*.py",
     "host/pybackend/engine/*.py",
     "host/pybackend/ensemble/*.py",

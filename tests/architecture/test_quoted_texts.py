@@ -20,7 +20,7 @@ VALUE = re.compile(
     r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|\[[^\]]*\]|<[^>]*>|\{[^}]*\}|\.\.\.|->"  # quoted, in brackets, left out
     r"|\S*/\S+|--[\w-]+|\b\w+\.(?:py|pbtxt|lib|tar\.gz)\b"  # paths, flags, files
     r"|[\w-]*\d[\w.]*"  # numbers, and names with numbers
-    r"|\b[a-zA-Z]\b'?|\bFILE\b|\bmodels$|\b(?:mode|mean|split|add_sub)\b"  # names in examples
+    r"|\b[a-zA-Z]\b'?|\bFILE\b|\bmodels$|\b(?:mode|mean|split|add_sub|talker)\b|\|"  # names in examples
     r"|\bPython(?= \d)|\bglibc(?= [\d.]+$)|\bUNAVAILABLE\b"
     r"|(?<=\w): |(?<=[\w)])\. |\bThe process\b|(?<=inconsistent) "  # where a text is put together from two
 )
@@ -50,8 +50,14 @@ FROM_PYTHON = (
 )
 """Quotes that are CPython's."""
 
-FROM_SYSTEM = frozenset({"ValueError", "No module named", "No such file or directory", "Address already in use"})
+FROM_SYSTEM = frozenset(
+    {"ValueError", "Permission denied", "No module named", "No such file or directory", "Address already in use"}
+)
 """Pieces that come from CPython or the C library, in texts of ours."""
+
+
+FROM_MODELS = frozenset({"loading the weights", "no tokenizer found, using the default one"})
+"""Log lines of models in examples."""
 
 
 @cache
@@ -84,6 +90,34 @@ def is_in_the_source(quote: str) -> bool:
         return True
     wanted = [piece for piece in pieces(quote) if piece not in FROM_SYSTEM]
     return bool(wanted) and all(any(piece in text for text in source_texts().values()) for piece in wanted)
+
+
+WORDS = re.compile(r"(?:(?<=\s)|^)[a-z]{2,}(?=[\s,.:;)]|$)")
+FEWEST_WORDS = 4
+"""Inline code with that many plain words is a message; with fewer it is code or a command."""
+
+COMMANDS = ("pybackend ", "python", "pip ", "apt-get ", "docker ", "curl ", "make ", "git ", "sudo ", "SELECT")
+LOG_LINE = re.compile(r"^(?:[EWI](?:\d{4} [\d:.]+ \d+ \S+\])? \"?|error: |warning: )(.+?)\"?$", re.MULTILINE)
+OTHER_BLOCKS = re.compile(r"^( *)```(?!python|protobuf|mermaid)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def messages():
+    """The messages that pages quote in their sentences, and the lines of logs and errors in their code blocks."""
+    for page in sorted(DOCS.rglob("*.md")):
+        name, text = str(page.relative_to(DOCS)), page.read_text()
+        found = [line for _, block in OTHER_BLOCKS.findall(text) for line in LOG_LINE.findall(block)]
+        prose = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
+        for one, other in QUOTE.findall(" ".join(prose.split())):
+            quote = one or other
+            if len(WORDS.findall(quote)) >= FEWEST_WORDS and not quote.startswith(COMMANDS):
+                found.append(quote)
+        found = [quote for quote in dict.fromkeys(found) if quote not in FROM_MODELS]
+        yield from (pytest.param(name, quote, id=f"{name}-{quote[:40]}") for quote in found)
+
+
+@pytest.mark.parametrize(("name", "quote"), list(messages()))
+def test_message_of_any_page_is_a_text_of_the_source(name, quote):
+    assert is_in_the_source(quote), f"{name} quotes {quote!r}; not in the source: {pieces(quote)}"
 
 
 def quotes():

@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pybackend.cli.options import UsageError, parse, print_help
 from pybackend.errors import PybackendError
@@ -33,6 +33,10 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.doctor_command import run_doctor
 
             return run_doctor(arguments[1:])
+        if arguments[:1] == ["infer"]:
+            from pybackend.cli.infer_command import run_infer
+
+            return run_infer(arguments[1:], serve)
         settings = parse(arguments)
         if settings is None:
             print_help()
@@ -47,8 +51,13 @@ def run(arguments: Sequence[str]) -> int:
     return 1
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> int:
     """Serve until a signal arrives and return the exit status.
+
+    Args:
+        settings: of the server.
+        visitor: runs in a thread once the models are loaded; takes the server's URL and returns an exit status. The
+            server stops when it returns, and all of the log goes to stderr.
 
     Raises:
         PybackendError: the server cannot start.
@@ -64,7 +73,7 @@ def serve(settings: Settings) -> int:
     # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
-    set_up_logging(settings.log)
+    set_up_logging(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
     scan = scan_repositories(settings.repositories)
@@ -83,7 +92,7 @@ def serve(settings: Settings) -> int:
         gc.enable()
 
         async def main() -> int:
-            return await Server(settings, scan, launcher).run()
+            return await Server(settings, scan, launcher).run(visitor)
 
         return uvloop.run(main())
     finally:

@@ -6,14 +6,15 @@ import argparse
 import json
 import math
 import os
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pybackend.cli.options import UsageError
-from pybackend.environment.cache import CacheEntry, EnvironmentCache, default_cache_directory
+from pybackend.cli.terminal import divided, print_text
+from pybackend.environment.cache import CacheEntry, EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
 from pybackend.environment.interpreter import find_interpreter
@@ -63,6 +64,13 @@ def make_parser() -> argparse.ArgumentParser:
     prune = commands.add_parser("prune", parents=[common], help="remove unpacked environments that no server uses")
     prune.add_argument("--unused-for", type=_days, default=0.0, metavar="DAYS", help="only if unused this long [0]")
     prune.add_argument("--dry-run", action="store_true", help="only show what would be removed")
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        usage="pybackend env run [--environment-cache-directory DIR] ARCHIVE_OR_DIRECTORY -- COMMAND [ARGUMENT]...",
+        help="run a command in an environment, outside the sandbox",
+    )
+    run.add_argument("path", type=Path, metavar="ARCHIVE_OR_DIRECTORY")
     return parser
 
 
@@ -83,9 +91,14 @@ def run_env(arguments: Sequence[str]) -> int:
         UsageError: the command line is wrong.
         PybackendError: the named environment or cache cannot be read.
     """
-    given = make_parser().parse_args(list(arguments))
+    own, program = divided(arguments)
+    given = make_parser().parse_args(own)
     directory = given.environment_cache_directory
     cache = EnvironmentCache((directory or default_cache_directory()).absolute())
+    if given.command == "run":
+        return _run(cache, given.path.absolute(), program)
+    if program:
+        raise UsageError("Only `pybackend env run` takes a command after --", make_parser().format_usage())
     commands: dict[str, Callable[[EnvironmentCache, argparse.Namespace], Outcome]] = {
         "list": _list,
         "inspect": _inspect,
@@ -94,11 +107,7 @@ def run_env(arguments: Sequence[str]) -> int:
     }
     status, document, lines = commands[given.command](cache, given)
     text = json.dumps(document, indent=2) if given.json else "\n".join(lines)
-    try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # e.g. `| head`; the interpreter must not complain at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_text(text)
     return status
 
 
@@ -250,6 +259,35 @@ def _prune(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
     lines += [f"cannot remove {text}" for text in failed]
     document = {"removed": [entry.key for entry in removed], "bytes": total_bytes, "failed": failed}
     return (1 if failed else 0), document, lines
+
+
+# run
+
+
+def _run(cache: EnvironmentCache, path: Path, program: Sequence[str]) -> NoReturn:
+    """Become a program in an environment. The environment stays in use until the program ends."""
+    if not program:
+        raise UsageError("Write the command after --: `pybackend env run env.tar.gz -- python -V`", "")
+    # Late: the other commands need none of this.
+    from pybackend.environment.provider import EnvironmentProvider
+    from pybackend.process.bundle import stage_bundle
+    from pybackend.process.process_variables import process_variables
+    from pybackend.sandbox.sandbox import Sandbox
+    from pybackend.sandbox.shell_runner import ShellRunner
+    from pybackend.settings import SandboxSettings
+
+    bundle = stage_bundle()
+    sandbox = Sandbox(SandboxSettings(), (), bundle, cache_places(cache.directory.parent))  # for activation hooks alone
+    try:
+        held = EnvironmentProvider(cache, None, ShellRunner(sandbox)).open(path, threading.Event())
+    finally:
+        sandbox.close()
+    held.keep_over_exec()
+    variables = process_variables(held.environment)
+    try:
+        os.execvpe(program[0], list(program), variables)  # noqa: S606  the user's command, without a shell
+    except OSError as error:
+        raise ModelEnvironmentError(f"cannot run '{program[0]}' in {path}: {error.strerror}") from None
 
 
 # Formatting

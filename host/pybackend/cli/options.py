@@ -36,8 +36,8 @@ _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 _REFERENCE_ONLY = re.compile(
     "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc"
     "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
-    "|min-supported|model-(config-name|load-gpu|namespacing)|pinned|repoagent|repository-poll"
-    "|reuse|sagemaker|trace|vertex-ai)"
+    "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
+    "|reuse|sagemaker|strict-model-config|trace|vertex-ai)"
 )
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 
@@ -159,6 +159,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
     commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
+    commands.add_parser("infer", help="send one request to a model and print the response", add_help=False)
     commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
     return parser, serve
 
@@ -227,6 +228,14 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         default=False,
         metavar="BOOL",
         help="start each process separately instead of forking from one with preloaded modules [false]",
+    )
+    group.add_argument(
+        "--gpu-models",
+        choices=("refuse", "cpu"),
+        default="refuse",
+        metavar="MODE",
+        help="on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the "
+        "cpu [refuse]",
     )
     group.add_argument(
         "--model-memory-limit",
@@ -459,6 +468,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         strict_readiness=given.strict_readiness,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
+        gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
         exit_timeout_s=given.exit_timeout_secs,
         http=HttpSettings(

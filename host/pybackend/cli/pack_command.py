@@ -148,12 +148,21 @@ def _lock(given: str | None, archive: Path) -> Path | None:
 def _print_plan(result: PackResult) -> None:
     width = max((len(package.name) for package in result.packages), default=0)
     for package in result.packages:
-        size = gigabytes(package.size_bytes) if package.size_bytes else "-"
+        size = "?" if package.size_bytes is None else gigabytes(package.size_bytes) if package.size_bytes else "-"
         sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
-    total = sum(package.size_bytes for package in result.packages)
-    sys.stdout.write(f"{_counted(len(result.packages))}, {gigabytes(total)} to download; nothing was installed\n")
-    for sentence in surprises(Wanted(package.name, package.size_bytes) for package in result.packages):
+    sys.stdout.write(f"{_counted(len(result.packages))}, {_download(result)}; nothing was installed\n")
+    for sentence in surprises(Wanted(package.name, package.size_bytes or 0) for package in result.packages):
         sys.stderr.write(f"warning: {sentence}\n")
+
+
+def _download(result: PackResult) -> str:
+    """A phrase about the size of the download, as far as the index states it."""
+    total = sum(package.size_bytes or 0 for package in result.packages)
+    unknown = sum(package.size_bytes is None for package in result.packages)
+    if not unknown:
+        return f"{gigabytes(total)} to download" if total else "nothing to download"
+    stated = f"{gigabytes(total)} and " if total else ""
+    return f"{stated}{_counted(unknown)} of unknown size to download"
 
 
 def _print_packed(result: PackResult) -> None:

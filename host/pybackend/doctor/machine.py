@@ -18,7 +18,18 @@ from pybackend.errors import PybackendError
 from pybackend.instance.devices import count_gpus
 from pybackend.ipc.segment import Segment
 
-_NEEDED = ("numpy", "msgpack", "msgspec", "posix_ipc", "fastapi", "uvicorn", "uvloop", "httptools", "rapidjson")
+_NEEDED = (
+    "numpy",
+    "msgpack",
+    "msgspec",
+    "posix_ipc",
+    "fastapi",
+    "fastapi_offline",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "rapidjson",
+)
 _PACKING = ("rattler", "conda_pack", "zstandard")
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 4096, 256

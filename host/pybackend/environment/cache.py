@@ -109,6 +109,11 @@ class HeldEnvironment:
         self.was_unpacked = was_unpacked
         self._lock = lock
 
+    def keep_over_exec(self) -> None:
+        """Forbid its removal until a program that replaces this process ends."""
+        if self._lock is not None:
+            self._lock.keep_over_exec()
+
     def release(self) -> None:
         """Allow its removal."""
         if self._lock is not None:

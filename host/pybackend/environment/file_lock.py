@@ -32,6 +32,10 @@ class FileLock:
         """Take the lock exclusively; False if another process holds it."""
         return self._take(fcntl.LOCK_EX)
 
+    def keep_over_exec(self) -> None:
+        """Let a program that replaces this process hold the lock until it ends."""
+        os.set_inheritable(self._descriptor, True)
+
     def wait_alone(self, cancelled: threading.Event) -> bool:
         """Wait for the exclusive lock; False if ``cancelled`` is set first."""
         while not self.take_alone():

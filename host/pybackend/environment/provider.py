@@ -50,6 +50,11 @@ class ModelEnvironment:
         interpreter = self.interpreter
         return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
 
+    def keep_over_exec(self) -> None:
+        """Keep the environment in use until a program that replaces this process ends."""
+        if self._held is not None:
+            self._held.keep_over_exec()
+
     def release(self) -> None:
         """Mark the environment as unused by this model."""
         if self._held is not None:

@@ -46,6 +46,7 @@ def make_host(
         model_load_count=settings.model_load_count,
         model_memory_limit_bytes=settings.model_memory_limit_bytes,
         gpu_count=count_gpus(),
+        gpu_models_on_cpu=settings.gpu_models_on_cpu,
         backend_directory=settings.backend_directory,
         debugger=DebuggerPorts(settings.debug),
         explicit=settings.model_control is ModelControlMode.EXPLICIT,

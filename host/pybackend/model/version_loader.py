@@ -18,7 +18,7 @@ from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.labels import read_labels
-from pybackend.modelconfig.loader import finish_config, planned_instances
+from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.options import ModelOptions, options_of
 from pybackend.modelconfig.rate_limits import rate_limit_of
 from pybackend.modelconfig.schema import ModelConfig
@@ -68,6 +68,9 @@ class VersionLoader:
         self._source = source
         self._host = host
         self._processes = processes
+        on_the_cpu = on_cpu(source.config) if host.gpu_models_on_cpu and not host.gpu_count else None
+        self._config = on_the_cpu or source.config
+        self._was_moved = on_the_cpu is not None
         self._files = f"the files of model '{source.name}'"
 
     async def complete(self) -> CompletedVersion:
@@ -79,10 +82,12 @@ class VersionLoader:
         """
         source, host, files = self._source, self._host, self._files
         completed = await self._load_first(await self.open())
-        config = await apart(files, finish_config, source.config, completed, host.gpu_count)
+        config = await apart(files, finish_config, self._config, completed, host.gpu_count)
         labels = await apart(files, read_labels, config, source.directory)
         signature, options = signature_of(config, labels), options_of(config)
         hidden = hidden_outputs(config)
+        if self._was_moved:
+            log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.name)
         for warning in config.warnings:
             log.warning("%s", warning)
         digest = b""
@@ -103,7 +108,7 @@ class VersionLoader:
             ModelLoadError: something is missing or wrong; the text gives the reason.
         """
         await apart(self._files, self._source.check_model_file)
-        planned = planned_instances(self._source.config, self._host.gpu_count)
+        planned = planned_instances(self._config, self._host.gpu_count)
         await self._processes.open(planned, self._names(planned))
         return planned
 
@@ -111,10 +116,10 @@ class VersionLoader:
         return [spec.name for spec in planned] or [f"{self._source.name}_0"]
 
     async def _load_first(self, planned: list[InstanceSpec]) -> dict[str, Any] | None:
-        source, host, names = self._source, self._host, self._names(planned)
+        host, names = self._host, self._names(planned)
         first = self._processes.add_instance(names[0])
         policy_name = planned[0].policy_name if planned else ""
-        config_json = source.config.to_json() if host.auto_complete else None
+        config_json = self._config.to_json() if host.auto_complete else None
         return await first.load(self._processes.load_plan(0, names[0], policy_name), config_json)
 
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:

@@ -18,7 +18,7 @@ from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
 from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, similar_file
-from pybackend.modelconfig.normalisation import with_policies, with_scheduling
+from pybackend.modelconfig.normalisation import with_policies, with_scheduling, without_gpus
 from pybackend.modelconfig.parser import (
     Document,
     parse_config_json,
@@ -98,6 +98,16 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
     refuse_unserved(finished)
     validate(finished, gpu_count)
     return finished.with_warnings(unserved_warnings(finished))
+
+
+def on_cpu(config: ModelConfig) -> ModelConfig | None:
+    """The configuration with its GPU instances on the CPU; None if it has none.
+
+    Args:
+        config: from :func:`load_config`.
+    """
+    document = without_gpus(config.document)
+    return None if document is None else from_document(document, config.source)
 
 
 def finish_ensemble(config: ModelConfig) -> ModelConfig:

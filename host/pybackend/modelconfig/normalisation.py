@@ -41,6 +41,18 @@ def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
     return _replaced(document, changes)
 
 
+def without_gpus(document: Mapping[str, Any]) -> Document | None:
+    """A document whose instances run on the CPU instead of GPUs; None if it configures no instance for a GPU.
+
+    A group keeps its ``count``: on several GPUs it would have had that many instances on each.
+    """
+    groups = document["instance_group"]
+    if all(group["kind"] != "KIND_GPU" for group in groups):
+        return None
+    moved = [{**group, "kind": "KIND_CPU", "gpus": []} if group["kind"] == "KIND_GPU" else group for group in groups]
+    return {**document, "instance_group": moved}
+
+
 def _sequence_batching(batching: Document, max_batch_size: int) -> Document:
     idle_us = batching["max_sequence_idle_microseconds"] or DEFAULT_IDLE_US
     filled = {**batching, "max_sequence_idle_microseconds": idle_us}

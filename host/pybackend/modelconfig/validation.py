@@ -234,7 +234,11 @@ def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_coun
     if group.kind is InstanceKind.GPU:
         if gpu_count == 0:
             text = f"{subject} has kind {group.kind} but server does not support GPUs"
-            raise _wrong(config, text, "This machine has no usable GPU: set kind: KIND_CPU.")
+            raise _wrong(
+                config,
+                text,
+                "This machine has no usable GPU: set kind: KIND_CPU, or start the server with --gpu-models=cpu.",
+            )
         for gpu in group.gpus:
             if not 0 <= gpu < gpu_count:
                 raise _wrong(

@@ -139,21 +139,23 @@ def take_closed_descriptors() -> None:
     os.close(descriptor)
 
 
-def set_up_logging(settings: LogSettings) -> None:
-    """Send this package's log to the terminal. Called once, by the command line."""
+def set_up_logging(settings: LogSettings, informational: TextIO | None) -> None:
+    """Send this package's log to the terminal. Called once, by the command line.
+
+    Args:
+        settings: which lines are written.
+        informational: where informational lines go, such as ``sys.stdout``. All others go to stderr.
+    """
     logger = logging.getLogger(_ROOT)
     logger.propagate = False
     logger.setLevel(VERBOSE if settings.verbose_level > 0 else logging.INFO)
     logger.handlers.clear()
     streams: dict[tuple[int, int], LogStream] = {}
-    for output in (sys.stdout, sys.stderr):
+    for output, lines in ((informational, _is_informational), (sys.stderr, _is_no_information)):
         handler = _handler_for(output, streams)
         handler.setFormatter(LineFormatter(breaks_lines=_is_terminal(output)))
         handler.addFilter(_Wanted(settings))
-        if output is sys.stderr:
-            handler.setLevel(logging.WARNING)
-        else:
-            handler.addFilter(_is_informational)
+        handler.addFilter(lines)
         logger.addHandler(handler)
 
 
@@ -185,6 +187,10 @@ def _dropped_notice(lines: int) -> bytes:
 
 def _is_informational(record: logging.LogRecord) -> bool:
     return record.levelno < logging.WARNING
+
+
+def _is_no_information(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def wants_model_level(level: int) -> bool:

@@ -221,7 +221,7 @@ def _install_wheels(
                     raise
                 # With conda packages present this proves nothing: they may satisfy the request.
                 found = []
-        _warn(options, [*known, *(Wanted(package.name, package.size_bytes) for package in found)])
+        _warn(options, [*known, *(Wanted(package.name, package.size_bytes or 0) for package in found)])
         if options.msgpack and not any(package.name.startswith("msgpack") for package in known):
             wheels.install_with_msgpack(order, python)
         else:

@@ -146,9 +146,7 @@ def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
     """The packages with their download sizes."""
     return sorted(
         (
-            PackedSize(
-                record["name"], str(record["version"]), int(record.get("size") or 0), record.get("channel") or ""
-            )
+            PackedSize(record["name"], str(record["version"]), record.get("size") or None, record.get("channel") or "")
             for record in records
         ),
         key=lambda package: package.name,

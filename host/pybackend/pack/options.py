@@ -59,13 +59,13 @@ class PackedSize:
     Attributes:
         name: the package's name.
         version: the package's version.
-        size_bytes: 0 if the index does not state it.
+        size_bytes: None if the index does not state it, 0 for a package that is here already.
         source: the channel, ``pypi``, or another origin.
     """
 
     name: str
     version: str
-    size_bytes: int
+    size_bytes: int | None
     source: str
 
 

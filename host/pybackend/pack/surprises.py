@@ -60,4 +60,6 @@ def gigabytes(size_bytes: int) -> str:
     """A size in human-readable form."""
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:.1f} GB"
-    return f"{size_bytes / 1e6:.1f} MB"
+    if size_bytes >= 1e5:
+        return f"{size_bytes / 1e6:.1f} MB"
+    return f"{max(1, round(size_bytes / 1e3))} kB"

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from pybackend.pack.errors import (
@@ -246,10 +247,21 @@ def _readable(complaint: str) -> str:
     return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "no error message"
 
 
-def _download_bytes(package: dict[str, object]) -> int:
+def _download_bytes(package: dict[str, object]) -> int | None:
+    """The size of the largest file that may be downloaded; None if the index does not state sizes."""
     files = package.get("wheels") or [package.get("sdist") or package.get("archive") or {}]
     assert isinstance(files, list)
-    return max((int(file.get("size") or 0) for file in files), default=0)
+    return max(filter(None, map(_file_bytes, files)), default=None)
+
+
+def _file_bytes(file: dict[str, Any]) -> int | None:
+    if file.get("size"):
+        return int(file["size"])
+    path = file.get("path") or unquote(str(file.get("url", "")).removeprefix("file://"))
+    try:
+        return os.stat(path).st_size if os.path.isabs(path) else None
+    except OSError:
+        return None
 
 
 def _source(package: dict[str, object]) -> str:

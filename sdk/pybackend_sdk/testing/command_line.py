@@ -71,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--config-parameter", action="append", default=[], metavar="NAME=TEXT", help="a parameter of the configuration")
     add("--model", action="append", default=[], metavar="NAME=DIR", help="another model that this one may call")
     add("--backend-directory", metavar="DIR", help="directory of Python-based backends")
+    add(
+        "--environment",
+        metavar="PATH",
+        help="archive or directory to run it in (default: EXECUTION_ENV_PATH); or: here",
+    )
     add("--wait", type=float, default=WAIT_S, metavar="S", help="seconds to wait for a response (default: %(default)g)")
     add("--no-strict", action="store_true", help="warn about outputs that do not match the configuration, do not fail")
     return parser
@@ -94,6 +99,7 @@ def _run(options: argparse.Namespace) -> int:
         parameters=dict(_pairs("--config-parameter", options.config_parameter)),
         models=dict(_pairs("--model", options.model)),
         backend_directory=options.backend_directory,
+        environment=options.environment,
         strict=not options.no_strict,
         wait_s=options.wait,
     )

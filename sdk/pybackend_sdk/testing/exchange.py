@@ -1,7 +1,7 @@
 """One request on its way through a model and its responses as they arrive; the counterpart of a client's connection."""
 
 import queue
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.execution import prune
@@ -67,6 +67,10 @@ class Exchange:
         """``execute`` was called, and it and its coroutine have ended."""
         self.finished = False
         """The final flag was sent."""
+        self.number = 0
+        """Identifies it between two processes of a test."""
+        self.on_cancel: Optional[Callable[[], None]] = None
+        """Called when the request is cancelled, for a model in another process."""
         self.exception: Optional[BaseException] = None
         """The exception that ``execute`` raised, if the response stream reports it to the client."""
         self._signature = signature
@@ -88,22 +92,24 @@ class Exchange:
     def transmit(self, response: Optional[InferenceResponse], final: bool) -> None:
         """Send a response, the final flag, or both; the response stream has checked that the model may send it."""
         if response is None:
-            self._put(Arrival(None, final))
+            self.put(Arrival(None, final))
         elif response.has_error():
-            self._put(Arrival(_error_copy(response), final, exception=self.exception))
+            self.put(Arrival(_error_copy(response), final, exception=self.exception))
         else:
             outputs = prune(response, self.requested)
             kept = [tensor.name() for tensor in outputs]
             dropped = [tensor.name() for tensor in response.output_tensors() if tensor.name() not in kept]
-            self._put(Arrival(self._copy(outputs, response), final, dropped))
+            self.put(Arrival(self._copy(outputs, response), final, dropped))
 
     def fail(self, error: TritonError, exception: Optional[BaseException] = None) -> None:
         """Send an error as the only response."""
-        self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
+        self.put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
 
     def cancel(self) -> None:
         """Stop waiting. BLS calls made for this request alone are cancelled with it."""
         self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel()
         for child in list(self._children):
             if all(parent.cancelled for parent in child._parents):
                 child.cancel()
@@ -123,7 +129,8 @@ class Exchange:
         except queue.Empty:
             return None
 
-    def _put(self, arrival: Arrival) -> None:
+    def put(self, arrival: Arrival) -> None:
+        """Deliver an arrival to the test."""
         self.finished = self.finished or arrival.final
         self._arrivals.put(arrival)
 

@@ -92,6 +92,7 @@ class ModelExecutor:
         self._turn = threading.Lock()
         self._jobs: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
         self._worker: Optional[threading.Thread] = None
+        self._thread_ident = 0
         self._runner: Optional[CoroutineRunner] = None
 
     @property
@@ -108,7 +109,7 @@ class ModelExecutor:
             self._jobs.put(None)
             self._worker.join(self._wait_s)
         if not self._turn.acquire(timeout=self._wait_s):
-            return f"execute does not return, so that finalize cannot be called: {self._whereabouts()}"
+            return f"execute does not return, so that finalize cannot be called: {self.whereabouts()}"
         self._turn.release()
         return None
 
@@ -146,7 +147,8 @@ class ModelExecutor:
         if self.waits_for_caller:
             raise HarnessError(f"instance '{self.runtime.instance_name}' is busy with the request that made this call")
         if not self._turn.acquire(timeout=self._wait_s):
-            raise HarnessError(f"instance '{self.runtime.instance_name}' is busy: {self._whereabouts()}")
+            raise HarnessError(f"instance '{self.runtime.instance_name}' is busy: {self.whereabouts()}")
+        self._thread_ident = threading.get_ident()
         chain = _executing.set((*_executing.get(), self))
         served = _served.set(exchanges if self._options.cancels_calls else ())
         try:
@@ -384,22 +386,25 @@ class ModelExecutor:
             return arrival
         so_far = "no response" if not received else "1 response" if received == 1 else f"{received} responses"
         head = f"waited {wait_s:g} s for a response of '{self.runtime.instance_name}'; {so_far} came before. "
+        raise self._no_response(exchange, head)
+
+    def _no_response(self, exchange: Exchange, head: str) -> NoResponse:
+        """The error for a response that does not come."""
         if not exchange.began:
-            raise NoResponse(f"{head}'execute' was not called: {self._whereabouts()}")
+            return NoResponse(f"{head}'execute' was not called: {self.whereabouts()}")
         if not exchange.ended and not self._turn.locked():
-            raise NoResponse(f"{head}'execute' has returned a coroutine, which has not ended.")
+            return NoResponse(f"{head}'execute' has returned a coroutine, which has not ended.")
         if not exchange.ended:
-            raise NoResponse(f"{head}'execute' has not returned: {self._whereabouts()}")
-        raise NoResponse(
+            return NoResponse(f"{head}'execute' has not returned: {self.whereabouts()}")
+        return NoResponse(
             f"{head}'execute' has returned, and the model still holds the request's response sender: the last call must be "
             "send(..., flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL), even after an error or a cancellation. In a "
             "server the client would wait for ever. (wait_s=... lets the harness wait longer.)"
         )
 
-    def _whereabouts(self) -> str:
-        """Describe where the model's code is now, if it runs in the worker thread."""
-        ident = None if self._worker is None else self._worker.ident
-        frame = None if ident is None else sys._current_frames().get(ident)
+    def whereabouts(self) -> str:
+        """Describe where the model's code is now."""
+        frame = sys._current_frames().get(self._thread_ident) if self._turn.locked() else None
         while frame is not None:
             if self.runtime.modules.has(frame.f_code.co_filename):
                 code = frame.f_code

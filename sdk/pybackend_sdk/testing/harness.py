@@ -12,6 +12,7 @@ from pybackend_sdk.testing.configuration import (
     Configuration,
     read_configuration,
 )
+from pybackend_sdk.testing.environment import environment_of
 from pybackend_sdk.testing.errors import HarnessError
 from pybackend_sdk.testing.exchange import Exchange
 from pybackend_sdk.testing.instance import ModelInstance
@@ -65,6 +66,8 @@ class ModelHarness:
             False, a mismatch is a warning and such an exception a log line, as in a server.
         wait_s: how long to wait where a server would wait for ever.
         backend_directory: directory of Python-based backends, for models with ``backend: "<name>"``.
+        environment: an archive or directory with the Python that runs the model, in another process; ``"here"`` runs it
+            in the test's own process. None for the configured one (``EXECUTION_ENV_PATH``).
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ModelHarness:
         strict: bool = True,
         wait_s: float = WAIT_S,
         backend_directory: Optional[PathLike] = None,
+        environment: Optional[PathLike] = None,
     ) -> None:
         self.directory = model_directory(model_dir)
         self.name = os.path.basename(self.directory)
@@ -96,6 +100,7 @@ class ModelHarness:
         self._models = models
         self._wait_s = wait_s
         self._backend_directory = backend_directory
+        self._environment = None if environment is None else os.fspath(environment)
         self._table: Optional[ModelTable] = None
         self._joined: Optional[ModelTable] = None
         self._instance: Optional[ModelInstance] = None
@@ -152,6 +157,7 @@ class ModelHarness:
             self._instance_kind,
             self._device_id,
             self._wait_s,
+            environment_of(configuration.document, self.directory, self._environment),
         )
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ class ModelPlan(NamedTuple):
         kind: of the instance, None for the configured one.
         device_id: of the instance, None for the configured one.
         wait_s: how long to wait where a server would wait for ever.
+        environment: path of the environment that it runs in, None for the test's own process.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelPlan(NamedTuple):
     kind: Optional[str]
     device_id: Optional[int]
     wait_s: float
+    environment: Optional[str]
 
 
 def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInstance:
@@ -59,7 +61,13 @@ def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInst
     runtime = HarnessRuntime(
         instance_name, plan.version_directory, modules, log, table, table.metrics, ModelCalls(table)
     )
-    return ModelInstance(runtime, plan.model_file, plan.wait_s, table.failures)
+    if plan.environment is None:
+        return ModelInstance(runtime, plan.model_file, plan.wait_s, table.failures)
+    from pybackend_sdk.testing.remote_instance import RemoteInstance  # late: most tests never use it
+
+    return RemoteInstance(
+        runtime, plan.environment, plan.of_backend, plan.model_file, plan.name, plan.wait_s, table, log
+    )
 
 
 def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
@@ -85,14 +93,18 @@ def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
         "model_version": str(plan.version),
         "model_name": plan.name,
     }
-    options = ExecutionOptions(
+    instance.initialize(args, signature_of(document), options_of(document))
+    return finished
+
+
+def options_of(document: Mapping[str, Any]) -> ExecutionOptions:
+    """Return a finished configuration's settings for executions."""
+    return ExecutionOptions(
         decoupled=bool(document.get("model_transaction_policy", {}).get("decoupled", False)),
         concurrency=int(text_parameter(document, "ASYNC_EXECUTE_CONCURRENCY") or 1),
         cancels_calls=text_parameter(document, "CANCEL_CALLS_WITH_REQUEST") == "yes",
         turns=turns_of(document),
     )
-    instance.initialize(args, signature_of(document), options)
-    return finished
 
 
 def text_parameter(document: Mapping[str, Any], key: str) -> str:

@@ -3,7 +3,7 @@
 import threading
 from bisect import bisect_left
 from collections import deque
-from typing import Any, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from pybackend_sdk.metrics import MetricKind, metric_failure
 
@@ -54,10 +54,15 @@ class MetricRegistry(Mapping[str, float]):
 
     A histogram has samples ``<name>_bucket{le="..."}``, ``<name>_sum`` and ``<name>_count``. Labels are in alphabetical
     order. :meth:`value` builds these names.
+
+    Attributes:
+        dropped: handles that the garbage collector has found.
+        sources: functions that return the samples of models in other processes.
     """
 
     def __init__(self) -> None:
         self.dropped: Deque[Any] = deque()
+        self.sources: List[Callable[[], Mapping[str, float]]] = []
         self._families: Dict[str, _Family] = {}
         self._lock = threading.RLock()
 
@@ -89,12 +94,16 @@ class MetricRegistry(Mapping[str, float]):
     def _samples(self) -> Dict[str, float]:
         with self._lock:
             self._forget_dropped()
-            return {
+            samples = {
                 name: value
                 for family in self._families.values()
                 for series in family.series.values()
                 for name, value in series.samples()
             }
+        for source in list(self.sources):
+            for name, value in source().items():
+                samples[name] = samples.get(name, 0.0) + value
+        return samples
 
     # For models
 

@@ -9,8 +9,18 @@ if TYPE_CHECKING:
     from pybackend_sdk.testing.harness import ModelHarness
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that names the environment of models."""
+    parser.getgroup("pybackend").addoption(
+        "--model-env",
+        metavar="PATH",
+        help="environment that models of the fixture model_harness run in: an archive or a directory, or 'here' for the "
+        "tests' own process [the model's EXECUTION_ENV_PATH]",
+    )
+
+
 @pytest.fixture
-def model_harness() -> "Iterator[Callable[..., ModelHarness]]":
+def model_harness(request: pytest.FixtureRequest) -> "Iterator[Callable[..., ModelHarness]]":
     """Opens models for a test.
 
     ``harness = model_harness("models/add_sub", parameters={"threshold": "0.5"})`` takes the arguments of
@@ -22,6 +32,7 @@ def model_harness() -> "Iterator[Callable[..., ModelHarness]]":
         def open_model(*arguments: Any, **named: Any) -> "ModelHarness":
             from pybackend_sdk.testing.harness import ModelHarness  # late: most test runs never use it
 
+            named.setdefault("environment", request.config.getoption("--model-env"))
             return stack.enter_context(ModelHarness(*arguments, **named))
 
         yield open_model

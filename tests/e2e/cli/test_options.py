@@ -133,6 +133,7 @@ def test_help_lists_every_flag(pybackend):
         "--help",
         *FLAGS,
         *WITHOUT_EFFECT,
+        "--gpu-models",
         "--load-model",
         "--rate-limit-resource",
         "--debug-port",
@@ -230,6 +231,14 @@ def test_verbosity_is_a_number_or_a_bool():
         1,
         0,
         3,
+    ]
+
+
+def test_gpu_models():
+    assert [setting(flags, "gpu_models_on_cpu") for flags in ([], ["--gpu-models=refuse"], ["--gpu-models=cpu"])] == [
+        False,
+        False,
+        True,
     ]
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -134,6 +138,7 @@ def test_virtual_environment_is_put_beside_a_copy_of_its_interpreter(wheels, pyt
     assert str(venv) not in (prefix / "bin" / "tool").read_text()
     shown = run_pack(venv, "--dry-run")
     assert "leaf" in shown.stdout
+    assert shown.stdout.endswith(", nothing to download; nothing was installed\n")
 
 
 def _programs():
@@ -171,3 +176,28 @@ def test_every_cpython_of_this_machine_can_be_moved(path, tmp_path):
         Path(name).name.split(".so")[0].split("-2.")[0] for name in loaded.split() if not name.startswith(str(moved))
     }
     assert from_elsewhere <= system, loaded
+
+
+def test_a_dry_run_states_sizes_or_that_they_are_unknown(wheels, python, tmp_path):
+    """Wheels on disk have sizes; an index that is a page of links states none."""
+    simple = tmp_path / "simple" / "leaf"
+    simple.mkdir(parents=True)
+    name = "leaf-1.6-py3-none-any.whl"
+    shutil.copy(wheels / name, simple)
+    (simple / "index.html").write_text(f'<!DOCTYPE html><html><body><a href="{name}">{name}</a></body></html>')
+    (tmp_path / "here.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        (tmp_path / "there.txt").write_text(f"--index-url http://127.0.0.1:{server.server_port}/simple/\nleaf\n")
+        flags = ("--python", python, "--no-msgpack", "--dry-run")
+        shown = [run_pack(tmp_path / f"{place}.txt", *flags, cwd=tmp_path) for place in ("here", "there")]
+        server.shutdown()
+        thread.join()
+    summaries = [done.stdout.rstrip("\n").rpartition("\n")[2] for done in shown]
+    assert summaries == [
+        "2 packages, 1 kB to download; nothing was installed",
+        "2 packages, 1 package of unknown size to download; nothing was installed",
+    ], [done.stderr for done in shown]
+    assert "0.0 MB" not in shown[0].stdout + shown[1].stdout

@@ -158,8 +158,29 @@ def test_gpu_where_there_is_none(tmp_path, status_of):
     with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
         assert status_of(server, "m").startswith(
             "UNAVAILABLE: Invalid argument: instance group m_0 of model m has kind KIND_GPU but server does not support "
-            "GPUs"
+            "GPUs. This machine has no usable GPU: set kind: KIND_CPU, or start the server with --gpu-models=cpu."
         )
+
+
+def test_models_for_gpus_run_on_the_cpu_if_the_operator_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_SERVER_CPU_ONLY", "1")
+    config = f"""
+        backend: "python"
+        input [ {tensors(IN=("TYPE_FP32", [1]))} ] output [ {tensors(OUT=("TYPE_STRING", [1]))} ]
+        instance_group [ {{ kind: KIND_GPU count: 2 gpus: [ 0, 3 ] }} ]
+    """
+    Gate(write_model(tmp_path, "m", WAITING, config), "execute").open()
+    write_model(tmp_path, "plain", IDENTITY, identity_config())
+    with serving(tmp_path, flags=("--gpu-models=cpu",)) as server:
+        with connected(server.port) as connection:
+            connection.send(request("m", "x"))
+            answer = told(connection.reply())
+        group = server.get("/v2/models/m/config").json["instance_group"]
+        output = server.output
+    assert (answer["kind"], answer["device_id"]) == ("CPU", "0")
+    assert [(each["kind"], each["count"], each["gpus"]) for each in group] == [("KIND_CPU", 2, [])]
+    assert output.count("runs on the CPU: --gpu-models=cpu") == 1
+    assert "model 'm' is configured for GPUs, and runs on the CPU: --gpu-models=cpu" in output
 
 
 @pytest.mark.spec("srv-S03")

@@ -15,7 +15,7 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http import generate_route, infer_route
+from pybackend.frontend.http import documentation, generate_route, infer_route
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -44,6 +44,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
         version=__version__,
         description="The v2 inference protocol (KServe) with the binary tensor extension.",
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
     )
 
@@ -60,10 +61,11 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
     _add_processes(app, engine)
     infer_route.add(app, engine, limits)
     generate_route.add(app, engine, limits)
+    documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)
     async def root() -> RedirectResponse:
-        return RedirectResponse("/docs")
+        return RedirectResponse(documentation.PAGE)
 
     return app
 

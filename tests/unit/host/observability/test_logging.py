@@ -18,7 +18,7 @@ from pybackend.observability.logging import LineFormatter, write_model_line
 TALK = """
 import logging, sys
 from pybackend.observability.logging import LogSettings, set_up_logging, wants_model_level, write_model_line
-set_up_logging(LogSettings({settings}))
+set_up_logging(LogSettings({settings}), sys.stdout)
 for number, level in enumerate((logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)):
     logging.getLogger("pybackend.x").log(level, "host %d", number)
     if wants_model_level(number):
@@ -157,7 +157,7 @@ def test_outputs_that_are_no_files(monkeypatch):
     try:
         from pybackend.observability.logging import LogSettings, set_up_logging
 
-        set_up_logging(LogSettings())
+        set_up_logging(LogSettings(), sys.stdout)
         write_model_line("m_0", 1, 0, "model.py", 5, "text")
     finally:
         root.propagate, root.level, root.handlers[:] = state

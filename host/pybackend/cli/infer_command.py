@@ -1,0 +1,203 @@
+"""``pybackend infer``: sends one request to a model and prints the response."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pybackend.cli.options import CommandParser, UsageError, parse
+from pybackend.cli.terminal import divided, print_text
+from pybackend.client.connection import Connection
+from pybackend.client.display import answer_lines, event_line
+from pybackend.client.inference import Question, infer, infer_json, infer_stream
+from pybackend.errors import InferenceError, PybackendError
+from pybackend.settings import Settings
+
+_DEFAULT_URL = "http://localhost:8000"
+_DEFAULT_TIMEOUT_S = 300.0
+
+_STREAMS = "decoupled transaction policy"
+"""Words in the error for a model that sends more than one response."""
+
+_EPILOG = """\
+values of --input:
+  NAME=[[1, 2], [3, 4]]   JSON: a number, text, a truth value, or lists of them
+  NAME=@FILE.npy          an array saved with numpy.save()
+  NAME=@FILE.json         JSON from a file
+  NAME=-                  JSON or an array from standard input
+  NAME=some words         text, for an input of type BYTES
+  NAME=@photo.jpg         a file's contents as one element, for an input of type BYTES
+
+Values get the type and the shape that the model wants: a batch dimension is added, and a flat list is divided, if the
+result is certain. Otherwise an error names both shapes.
+
+examples:
+  pybackend infer add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=@right.npy
+  pybackend infer --repository models add_sub --input 'INPUT0=[1, 2, 3, 4]' --input 'INPUT1=[5, 6, 7, 8]'
+  pybackend infer --repository models caller --input X=1 -- --load-model=callee --log-info
+
+exit status: 0 if the model answered, 1 if not
+"""
+
+Serve = Callable[[Settings, Callable[[str], int]], int]
+"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
+
+
+def make_parser() -> CommandParser:
+    """The parser of ``infer``'s arguments."""
+    parser = CommandParser(
+        prog="pybackend infer",
+        usage="pybackend infer [--FLAG[=VALUE]]... MODEL [--input NAME=VALUE]... [-- SERVE_FLAG...]",
+        description="Sends one request to a model and prints the response.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="the model's name")
+    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below); repeat for each")
+    add("--output", action="append", default=[], metavar="NAME", help="request only this output; may be repeated [all]")
+    add("--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter; may be repeated")
+    add("--id", default="", metavar="ID", help="the request's id")
+    add("--sequence-id", metavar="ID", help="the request belongs to this sequence: a number or text")
+    add("--sequence-start", action="store_true", help="the request starts its sequence")
+    add("--sequence-end", action="store_true", help="the request ends its sequence")
+    add("--model-version", default="", metavar="N", help="the model's version [the server chooses]")
+    add("--json", action="store_true", help="print the whole response as JSON")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--url", default=_DEFAULT_URL, metavar="URL", help=f"the server [{_DEFAULT_URL}]")
+    place.add_argument(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="serve the model from this directory for this one request; flags for `pybackend serve` follow after --",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the response [{_DEFAULT_TIMEOUT_S:g}]",
+    )
+    return parser
+
+
+def run_infer(arguments: Sequence[str], serve: Serve) -> int:
+    """Run the command and return the exit status.
+
+    Args:
+        arguments: the command line after ``infer``.
+        serve: runs a server for ``--repository``.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: the model did not answer.
+    """
+    parser = make_parser()
+    own, flags = divided(arguments)
+    given, rest = parser.parse_known_args(own)
+    if rest:
+        parser.refuse(rest[0])
+    question = _question(given, parser)
+    if given.repository is None:
+        if flags:
+            raise UsageError(
+                "Flags after -- are for `pybackend serve`: they need --repository=DIR", parser.format_usage()
+            )
+        return _ask(Connection(given.url, given.timeout), question, as_json=given.json)
+
+    def visit(url: str) -> int:
+        try:
+            return _ask(Connection(url, given.timeout), question, as_json=given.json)
+        except PybackendError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 1
+
+    return serve(_settings(given, flags), visit)
+
+
+def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
+    """The settings of a server for one model. Given flags come last, so that they win."""
+    settings = parse(
+        [
+            "serve",
+            str(given.repository),
+            "--model-control-mode=explicit",
+            f"--load-model={given.model}",
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--allow-metrics=false",
+            "--log-info=false",
+            *flags,
+        ]
+    )
+    assert settings is not None
+    return settings
+
+
+def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
+    parameters = {name: _scalar(text) for name, text in _pairs("--parameter", given.parameter, parser).items()}
+    if given.sequence_id is not None:
+        number = given.sequence_id.isdecimal()
+        parameters["sequence_id"] = int(given.sequence_id) if number else given.sequence_id
+    for flag in ("sequence_start", "sequence_end"):
+        if getattr(given, flag):
+            if given.sequence_id is None:
+                raise UsageError(f"--{flag.replace('_', '-')} needs --sequence-id=ID", parser.format_usage())
+            parameters[flag] = True
+    inputs = _pairs("--input", given.input, parser)
+    if list(inputs.values()).count("-") > 1:
+        raise UsageError("Only one input can come from standard input", parser.format_usage())
+    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id)
+
+
+def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f'Bad option: "{flag}". Got {text}, expected NAME=VALUE', parser.format_usage())
+        if name in pairs:
+            raise UsageError(f'Bad option: "{flag}". {name} is given twice', parser.format_usage())
+        pairs[name] = value
+    return pairs
+
+
+def _scalar(text: str) -> Any:
+    """A number or truth value in JSON; otherwise the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
+    try:
+        if as_json:
+            text = json.dumps(infer_json(connection, question), ensure_ascii=False)
+        else:
+            text = "\n".join(answer_lines(infer(connection, question)))
+    except InferenceError as error:
+        if _STREAMS not in error.message:
+            raise
+        return _ask_for_stream(connection, question, as_json=as_json)
+    print_text(text)
+    return 0
+
+
+def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool) -> int:
+    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error."""
+    status = 0
+    for response in infer_stream(connection, question):
+        if set(response) == {"error"}:
+            sys.stderr.write(f"error: {response['error']}\n")
+            status = 1
+        elif as_json:
+            print_text(json.dumps(response, ensure_ascii=False))
+        else:
+            print_text(event_line(response, question.outputs))
+    return status

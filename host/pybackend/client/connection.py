@@ -1,0 +1,149 @@
+"""HTTP requests to a server of the v2 protocol. Every failure is one sentence for a terminal."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pybackend.errors import InferenceError, ServerError
+
+_EVENT = b"data: "
+_PORTS = {"http": 80, "https": 443}
+
+_START = (
+    "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
+    "request with --repository DIRECTORY"
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A response with status 200; header names are in lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Connection:
+    """Sends requests to one server.
+
+    Args:
+        url: such as ``http://localhost:8000``; ``http://`` may be left out.
+        timeout_s: how long to wait for the connection, and then for each part of a response.
+
+    Raises:
+        ServerError: the URL is wrong.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._timeout_s = timeout_s
+        try:
+            parts = urlsplit(self.url)
+            self._address = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+        except (KeyError, ValueError):
+            self._address = ("", 0)
+        if not self._address[0]:
+            raise ServerError(f"'{url}' is not the URL of a server: write, for example, http://localhost:8000")
+        self._secure, self._prefix = parts.scheme == "https", parts.path
+
+    def get(self, path: str) -> Any:
+        """The JSON document at a path.
+
+        Raises:
+            InferenceError: the server answered with an error.
+            ServerError: no server of the protocol answers.
+        """
+        return self._document(self._request("GET", path, None, {}).body)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """The response to a request with a body.
+
+        Raises:
+            InferenceError: the server answered with an error; the message is the server's.
+            ServerError: no server of the protocol answers.
+        """
+        return self._request("POST", path, body, headers)
+
+    def events(self, path: str, document: Any) -> Iterator[Any]:
+        """The server-sent events that answer a JSON document, one by one as they arrive.
+
+        Raises:
+            InferenceError: the server answered with an error instead.
+            ServerError: no server of the protocol answers.
+        """
+        connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
+        try:
+            if response.status != 200:
+                raise InferenceError(self._error_text(response.read(), response.status))
+            for line in response:
+                if line.startswith(_EVENT):
+                    yield self._document(line[len(_EVENT) :])
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+
+    def _request(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        connection, response = self._answered(method, path, body, headers)
+        try:
+            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise InferenceError(self._error_text(reply.body, response.status))
+        return reply
+
+    def _answered(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A connection, and a response whose body has not been read."""
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(*self._address, timeout=self._timeout_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ServerError(f"no server answers at {self.url}: {error.strerror or error}. {_START}") from None
+        try:
+            connection.request(method, self._prefix + path, body, dict(headers))
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._cut_short(error) from None
+
+    def _cut_short(self, error: Exception) -> ServerError:
+        if isinstance(error, TimeoutError):
+            return ServerError(f"{self.url} has not answered for {self._timeout_s:g} s. --timeout=SECONDS waits longer")
+        return ServerError(
+            f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
+        )
+
+    def _error_text(self, body: bytes, status: int) -> str:
+        document = self._document(body, status)
+        if not isinstance(document, dict) or not isinstance(document.get("error"), str):
+            raise self._no_such_server(status)
+        return str(document["error"])
+
+    def _document(self, body: bytes, status: int = 200) -> Any:
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise self._no_such_server(status) from None
+
+    def _no_such_server(self, status: int) -> ServerError:
+        return ServerError(
+            f"the program at {self.url} is no server of the v2 protocol: it answered with status {status} and a body "
+            "that the protocol does not know. --url names another one"
+        )
+
+
+def model_path(model: str, version: str) -> str:
+    """The path of a model, or of one of its versions if ``version`` is not empty."""
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path

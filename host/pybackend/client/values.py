@@ -1,0 +1,242 @@
+"""Values from a command line: text, JSON, files and standard input become tensors of the type and shape of an input."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.errors import ServerError
+from pybackend_wire.bytes_tensor import encode_elements
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
+
+_NPY_MAGIC = b"\x93NUMPY"
+_LONGEST_QUOTE = 60
+_UINT64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class WantedTensor:
+    """An input as the model's metadata describes it.
+
+    Attributes:
+        name: its name.
+        datatype: its wire name.
+        shape: with the batch dimension, if the model has one; -1 for any size.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.datatype} {shape_text(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input that is ready to be sent: ``data`` holds its wire bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
+    """Read an input.
+
+    Args:
+        text: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
+            whose contents become one element, or plain text.
+        wanted: the input.
+
+    Raises:
+        ServerError: the value cannot be read, or does not fit the input; the message names both sides.
+    """
+    if wanted.datatype not in DATATYPES:
+        raise ServerError(f"input '{wanted.name}' has the datatype {wanted.datatype}, which this command does not know")
+    value = _read(text, wanted)
+    if not isinstance(value, np.ndarray):
+        value = _array_of(value, wanted)
+    array = _shaped(_as_datatype(value, wanted), wanted)
+    return Tensor(wanted.name, wanted.datatype, array.shape, _wire_bytes(array, wanted.datatype))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """``[-1,4]``, as error messages of the protocol write shapes."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+
+def _read(text: str, wanted: WantedTensor) -> Any:
+    """A Python value from JSON, or an array from a .npy file."""
+    if text == "-":
+        return _parsed(sys.stdin.buffer.read(), "standard input", wanted)
+    if text.startswith("@"):
+        path = Path(text[1:])
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ServerError(f"input '{wanted.name}': cannot read {path}: {error.strerror}") from None
+        if wanted.datatype == "BYTES" and path.suffix not in {".npy", ".json"}:
+            return [data]
+        return _parsed(data, str(path), wanted)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        if wanted.datatype == "BYTES" and not text.startswith(("[", '"')):
+            return text
+        raise ServerError(
+            f"input '{wanted.name}' wants {wanted}: {_short(text)} is not JSON ({error}). Write a JSON value such as "
+            "[1, 2, 3], @FILE.npy, @FILE.json, or - for standard input"
+        ) from None
+    return text if wanted.datatype == "BYTES" and not isinstance(value, str | list) else value
+
+
+def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
+    if data.startswith(_NPY_MAGIC):
+        try:
+            return np.load(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ServerError(
+                f"input '{wanted.name}': {source} cannot be read as an array: {error}. Save strings as an array of "
+                "dtype S or U"
+            ) from None
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise ServerError(
+            f"input '{wanted.name}': {source} is neither JSON ({error}) nor an array saved with numpy.save()"
+        ) from None
+
+
+# --- Types ----------------------------------------------------------------------------------------------------------
+
+
+def _array_of(value: Any, wanted: WantedTensor) -> np.ndarray:
+    if isinstance(value, dict) or value is None:
+        raise ServerError(f"input '{wanted.name}' wants {wanted}, not {_short(json.dumps(value))}")
+    try:
+        if wanted.datatype == "BYTES":
+            return _array_of_strings(value)
+        array = np.array(value)
+        return array if array.dtype.kind in "biuU" else _exact(array, value)
+    except ValueError as error:
+        raise ServerError(
+            f"input '{wanted.name}' wants {wanted}; {_short(json.dumps(value))} is not an array of that type: {error}"
+        ) from None
+
+
+def _exact(array: np.ndarray, value: Any) -> np.ndarray:
+    """The array, or one of UINT64 if the value is whole numbers that numpy would round."""
+    elements = np.array(value, object).ravel().tolist()
+    if elements and all(type(each) is int and 0 <= each <= _UINT64_MAX for each in elements):
+        return np.array(elements, np.uint64).reshape(array.shape)
+    return array
+
+
+def _array_of_strings(value: Any) -> np.ndarray:
+    """An array of ``bytes`` objects; the lists give its shape."""
+    shape, elements = [], [value]
+    while elements and isinstance(elements[0], list):
+        lengths = {len(each) if isinstance(each, list) else -1 for each in elements}
+        if len(lengths) != 1:
+            raise ValueError("lists of different lengths")
+        shape.append(lengths.pop())
+        elements = [element for each in elements for element in each]
+    array = np.empty(len(elements), object)
+    for index, element in enumerate(elements):
+        if not isinstance(element, str | bytes):
+            raise ValueError(f"{json.dumps(element)} is not a string")  # noqa: TRY004  one kind for the caller
+        array[index] = element.encode() if isinstance(element, str) else element
+    return array.reshape(shape)
+
+
+def _as_datatype(array: np.ndarray, wanted: WantedTensor) -> np.ndarray:
+    """The array in the wanted datatype, if that loses nothing but a float's precision."""
+    if wanted.datatype == "BYTES":
+        if array.dtype.kind in "SU":
+            encoded = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+            return encoded.astype(object)
+        if array.dtype.kind == "O":
+            return array
+    elif wanted.datatype == "BF16":
+        if array.dtype.kind in "iuf":
+            return _bfloat16_bits(array)
+    else:
+        dtype = DATATYPES[wanted.datatype].numpy
+        assert dtype is not None
+        if array.dtype == dtype or not array.size:
+            return array.astype(dtype)
+        if dtype.kind == "f" and array.dtype.kind in "iuf":
+            with np.errstate(over="ignore"):
+                return array.astype(dtype)
+        if dtype.kind in "iu" and array.dtype.kind in "iu" and _in_range(array, dtype):
+            return array.astype(dtype)
+    raise ServerError(f"input '{wanted.name}' wants {wanted}, not {_contents(array)}")
+
+
+def _in_range(array: np.ndarray, dtype: np.dtype) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= int(array.min()) and int(array.max()) <= limits.max)
+
+
+def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
+    """The upper halves of the floats' bits, rounded to nearest even."""
+    with np.errstate(over="ignore"):
+        bits = np.ascontiguousarray(array, np.float32).reshape(array.shape).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return np.where(np.isnan(array), np.uint32(0x7FC0), rounded >> 16).astype(np.uint16)
+
+
+def _contents(array: np.ndarray) -> str:
+    row = BY_NUMPY.get(array.dtype)
+    kind = row.name if row else {"U": "strings", "S": "strings"}.get(array.dtype.kind, f"values of type {array.dtype}")
+    return f"{kind} {shape_text(array.shape)}: {_short(str(array.ravel()[:20].tolist()))}"
+
+
+def _wire_bytes(array: np.ndarray, datatype: str) -> bytes:
+    if datatype == "BYTES":
+        return encode_elements(array.ravel().tolist())
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _shaped(array: np.ndarray, wanted: WantedTensor) -> np.ndarray:
+    """The array in a shape that the input accepts.
+
+    Dimensions of size 1 are put in front, such as a batch of one. A flat list is divided among the wanted dimensions,
+    if only one of them is open.
+    """
+    rank = len(wanted.shape)
+    if array.ndim <= rank:
+        padded = array.reshape((1,) * (rank - array.ndim) + array.shape)
+        if _fits(padded.shape, wanted.shape):
+            return padded
+    if array.ndim == 1 and array.size and wanted.shape.count(-1) <= 1:
+        try:
+            return array.reshape(wanted.shape)
+        except ValueError:
+            pass
+    raise ServerError(
+        f"input '{wanted.name}' wants {wanted}; the given value has the shape {shape_text(array.shape)}, "
+        f"{array.size} element{'' if array.size == 1 else 's'}"
+    )
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return all(size in (-1, given) for given, size in zip(shape, wanted, strict=True))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
