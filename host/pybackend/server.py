@@ -16,11 +16,14 @@ from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
-from pybackend.frontend.http.kept_bytes import KeptBytes
 from pybackend.frontend.http.serial_protocol import ConnectionClock
-from pybackend.frontend.http.server import HttpServer, address_of, bind
+from pybackend.frontend.http.server import HttpServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import address_of, bind
 from pybackend.frontend.metrics import MetricsApp
 from pybackend.model.host_settings import make_host
 from pybackend.observability.unexpected import log_unexpected, repeat
@@ -53,8 +56,9 @@ Visitor = Callable[[str], int]
 class _Sockets:
     """The bound ports; None for a service that is switched off."""
 
-    http: socket.socket | None
-    metrics: socket.socket | None
+    http: socket.socket | None = None
+    grpc: socket.socket | None = None
+    metrics: socket.socket | None = None
 
 
 class Server:
@@ -79,6 +83,7 @@ class Server:
         self._services.open(self._engine)
         door.open(self._engine)
         self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -144,26 +149,33 @@ class Server:
         self._stop.set()
 
     def _bind(self) -> _Sockets:
-        http = self._settings.http
-        sockets = _Sockets(None, None)
+        http, grpc = self._settings.http, self._settings.grpc
+        sockets = _Sockets()
         try:
             if http.enabled:
                 sockets.http = bind(http.address, http.port, "HTTP")
+            if grpc.enabled:
+                sockets.grpc = bind(grpc.address, grpc.port, "GRPC")
             if http.metrics_enabled:
                 sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
         except ServerError:
-            if sockets.http is not None:
-                sockets.http.close()
+            for bound in (sockets.http, sockets.grpc):
+                if bound is not None:
+                    bound.close()
             raise
         return sockets
 
     async def _listen(self, sockets: _Sockets) -> None:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
+        limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
-            limits = BodyLimits(self._settings.http.max_input_size_bytes)
             self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits, self._kept))
             await self._http.start(sockets.http)
             log.info("Started HTTPService at %s", address_of(sockets.http))
+        if sockets.grpc is not None:
+            self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept))
+            await self._grpc.start(sockets.grpc)
+            log.info("Started GRPCInferenceService at %s", address_of(sockets.grpc))
         if sockets.metrics is not None:
             metrics = MetricsApp(self._repository, self._engine.refusals, self._services.metrics, self._cache)
             self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
@@ -203,8 +215,9 @@ class Server:
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.exit_timeout_s
         deadline_s = loop.time() + limit_s
         self._engine.state = EngineState.EXITING
-        if self._http is not None:
-            self._http.stop_listening()
+        for port in (self._http, self._grpc):
+            if port is not None:
+                port.stop_listening()
         log.info("Waiting for in-flight requests to complete.")
         report = StopReport(self._repository.unfinished, self._connection_count, deadline_s)
         reporting = asyncio.create_task(report.run())
@@ -234,7 +247,8 @@ class Server:
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)
-        sent = True if self._http is None else await self._http.stop(deadline_s)
+        ports = [port for port in (self._http, self._grpc) if port is not None]
+        sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in ports)))
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
         if self._cache is not None:

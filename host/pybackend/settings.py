@@ -64,6 +64,21 @@ class HttpSettings:
 
 
 @dataclass(frozen=True)
+class GrpcSettings:
+    """The gRPC endpoint.
+
+    Attributes:
+        enabled: False serves no gRPC.
+        address: address to bind.
+        port: port to bind; 0 takes a free one.
+    """
+
+    enabled: bool = True
+    address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
+    port: int = 8001
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """The response cache.
 
@@ -141,7 +156,8 @@ class Settings:
         gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
-        http: endpoints.
+        http: the HTTP and metrics endpoints.
+        grpc: the gRPC endpoint.
         log: which log lines are written.
         debug: models under a debugger.
         cache: the response cache, None for none.
@@ -167,6 +183,7 @@ class Settings:
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30
     http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
     log: LogSettings = LogSettings()
     debug: DebugSettings = DebugSettings()
     cache: CacheSettings | None = None

@@ -55,7 +55,13 @@ class ServerProcess:
         self, repositories: list[Path], *flags: str, python: Sequence[str] = (sys.executable,), **popen: Any
     ) -> None:
         arguments = [f"--model-repository={repository}" for repository in repositories]
-        ports = ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
+        ports = [
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--grpc-address=127.0.0.1",
+            "--grpc-port=0",
+            "--metrics-port=0",
+        ]
         self.process = subprocess.Popen(
             [*python, "-m", "pybackend", "serve", *arguments, *ports, *flags],
             stdin=subprocess.DEVNULL,
@@ -127,6 +133,11 @@ class ServerProcess:
     def url(self) -> str:
         """``host:port``, as tritonclient takes it."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port`` of the gRPC endpoint."""
+        return self.wait_for(r"Started GRPCInferenceService at ([0-9.]+:\d+)")[1]
 
     @property
     def metrics_port(self) -> int:

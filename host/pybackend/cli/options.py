@@ -12,6 +12,8 @@ from typing import NoReturn
 from pybackend import __version__
 from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
+from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
+from pybackend.cli.flag_values import add_switch, boolean, integer, verbosity
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
@@ -20,21 +22,16 @@ from pybackend.observability.logging import LogSettings
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
     DEFAULT_DEBUG_PORT,
-    DEFAULT_MAX_INPUT_SIZE_BYTES,
     DebugSettings,
     EnvironmentSettings,
-    HttpSettings,
     ModelControlMode,
     Settings,
     half_of_memory_bytes,
-    quarter_of_memory_bytes,
 )
 from pybackend.spelling import closest
 
-_TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
-
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(client-shm|cpu-metrics|gpu-metrics|grpc|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc"
+    "--(allow-(client-shm|cpu-metrics|gpu-metrics|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port)"
     "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
     "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
     "|reuse|sagemaker|strict-model-config|trace|vertex-ai)"
@@ -83,49 +80,6 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f'Bad option: "{name}". {advice}', self.format_usage())
 
 
-def boolean(text: str) -> bool:
-    """Parse ``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
-    if text.lower() in _TRUE | _FALSE:
-        return text.lower() in _TRUE
-    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
-
-
-def integer(least: int, most: int = 2**63 - 1) -> object:
-    """A parser for whole numbers between ``least`` and ``most``."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"Invalid option value. Got {text}, expected a whole number{_without_unit(text)}"
-            ) from None
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(
-                f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
-            )
-        return number
-
-    return parse
-
-
-def _without_unit(text: str) -> str:
-    size = re.fullmatch(r"(\d{1,9})\s*([KMGT])i?B?", text, re.IGNORECASE)
-    if size is None:
-        return ""
-    factor = 1024 ** ("KMGT".index(size[2].upper()) + 1)
-    return f" without a unit: {size[1]} {size[2].upper()}iB are {int(size[1]) * factor}"
-
-
-def verbosity(text: str) -> int:
-    """Parse a number, or true as 1 and false as 0."""
-    if text.isdecimal():
-        return int(text)
-    if text.lower() in _TRUE | _FALSE:
-        return int(boolean(text))
-    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
-
-
 def control_mode(text: str) -> ModelControlMode:
     """Parse ``none`` or ``explicit``."""
     if text == "poll":
@@ -152,7 +106,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_repository(serve)
     _add_environments(serve)
     _add_sandbox(serve)
-    _add_http(serve)
+    add_endpoint_flags(serve)
     _add_server(serve)
     _add_debugging(serve)
     # These commands have separate parsers and are registered here only for the help text.
@@ -162,18 +116,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     commands.add_parser("infer", help="send one request to a model and print the response", add_help=False)
     commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
     return parser, serve
-
-
-def _flag(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str) -> None:
-    group.add_argument(
-        name,
-        type=boolean,
-        nargs="?",
-        const=True,
-        default=default,
-        metavar="BOOL",
-        help=f"{text} [{str(default).lower()}]",
-    )
 
 
 def _add_repository(serve: argparse.ArgumentParser) -> None:
@@ -211,8 +153,8 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         metavar="BOOL",
         help="use configurations as written; models cannot complete them [false]",
     )
-    _flag(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
-    _flag(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
+    add_switch(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
+    add_switch(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
     group.add_argument(
         "--model-load-thread-count",
         type=integer(1, 1024),  # type: ignore[arg-type]
@@ -278,44 +220,19 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="remove unused environments when the total exceeds this size [never]",
     )
-    _flag(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
+    add_switch(group, "--allow-pack-at-load", default=False, text="install packages when a model names a list of them")
 
 
 def _add_sandbox(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("sandbox of models")
     add_sandbox_flags(group)
-    _flag(group, "--sandbox-required", default=False, text="refuse to load a model if its sandbox lacks a layer")
-    _flag(
+    add_switch(group, "--sandbox-required", default=False, text="refuse to load a model if its sandbox lacks a layer")
+    add_switch(
         group,
         "--allow-model-overrides",
         default=False,
         text="models at level standard may supply configurations and files when they load models",
     )
-
-
-def _add_http(serve: argparse.ArgumentParser) -> None:
-    group = serve.add_argument_group("endpoints")
-    port = integer(0, 65535)
-    _flag(group, "--allow-http", default=True, text="serve HTTP")
-    group.add_argument("--http-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
-    group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 takes a free port [8000]")  # type: ignore[arg-type]
-    group.add_argument(
-        "--http-max-input-size",
-        type=integer(-(2**63)),  # type: ignore[arg-type]
-        default=DEFAULT_MAX_INPUT_SIZE_BYTES,
-        metavar="BYTES",
-        help=f"largest JSON part or raw body of a request [{DEFAULT_MAX_INPUT_SIZE_BYTES}]",
-    )
-    group.add_argument(
-        "--http-memory-limit",
-        type=integer(1024 * 1024),  # type: ignore[arg-type]
-        default=None,
-        metavar="BYTES",
-        help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
-    )
-    _flag(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
-    group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
-    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
 
 
 def _add_server(serve: argparse.ArgumentParser) -> None:
@@ -382,9 +299,9 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="the same as --cache-config=local,size=BYTES",
     )
-    _flag(group, "--log-info", default=True, text="write informational lines")
-    _flag(group, "--log-warning", default=True, text="write warnings")
-    _flag(group, "--log-error", default=True, text="write errors")
+    add_switch(group, "--log-info", default=True, text="write informational lines")
+    add_switch(group, "--log-warning", default=True, text="write warnings")
+    add_switch(group, "--log-error", default=True, text="write errors")
 
 
 def _add_debugging(serve: argparse.ArgumentParser) -> None:
@@ -403,7 +320,7 @@ def _add_debugging(serve: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help=f"port on 127.0.0.1 for the first process, further ones follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",
     )
-    _flag(group, "--debug-wait", default=False, text="import a debugged model only after a debugger has attached")
+    add_switch(group, "--debug-wait", default=False, text="import a debugged model only after a debugger has attached")
 
 
 def parse(arguments: Sequence[str]) -> Settings | None:
@@ -446,16 +363,8 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         raise ServerError(
             "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
         )
-    if given.http_max_input_size <= 0:
-        raise ServerError("Error: --http-max-input-size must be greater than 0.")
     startup_models = _startup_models(given)
-    metrics_address = given.metrics_address or given.http_address
-    both = given.allow_http and given.allow_metrics
-    if both and given.http_port == given.metrics_port != 0 and given.http_address == metrics_address:
-        raise ServerError(
-            "The server cannot listen to HTTP requests and Metrics requests at the same address and port "
-            f"{given.http_address}:{given.http_port}"
-        )
+    http, grpc = endpoint_settings(given)
     return Settings(
         # Absolute: models receive these paths, and may change their working directory.
         repositories=tuple(path.absolute() for path in repositories),
@@ -471,16 +380,8 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
         exit_timeout_s=given.exit_timeout_secs,
-        http=HttpSettings(
-            enabled=given.allow_http,
-            address=given.http_address,
-            port=given.http_port,
-            max_input_size_bytes=given.http_max_input_size,
-            memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
-            metrics_enabled=given.allow_metrics,
-            metrics_address=metrics_address,
-            metrics_port=given.metrics_port,
-        ),
+        http=http,
+        grpc=grpc,
         log=LogSettings(given.log_info, given.log_warning, given.log_error, given.log_verbose),
         debug=_debug_settings(given),
         host_policies=host_policies(given.host_policy),

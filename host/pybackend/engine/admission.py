@@ -102,6 +102,11 @@ class Admission:
         return self._model
 
     @property
+    def is_decoupled(self) -> bool:
+        """True if a request may have any number of responses."""
+        return self._model.config.decoupled
+
+    @property
     def has_is_ready(self) -> bool:
         """True if the model has its own readiness check; see :meth:`is_ready`."""
         return self._model.has_is_ready

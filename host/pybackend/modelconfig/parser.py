@@ -129,6 +129,12 @@ def parse_config_json(document: Mapping[str, Any], source: str) -> Document:
     return _document(_message(document, prefix), prefix)
 
 
+def serialize_config(document: Mapping[str, Any]) -> bytes:
+    """A complete configuration as a serialized ``inference.ModelConfig``."""
+    written: bytes = _message(document, "").SerializeToString()
+    return written
+
+
 def format_config_text(document: Mapping[str, Any]) -> str:
     """A document as config.pbtxt text.
 

@@ -373,7 +373,7 @@ class ModelRepository:
                 f"Request for unknown model: '{name}' has no available versions{entry.why_not_available()}",
                 ErrorCode.NOT_FOUND,
             )
-        found = entry.versions.get(int(version)) if len(version) <= LONGEST_VERSION_DIGITS else None
+        found = entry.versions.get(_version_number(version))
         if found is None:
             raise UnknownModelError(
                 f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
@@ -450,14 +450,14 @@ def _check_name(name: str) -> None:
 
 
 def _version_number(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
         raise InferenceError(
-            f"failed to get model version from specified version string '{text}' (it is no number), version should be "
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be "
             "an integral value > 0",
             ErrorCode.INVALID_ARG,
-        ) from None
+        )
+    number = int(text[: LONGEST_VERSION_DIGITS + 2])  # longer numbers name no version either way
     if number < 0:
         raise InferenceError(
             f"invalid model version specified '{text}' , version should be an integral value > 0", ErrorCode.INVALID_ARG

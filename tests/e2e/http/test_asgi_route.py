@@ -17,8 +17,9 @@ from fastapi import FastAPI
 
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
-from pybackend.frontend.http.kept_bytes import KeptBytes
-from pybackend.frontend.http.server import HttpServer, bind
+from pybackend.frontend.http.server import HttpServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from tests.e2e.http.models import write_models
 from tests.support.connection import binary_body, connected, head, post, post_chunked

@@ -11,8 +11,9 @@ import pytest
 
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
-from pybackend.frontend.http.kept_bytes import KeptBytes
-from pybackend.frontend.http.server import HttpServer, bind
+from pybackend.frontend.http.server import HttpServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from tests.e2e.http.models import GENERATOR
 from tests.support.connection import binary_body, post

@@ -18,11 +18,11 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
-from pybackend.frontend.http.kept_bytes import KeptBytes
 from pybackend.frontend.http.model_path import plain_version
 from pybackend.frontend.http.piecewise_answer import PiecewiseAnswer
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
 from pybackend.frontend.http.slices import Slices
+from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer

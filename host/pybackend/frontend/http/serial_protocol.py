@@ -19,9 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
-from pybackend.frontend.http.kept_bytes import KeptBytes
-from pybackend.frontend.http.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
 from pybackend.frontend.http.slices import Slices
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)

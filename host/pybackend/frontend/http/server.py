@@ -11,13 +11,17 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pybackend.errors import ServerError
-from pybackend.frontend.http.door import Door
+from pybackend.frontend.door import Door
 from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
 from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
+from pybackend.frontend.listening import BACKLOG
 from pybackend.observability.unexpected import repeat
 
-_BACKLOG = 1024
+_BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+)
 
 
 class HttpServer:
@@ -41,7 +45,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._ticking = loop.create_task(repeat(1, self._tick))
         self._server = await loop.create_server(
-            lambda: Door(lambda: self._connection(loop)), sock=sock, backlog=_BACKLOG
+            lambda: Door(lambda: self._connection(loop), _FULL), sock=sock, backlog=BACKLOG
         )
 
     def _connection(self, loop: asyncio.AbstractEventLoop) -> SerialProtocol:
@@ -89,40 +93,3 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return not cut
-
-
-def bind(address: str, port: int, service: str) -> socket.socket:
-    """A bound socket that does not listen yet.
-
-    Raises:
-        ServerError: the address is unavailable.
-    """
-    host = address.removeprefix("ipv6:").strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        # Two sockets may be bound to one port while neither listens; listening now decides between them.
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        if error.errno == 98:
-            raise ServerError(
-                f"failed to start {service} service: Socket '{address}:{port}' already in use. Stop the program that "
-                f"listens there, or choose another port with --{service.lower()}-port (0 takes a free one)"
-            ) from None
-        raise ServerError(
-            f"failed to start {service} service: cannot listen on '{address}:{port}': {error.strerror}"
-        ) from None
-    except OverflowError:
-        sock.close()
-        raise ServerError(f"failed to start {service} service: {port} is not a valid port") from None
-    sock.setblocking(False)
-    return sock
-
-
-def address_of(sock: socket.socket) -> str:
-    """``host:port`` of a bound socket, for the terminal."""
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

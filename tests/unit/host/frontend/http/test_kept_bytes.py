@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ErrorCode
-from pybackend.frontend.http.kept_bytes import KeptBytes
-from pybackend.frontend.http.pace import SLOW_AFTER_SECONDS, SLOW_RATE_BYTES_PER_S, Pace
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.pace import SLOW_AFTER_SECONDS, SLOW_RATE_BYTES_PER_S, Pace
 
 
 class Connection:

@@ -12,12 +12,6 @@ from pybackend.frontend.descriptor_reserve import is_reserved
 
 log = logging.getLogger(__name__)
 
-_BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
-)
-
 _COMPLAINT_S = 60.0
 
 
@@ -26,17 +20,19 @@ class Door(asyncio.Protocol):
 
     Args:
         protocol: makes the protocol object for an accepted connection.
+        refusal: sent to a client that is not accepted.
     """
 
     _complained_s = -_COMPLAINT_S
 
-    def __init__(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], refusal: bytes) -> None:
         self._protocol = protocol
+        self._refusal = refusal
 
     def connection_made(self, transport: Any) -> None:
         """Accept or refuse the connection."""
         if is_reserved(transport.get_extra_info("socket").fileno()):
-            transport.write(_FULL)
+            transport.write(self._refusal)
             transport.close()
             self._complain()
             return

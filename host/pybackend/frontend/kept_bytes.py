@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.pace import Pace
+from pybackend.frontend.pace import Pace
 
 
 class Keeper(Protocol):

@@ -1,0 +1,76 @@
+"""The flags of the endpoints: HTTP, gRPC and metrics."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import combinations
+
+from pybackend.cli.flag_values import add_switch, integer
+from pybackend.errors import ServerError
+from pybackend.settings import DEFAULT_MAX_INPUT_SIZE_BYTES, GrpcSettings, HttpSettings, quarter_of_memory_bytes
+
+
+def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
+    """Add the flags of all endpoints."""
+    group = serve.add_argument_group("endpoints")
+    port = integer(0, 65535)
+    add_switch(group, "--allow-http", default=True, text="serve HTTP")
+    group.add_argument("--http-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
+    group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 takes a free port [8000]")  # type: ignore[arg-type]
+    group.add_argument(
+        "--http-max-input-size",
+        type=integer(-(2**63)),  # type: ignore[arg-type]
+        default=DEFAULT_MAX_INPUT_SIZE_BYTES,
+        metavar="BYTES",
+        help=f"largest JSON part or raw body of a request [{DEFAULT_MAX_INPUT_SIZE_BYTES}]",
+    )
+    group.add_argument(
+        "--http-memory-limit",
+        type=integer(1024 * 1024),  # type: ignore[arg-type]
+        default=None,
+        metavar="BYTES",
+        help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
+    )
+    add_switch(group, "--allow-grpc", default=True, text="serve gRPC")
+    group.add_argument("--grpc-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
+    group.add_argument("--grpc-port", type=port, default=8001, metavar="PORT", help="0 takes a free port [8001]")  # type: ignore[arg-type]
+    add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
+    group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
+    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+
+
+def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSettings]:
+    """The settings that the flags select.
+
+    Raises:
+        ServerError: a limit is not positive, or two endpoints have one address and port.
+    """
+    if given.http_max_input_size <= 0:
+        raise ServerError("Error: --http-max-input-size must be greater than 0.")
+    metrics_address = given.metrics_address or given.http_address
+    _check_ports(
+        ("HTTP", given.allow_http, given.http_address, given.http_port),
+        ("gRPC", given.allow_grpc, given.grpc_address, given.grpc_port),
+        ("Metrics", given.allow_metrics, metrics_address, given.metrics_port),
+    )
+    http = HttpSettings(
+        enabled=given.allow_http,
+        address=given.http_address,
+        port=given.http_port,
+        max_input_size_bytes=given.http_max_input_size,
+        memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
+        metrics_enabled=given.allow_metrics,
+        metrics_address=metrics_address,
+        metrics_port=given.metrics_port,
+    )
+    return http, GrpcSettings(given.allow_grpc, given.grpc_address, given.grpc_port)
+
+
+def _check_ports(*services: tuple[str, bool, str, int]) -> None:
+    """Refuse two services at one address and port; each is a name, whether it is served, an address and a port."""
+    for (name, served, *place), (other, other_served, *other_place) in combinations(services, 2):
+        if served and other_served and place == other_place and place[1] != 0:
+            raise ServerError(
+                f"The server cannot listen to {name} requests and {other} requests at the same address and port "
+                f"{place[0]}:{place[1]}"
+            )

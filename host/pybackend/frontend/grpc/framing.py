@@ -1,0 +1,119 @@
+"""Messages in the data of a stream: a flag, a length, and as many bytes, perhaps compressed."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+from pybackend.frontend.grpc.errors import CallError
+from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.limits import BodyLimits
+
+PREFIX = Struct(">BI")
+PREFIX_BYTES = PREFIX.size
+
+LARGEST_MESSAGE_BYTES = 2**31 - 1
+
+_JOINED_BYTES = 4096
+_PART_BYTES = 64 * 1024
+"""Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes."""
+
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+ENCODINGS = frozenset({b"identity", *_WINDOW_BITS})
+ACCEPTED = b"identity, deflate, gzip"
+
+
+class MessageReader:
+    """Cuts the data of one stream into messages.
+
+    Args:
+        encoding: value of ``grpc-encoding``: one of :data:`ENCODINGS`.
+        limits: bound of decompressed messages.
+
+    Attributes:
+        held_bytes: bytes that were fed and not yet returned.
+    """
+
+    __slots__ = ("_at", "_encoding", "_head", "_limits", "_parts", "held_bytes")
+
+    def __init__(self, encoding: bytes, limits: BodyLimits) -> None:
+        self._encoding = encoding
+        self._limits = limits
+        self._head: bytes | memoryview | bytearray = b""
+        self._at = 0
+        self._parts: list[bytes | memoryview | bytearray] = []
+        self.held_bytes = 0
+
+    def feed(self, payload: bytes | memoryview) -> None:
+        """Take the next bytes; they must not change."""
+        self.held_bytes += len(payload)
+        if len(payload) >= _JOINED_BYTES or not self._parts:
+            self._parts.append(payload)
+            return
+        last = self._parts[-1]
+        if type(last) is bytearray and len(last) < _PART_BYTES:
+            last += payload
+        else:
+            self._parts.append(bytearray(payload))
+
+    def next(self) -> bytes | None:
+        """The next message, decompressed; None if it is not complete.
+
+        Raises:
+            CallError: the message is too large, or cannot be decompressed.
+        """
+        if self.held_bytes < PREFIX_BYTES:
+            return None
+        if len(self._head) - self._at < PREFIX_BYTES:
+            self._join()
+        flag, size = PREFIX.unpack_from(self._head, self._at)
+        if size > LARGEST_MESSAGE_BYTES:
+            raise CallError(
+                GrpcStatus.RESOURCE_EXHAUSTED,
+                f"a message of {size} bytes exceeds the largest possible one of {LARGEST_MESSAGE_BYTES} bytes",
+            )
+        if self.held_bytes < PREFIX_BYTES + size:
+            return None
+        if len(self._head) - self._at < PREFIX_BYTES + size:
+            self._join()
+        begin = self._at + PREFIX_BYTES
+        self._at = begin + size
+        self.held_bytes -= PREFIX_BYTES + size
+        message = self._head[begin : self._at]
+        if not self.held_bytes:
+            self._head, self._at = b"", 0
+        return self._decompressed(message) if flag else bytes(message)
+
+    def _join(self) -> None:
+        """Make one piece of all: called only when a whole message, or its prefix, has arrived."""
+        if self._at == len(self._head) and len(self._parts) == 1:
+            self._head = self._parts.pop()
+        else:
+            rest = memoryview(self._head)[self._at :]
+            self._head = b"".join((rest, *self._parts))
+            self._parts = []
+        self._at = 0
+
+    def _decompressed(self, message: bytes | memoryview | bytearray) -> bytes:
+        bits = _WINDOW_BITS.get(self._encoding)
+        if bits is None:
+            raise CallError(
+                GrpcStatus.INTERNAL, "a message is marked as compressed, and the call has no grpc-encoding for it"
+            )
+        most = self._limits.max_input_size_bytes
+        decoder = zlib.decompressobj(bits)
+        try:
+            data = decoder.decompress(message, most + 1)
+        except zlib.error as error:
+            raise CallError(
+                GrpcStatus.INTERNAL, f"a message cannot be decompressed as {self._encoding.decode()}: {error}"
+            ) from None
+        self._limits.check_decompressed(len(data))
+        if not decoder.eof or decoder.unused_data:
+            raise CallError(GrpcStatus.INTERNAL, "a compressed message has not the length that its compression says")
+        return data
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its prefix."""
+    return PREFIX.pack(0, len(message)) + message

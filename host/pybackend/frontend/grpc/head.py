@@ -1,0 +1,51 @@
+"""The head of a call: its method, encoding, deadline and metadata, read once for each distinct head."""
+
+from __future__ import annotations
+
+import re
+
+from pybackend.frontend.grpc.errors import CallError, trailers_only
+from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
+from pybackend.http2 import HeaderBlock, RequestHead
+from pybackend.protocol.grpc_status import GrpcStatus
+
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class CallHead:
+    """A call's head.
+
+    Attributes:
+        path: ``/package.Service/Method``.
+        encoding: how the client compresses messages.
+        timeout_s: the client's deadline, from the call's beginning; None if it has none.
+        metadata: the other fields, by name; of repeated ones, the last.
+        refusal: the answer to a call that cannot be served; None if it can.
+    """
+
+    __slots__ = ("encoding", "metadata", "path", "refusal", "timeout_s")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.path = head.path.decode("latin-1")
+        self.metadata = dict(head.fields)
+        self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
+        self.timeout_s: float | None = None
+        self.refusal: HeaderBlock | None = None
+        if self.encoding not in ENCODINGS:
+            text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
+            self.refusal = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
+        try:
+            self.timeout_s = _timeout(self.metadata.get(b"grpc-timeout"))
+        except CallError as error:
+            self.refusal = trailers_only(error.status, error.message)
+
+
+def _timeout(value: bytes | None) -> float | None:
+    if value is None:
+        return None
+    found = _TIMEOUT.match(value)
+    if found is None:
+        text = f"grpc-timeout {value.decode('latin-1')!r} is no time: write up to 8 digits and one of H, M, S, m, u, n"
+        raise CallError(GrpcStatus.INTERNAL, text)
+    return int(found[1]) * _SECONDS[found[2]]

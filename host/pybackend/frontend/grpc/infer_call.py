@@ -1,0 +1,100 @@
+"""``ModelInfer``: one request, one response."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pybackend.engine.admission import Sender
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.head import CallHead
+from pybackend.http2 import Stream
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.protocol.grpc_message import split_message
+from pybackend.protocol.grpc_request import decode_message
+from pybackend.protocol.grpc_response import encode_message
+from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.infer_plan import OutputFormat
+
+if TYPE_CHECKING:
+    from pybackend.frontend.grpc.connection import GrpcConnection
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "grpc"
+
+
+def _refuse_stream(_model_name: str) -> InferenceError:
+    return InferenceError(
+        "ModelInfer RPC doesn't support models with decoupled transaction policy: use ModelStreamInfer",
+        ErrorCode.UNSUPPORTED,
+    )
+
+
+_SENDER = Sender(PROTOCOL, refuse_stream=_refuse_stream)
+
+
+class InferCall(Call):
+    """A call of ``ModelInfer``."""
+
+    __slots__ = ("_format", "_pending")
+
+    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead) -> None:
+        super().__init__(connection, stream, head)
+        self._pending: PendingRequest | None = None
+        self._format: OutputFormat | None = None
+
+    def on_message(self, message: bytes) -> None:
+        """Submit the request."""
+        if self._format is not None:
+            raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
+        frontend = self.connection.frontend
+        name = ""
+        try:
+            parts = split_message(message, frontend.limits)
+            name = parts.model_name
+            admission = frontend.engine.open(name, parts.model_version, _SENDER)
+            signature = admission.signature
+            plan = decode_message(
+                parts, signature, admission.model_version, frontend.limits, frontend.plans.of(signature)
+            )
+            self._format = plan.output_format
+            self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+        except InferenceError as error:
+            frontend.engine.refusals.add_error(PROTOCOL, name, error, self.connection.address)
+            raise
+
+    def on_half_close(self) -> None:
+        """The client has sent all of it."""
+        if self._format is None:
+            raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is none")
+
+    def on_cancelled(self) -> None:
+        """Cancel the request."""
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def _on_response(self, response: InferenceResponse) -> None:
+        self._pending = None
+        if self.is_over:
+            response.release()
+            return
+        self.connection.flush_soon()
+        if response.error is not None:
+            self.fail(CallError.of(response.error))
+            return
+        assert self._format is not None
+        try:
+            encoded = encode_message(response, self._format)
+        except InferenceError as error:
+            response.release()
+            self.fail(CallError.of(error))
+        except Exception:  # the client gets an answer, whatever the model's outputs do to the encoder
+            log.exception("A response of model '%s' cannot be encoded", response.model_name)
+            response.release()
+            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+        else:
+            self.answer(encoded, response)

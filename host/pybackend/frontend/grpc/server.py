@@ -1,0 +1,64 @@
+"""The gRPC port: listening, its connections, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from pybackend.frontend.door import Door
+from pybackend.frontend.grpc.connection import GrpcConnection
+from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.listening import BACKLOG
+from pybackend.observability.unexpected import repeat
+
+
+class GrpcServer:
+    """A port.
+
+    Args:
+        frontend: state shared by its connections.
+    """
+
+    def __init__(self, frontend: GrpcFrontend) -> None:
+        self._frontend = frontend
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept connections on a bound socket."""
+        loop = asyncio.get_running_loop()
+        self._ticking = loop.create_task(repeat(1, self._tick))
+        self._server = await loop.create_server(
+            lambda: Door(lambda: GrpcConnection(self._frontend, loop), b""), sock=sock, backlog=BACKLOG
+        )
+
+    def _tick(self) -> None:
+        """The one timer of all connections."""
+        self._frontend.seconds += 1
+        for connection in list(self._frontend.connections):
+            connection.check_progress()
+
+    def stop_listening(self) -> None:
+        """Refuse new connections and new calls; connections close after their last call."""
+        if self._server is not None:
+            self._server.close()
+        self._frontend.closing = True
+        for connection in list(self._frontend.connections):
+            connection.shut_down()
+
+    async def stop(self, deadline_s: float) -> bool:
+        """Wait for connections until a deadline of the loop's clock, then abort them; True if none was left."""
+        self.stop_listening()
+        frontend = self._frontend
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while frontend.connections:
+                    frontend.ended.clear()
+                    await frontend.ended.wait()
+        cut = list(frontend.connections)
+        for connection in cut:
+            connection.abort()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        return not cut

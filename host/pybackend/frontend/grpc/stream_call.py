@@ -1,0 +1,191 @@
+"""``ModelStreamInfer``: any number of requests, and any number of responses to each."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pybackend.engine.admission import Sender
+from pybackend.errors import InferenceError
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.infer_call import PROTOCOL
+from pybackend.http2 import Stream
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.protocol.grpc_message import split_message
+from pybackend.protocol.grpc_request import decode_message
+from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
+from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
+
+if TYPE_CHECKING:
+    from pybackend.frontend.grpc.connection import GrpcConnection
+
+log = logging.getLogger(__name__)
+
+MOST_OPEN_REQUESTS = 1024
+"""Of one stream; further messages wait, and in the end the client."""
+
+MOST_UNREAD_BYTES = 256 * 1024
+"""Of responses that the client has not taken; then its models wait."""
+
+_SENDER = Sender(PROTOCOL)
+
+_STATUS_ON_ERROR = b"triton_grpc_error"
+
+
+class _Request:
+    """A request of the stream that has not received its last response.
+
+    Attributes:
+        pending: the handle to cancel, pause and resume it; None before it is accepted, and if it was refused.
+        ordered: its response waits for those of earlier requests.
+        response: the response that waits; a finished message if the request was refused.
+    """
+
+    __slots__ = ("format", "ordered", "pending", "response", "wants_empty_final")
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.pending: PendingRequest | None = None
+        self.format: OutputFormat = ALL_BINARY
+        self.ordered = ordered
+        self.wants_empty_final = False
+        self.response: InferenceResponse | bytes | None = None
+
+
+class StreamInferCall(Call):
+    """A call of ``ModelStreamInfer``.
+
+    Responses of models that are not decoupled come in the order of the requests, those of decoupled models as they are
+    produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the call.
+    """
+
+    __slots__ = ("_in_order", "_open", "_status_on_error")
+
+    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead) -> None:
+        super().__init__(connection, stream, head)
+        self._open: set[_Request] = set()
+        self._in_order: deque[_Request] = deque()
+        self._status_on_error = head.metadata.get(_STATUS_ON_ERROR) == b"true"
+
+    # Requests
+
+    def accepts_messages(self) -> bool:
+        """False while too many requests are open, or too many responses unread."""
+        return len(self._open) < MOST_OPEN_REQUESTS and self.stream.waiting_bytes <= MOST_UNREAD_BYTES
+
+    def on_message(self, message: bytes) -> None:
+        """Submit a request."""
+        frontend = self.connection.frontend
+        name = request_id = ""
+        request = _Request(ordered=True)
+        try:
+            parts = split_message(message, frontend.limits)
+            name, request_id = parts.model_name, parts.id
+            admission = frontend.engine.open(name, parts.model_version, _SENDER)
+            signature = admission.signature
+            plan = decode_message(
+                parts, signature, admission.model_version, frontend.limits, frontend.plans.of(signature)
+            )
+            request.ordered = not admission.is_decoupled
+            request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
+            request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
+        except InferenceError as error:
+            frontend.engine.refusals.add_error(PROTOCOL, name, error, self.connection.address)
+            request.ordered, request.response = True, encode_stream_error(error, request_id)
+        self._open.add(request)
+        if request.ordered:
+            self._in_order.append(request)
+            self._send_in_order()
+
+    def on_half_close(self) -> None:
+        """The client sends no further requests."""
+        self._finish_if_done()
+
+    def on_cancelled(self) -> None:
+        """Cancel all requests."""
+        in_order, self._in_order = self._in_order, deque()
+        requests, self._open = self._open, set()
+        for request in in_order:
+            if isinstance(request.response, InferenceResponse):
+                request.response.release()
+        for request in requests:
+            if request.pending is not None:
+                request.pending.cancel()
+
+    # Responses
+
+    def _on_response(self, request: _Request, response: InferenceResponse) -> None:
+        if self.is_over:
+            response.release()
+            return
+        self.connection.flush_soon()
+        if not request.ordered:
+            self._send_response(request, response)
+            if response.final and not self.is_over:
+                self._close(request)
+        elif response.final:
+            request.response = response
+            self._send_in_order()
+        else:  # models that are not decoupled have one response
+            response.release()
+
+    def _send_in_order(self) -> None:
+        while self._in_order and self._in_order[0].response is not None:
+            request = self._in_order.popleft()
+            response, request.response = request.response, None
+            if isinstance(response, InferenceResponse):
+                self._send_response(request, response)
+            elif response is not None:
+                self.send(response)
+            if self.is_over:
+                return
+            self._close(request)
+
+    def _send_response(self, request: _Request, response: InferenceResponse) -> None:
+        if response.error is not None:
+            self._send_error(response.error, response)
+            return
+        if response.empty and not request.wants_empty_final:
+            response.release()
+            return
+        try:
+            encoded = encode_stream_message(response, request.format)
+        except InferenceError as error:
+            self._send_error(error, response)
+            return
+        self.send_encoded(encoded, response)
+        if self.stream.waiting_bytes > MOST_UNREAD_BYTES:
+            for each in self._open:
+                if each.pending is not None:
+                    each.pending.pause()
+
+    def _send_error(self, error: InferenceError, response: InferenceResponse) -> None:
+        message = encode_stream_error(error, response.id, response)
+        response.release()
+        if self._status_on_error:
+            self.on_cancelled()
+            self.fail(CallError.of(error))
+        else:
+            self.send(message)
+
+    def on_writable(self) -> None:
+        """The client has taken everything: models and messages go on."""
+        for request in self._open:
+            if request.pending is not None:
+                request.pending.resume()
+        self.go_on()
+
+    def _close(self, request: _Request) -> None:
+        was_full = len(self._open) >= MOST_OPEN_REQUESTS
+        self._open.discard(request)
+        if was_full:
+            self.connection.loop.call_soon(self.go_on)
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if self.half_closed and not self._open and not self.held_bytes and not self.is_over:
+            self.finish()

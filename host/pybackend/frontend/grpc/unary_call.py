@@ -1,0 +1,102 @@
+"""Calls of methods other than inference: a function answers each message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from pybackend.errors import InferenceError
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.head import CallHead
+from pybackend.http2 import Stream
+from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.schema.messages import message_class
+
+if TYPE_CHECKING:
+    from pybackend.frontend.grpc.connection import GrpcConnection
+
+log = logging.getLogger(__name__)
+
+
+class Method:
+    """A method that is answered by a coroutine.
+
+    Args:
+        request: full name of the request's message.
+        answer: makes the response's message of the request's.
+        streams: the method takes and gives any number of messages.
+    """
+
+    def __init__(self, request: str, answer: Callable[[Any], Awaitable[Any]], *, streams: bool = False) -> None:
+        self._request = request
+        self.answer = answer
+        self.streams = streams
+
+    def read(self, message: bytes) -> Any:
+        """The request's message.
+
+        Raises:
+            CallError: the bytes are no such message.
+        """
+        try:
+            return message_class(self._request).FromString(message)
+        except (DecodeError, UnicodeDecodeError) as error:
+            text = f"the request cannot be read as a {self._request} message: {error}"
+            raise CallError(GrpcStatus.INTERNAL, text) from None
+
+
+class MethodCall(Call):
+    """A call of a :class:`Method`."""
+
+    __slots__ = ("_count", "_method", "_task")
+
+    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead, method: Method) -> None:
+        super().__init__(connection, stream, head)
+        self._method = method
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def accepts_messages(self) -> bool:
+        """Messages are answered one after the other."""
+        return self._task is None
+
+    def on_message(self, message: bytes) -> None:
+        """Answer a message."""
+        self._count += 1
+        if self._count > 1 and not self._method.streams:
+            raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
+        self._task = self.connection.loop.create_task(self._answer(self._method.read(message)))
+
+    def on_half_close(self) -> None:
+        """The client sends no further messages."""
+        if self._method.streams:
+            self.finish()
+        elif not self._count:
+            raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is none")
+
+    def on_cancelled(self) -> None:
+        """Stop working."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self, request: Any) -> None:
+        try:
+            answer = (await self._method.answer(request)).SerializeToString()
+        except InferenceError as error:
+            self.fail(CallError.of(error))
+        except CallError as error:
+            self.fail(error)
+        except Exception:  # the client gets an answer
+            log.exception("A gRPC call to %s failed", self.head.path)
+            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+        else:
+            if not self.is_over:
+                self.send(answer) if self._method.streams else self.reply(answer)
+        self._task = None
+        self.connection.flush_soon()
+        self.go_on()
