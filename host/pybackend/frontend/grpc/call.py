@@ -4,21 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, CallError, trailers, trailers_only
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader
+from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import ErrorCode, Fields, HeaderBlock, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import EncodedMessage
 from pybackend.protocol.grpc_status import GrpcStatus
 
-if TYPE_CHECKING:
-    from pybackend.frontend.grpc.connection import GrpcConnection
-
 log = logging.getLogger(__name__)
+
+
+class CallConnection(Protocol):
+    """A connection, as its calls see it.
+
+    Attributes:
+        frontend: state shared by all connections.
+        loop: the event loop.
+        address: the client's, for logs.
+    """
+
+    frontend: GrpcFrontend
+    loop: asyncio.AbstractEventLoop
+    address: str
+
+    def flush_soon(self) -> None:
+        """Write what was sent at the end of this loop turn."""
+
+    def when_written(self, release: Callable[[], None]) -> None:
+        """Call this once the transport holds no views of memory that it has been given."""
+
+    def keep(self, call: Call, held_bytes: int) -> int:
+        """Count the bytes of an incomplete message; returns how many of them were not counted before.
+
+        Raises:
+            InferenceError: UNAVAILABLE; the server's limit is reached.
+        """
+
+    def unkeep(self, call: Call, message_bytes: int) -> int:
+        """Stop counting a message; returns how many of its bytes have not been given back to the client."""
+
+    def call_ended(self, call: Call, held_bytes: int) -> None:
+        """Forget a call's bytes, and give the client back those that were not."""
 
 
 class Call:
@@ -34,7 +66,7 @@ class Call:
 
     __slots__ = ("_reader", "_timer", "_unreleased", "connection", "half_closed", "head", "is_over", "stream")
 
-    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         self.connection = connection
         self.stream = stream
         self.head = head

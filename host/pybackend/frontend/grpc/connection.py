@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import http_error
+from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
 from pybackend.http2 import Config, ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
-
-if TYPE_CHECKING:
-    from pybackend.frontend.grpc.frontend import GrpcFrontend
 
 log = logging.getLogger(__name__)
 
 CONFIG = Config(max_frame_bytes=1024 * 1024, stream_window_bytes=4 * 1024 * 1024)
 """Large frames and windows, so that a large tensor is not a thousand frames."""
+
+MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 
 _FREE_BYTES = 64 * 1024
 """Bytes of incomplete messages that every connection may have without being counted."""
@@ -33,6 +33,7 @@ class GrpcConnection(asyncio.Protocol):
 
     Args:
         frontend: state shared by all connections.
+        make_call: makes the object that answers a call.
         loop: the event loop.
 
     Attributes:
@@ -40,8 +41,9 @@ class GrpcConnection(asyncio.Protocol):
         pace: the client's transfer rate.
     """
 
-    def __init__(self, frontend: GrpcFrontend, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
         self.frontend = frontend
+        self._make_call = make_call
         self.loop = loop
         self.address = ""
         self.pace = Pace()
@@ -142,7 +144,7 @@ class GrpcConnection(asyncio.Protocol):
         if call_head is None:
             call_head = head.memo = CallHead(head)
         assert isinstance(call_head, CallHead)
-        call = self.frontend.make_call(self, stream, call_head)
+        call = self._make_call(self, stream, call_head)
         content_type = call_head.metadata.get(b"content-type", b"")
         if head.method != b"POST" or not content_type.startswith(b"application/grpc"):
             call.refuse(_WRONG_METHOD if head.method != b"POST" else _NOT_A_CALL)

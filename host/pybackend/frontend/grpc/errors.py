@@ -48,9 +48,6 @@ def trailers_only(status: GrpcStatus, message: str = "", *more: tuple[bytes, byt
     return HeaderBlock([_OK, _CONTENT_TYPE, *_fields(status, message), *more])
 
 
-OK_TRAILERS = trailers(GrpcStatus.OK)
-
-
 def http_error(status: int) -> HeaderBlock:
     """The answer to a request that is no gRPC call."""
     return HeaderBlock([(b":status", b"%d" % status), (b"content-length", b"0")])
@@ -73,3 +70,7 @@ def _percent_encoded(message: str) -> bytes:
         b"%c" % byte if byte in _PLAIN and (byte != _SPACE or 0 < at < last) else b"%%%02X" % byte
         for at, byte in enumerate(text)
     )
+
+
+OK_TRAILERS = trailers(GrpcStatus.OK)
+"""The end of a successful call."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from pybackend.engine.admission import Sender
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
@@ -19,12 +19,7 @@ from pybackend.protocol.grpc_response import encode_message
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.protocol.infer_plan import OutputFormat
 
-if TYPE_CHECKING:
-    from pybackend.frontend.grpc.connection import GrpcConnection
-
 log = logging.getLogger(__name__)
-
-PROTOCOL = "grpc"
 
 
 def _refuse_stream(_model_name: str) -> InferenceError:
@@ -42,7 +37,7 @@ class InferCall(Call):
 
     __slots__ = ("_format", "_pending")
 
-    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         self._pending: PendingRequest | None = None
         self._format: OutputFormat | None = None

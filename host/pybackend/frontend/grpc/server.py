@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from pybackend.frontend.door import Door
 from pybackend.frontend.grpc.connection import GrpcConnection
+from pybackend.frontend.grpc.dispatch import Dispatch
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.listening import BACKLOG
 from pybackend.observability.unexpected import repeat
@@ -28,9 +29,10 @@ class GrpcServer:
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket."""
         loop = asyncio.get_running_loop()
+        make_call = Dispatch(self._frontend.engine)
         self._ticking = loop.create_task(repeat(1, self._tick))
         self._server = await loop.create_server(
-            lambda: Door(lambda: GrpcConnection(self._frontend, loop), b""), sock=sock, backlog=BACKLOG
+            lambda: Door(lambda: GrpcConnection(self._frontend, make_call, loop), b""), sock=sock, backlog=BACKLOG
         )
 
     def _tick(self) -> None:
@@ -43,7 +45,6 @@ class GrpcServer:
         """Refuse new connections and new calls; connections close after their last call."""
         if self._server is not None:
             self._server.close()
-        self._frontend.closing = True
         for connection in list(self._frontend.connections):
             connection.shut_down()
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pybackend.engine.admission import Sender
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.infer_call import PROTOCOL
 from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -20,9 +19,6 @@ from pybackend.protocol.grpc_message import split_message
 from pybackend.protocol.grpc_request import decode_message
 from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
-
-if TYPE_CHECKING:
-    from pybackend.frontend.grpc.connection import GrpcConnection
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +61,7 @@ class StreamInferCall(Call):
 
     __slots__ = ("_in_order", "_open", "_status_on_error")
 
-    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         self._open: set[_Request] = set()
         self._in_order: deque[_Request] = deque()

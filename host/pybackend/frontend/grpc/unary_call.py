@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.schema.messages import message_class
-
-if TYPE_CHECKING:
-    from pybackend.frontend.grpc.connection import GrpcConnection
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ class MethodCall(Call):
 
     __slots__ = ("_count", "_method", "_task")
 
-    def __init__(self, connection: GrpcConnection, stream: Stream, head: CallHead, method: Method) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         super().__init__(connection, stream, head)
         self._method = method
         self._count = 0

@@ -1,0 +1,55 @@
+"""The choice of the object that answers a call, by its path."""
+
+from __future__ import annotations
+
+from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.refusals import RefusalReason
+from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.frontend import PROTOCOL
+from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.infer_call import InferCall
+from pybackend.frontend.grpc.methods import INFERENCE, methods
+from pybackend.frontend.grpc.stream_call import StreamInferCall
+from pybackend.frontend.grpc.unary_call import MethodCall
+from pybackend.http2 import Stream
+from pybackend.protocol.grpc_status import GrpcStatus
+
+_INFER = f"/{INFERENCE}/ModelInfer"
+_STREAM_INFER = f"/{INFERENCE}/ModelStreamInfer"
+
+
+class Dispatch:
+    """Makes the calls of one server."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._methods = methods(engine)
+
+    def __call__(self, connection: CallConnection, stream: Stream, head: CallHead) -> Call:
+        """The object that answers a call."""
+        path = head.path
+        if path == _INFER:
+            return InferCall(connection, stream, head)
+        if path == _STREAM_INFER:
+            return StreamInferCall(connection, stream, head)
+        method = self._methods.get(path)
+        if method is not None:
+            return MethodCall(connection, stream, head, method)
+        return UnknownCall(connection, stream, head)
+
+
+class UnknownCall(Call):
+    """A call of a method that does not exist."""
+
+    __slots__ = ()
+
+    def on_message(self, _message: bytes) -> None:
+        """Refuse it."""
+        self.on_half_close()
+
+    def on_half_close(self) -> None:
+        """Refuse it."""
+        message = f"this server has no method {self.head.path[:200]}"
+        refusals = self.connection.frontend.engine.refusals
+        refusals.add(PROTOCOL, RefusalReason.UNKNOWN_ROUTE, message, sender=self.connection.address)
+        raise CallError(GrpcStatus.UNIMPLEMENTED, message)
