@@ -90,10 +90,12 @@ def _about_file(path: str) -> str:
     known = path if os.path.lexists(path) else os.path.dirname(path)
     if not os.access(known, os.R_OK):
         return f"File permissions refuse it, not the sandbox: {user} cannot read {known}. Its owner can open it: `chmod o+r {known}`"
-    read = "Set SANDBOX_READ in the model's parameters to let it read that path"
-    if not os.access(known, os.W_OK):
-        return f"{read}. File permissions keep {user} from changing {known}, whatever the parameters say"
-    return f"{read}, SANDBOX_WRITE to let it change it"
+    if os.access(known, os.W_OK):
+        return "Set SANDBOX_READ in the model's parameters to let it read that path, SANDBOX_WRITE to let it change it"
+    return (
+        "Set SANDBOX_READ in the model's parameters to let it read that path. "
+        f"File permissions keep {user} from changing {known}, whatever the parameters say"
+    )
 
 
 def _parents(path: str) -> "Iterator[str]":

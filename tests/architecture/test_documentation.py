@@ -17,8 +17,8 @@ from pybackend.calls import model_calls, open_bytes
 from pybackend.cli.options import parse
 from pybackend.ensemble import run as ensemble_run
 from pybackend.errors import ServerError
-from pybackend.frontend import descriptor_reserve
-from pybackend.frontend.http import chunked_end, infer_body, infer_protocol, pace, serial_protocol
+from pybackend.frontend import descriptor_reserve, pace
+from pybackend.frontend.http import chunked_end, infer_body, infer_protocol, serial_protocol
 from pybackend.inference import copying
 from pybackend.instance import backoff, prefetch, readiness, session
 from pybackend.ipc import channel, stub_messages

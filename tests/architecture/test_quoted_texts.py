@@ -47,17 +47,32 @@ FROM_PYTHON = (
     "SyntaxError: ",
     "has no attribute 'TritonPythonModel'",
     "AttributeError: 'NoneType' object has no attribute 'as_numpy'",
+    "Fatal Python error: ",
+    '  File \\"/models/',
 )
 """Quotes that are CPython's."""
 
 FROM_SYSTEM = frozenset(
-    {"ValueError", "Permission denied", "No module named", "No such file or directory", "Address already in use"}
+    {
+        "ValueError",
+        "no weights",
+        "Permission denied",
+        "No module named",
+        "No such file or directory",
+        "Address already in use",
+    }
 )
-"""Pieces that come from CPython or the C library, in texts of ours."""
+"""Pieces that come from CPython, the C library or a model, in texts of ours."""
 
 
-FROM_MODELS = frozenset({"loading the weights", "no tokenizer found, using the default one"})
-"""Log lines of models in examples."""
+FROM_MODELS = frozenset(
+    {
+        "loading the weights",
+        "no tokenizer found, using the default one",
+        "... and 812 more like it in the last second; last request id 'client-819': ValueError: no weights",
+    }
+)
+"""Log lines of models in examples, and one that is put together from parts."""
 
 
 @cache

@@ -35,7 +35,7 @@ async def examine(settings: Settings) -> list[Finding]:
 
 async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     """Check what the settings name; returns the findings and the number of processes that models would have."""
-    findings = list(ports.examine(settings.http))
+    findings = list(ports.examine(settings.http, settings.grpc))
     try:
         scan = scan_repositories(settings.repositories)
     except ServerError as error:

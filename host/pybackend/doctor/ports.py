@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from pybackend.doctor.finding import Finding, fail, ok
 from pybackend.errors import ServerError
-from pybackend.frontend.http.server import address_of, bind
-from pybackend.settings import HttpSettings
+from pybackend.frontend.listening import address_of, bind
+from pybackend.settings import GrpcSettings, HttpSettings
 
 
-def examine(settings: HttpSettings) -> Iterator[Finding]:
+def examine(http: HttpSettings, grpc: GrpcSettings) -> Iterator[Finding]:
     """Check each port that the server would open."""
-    if settings.enabled:
-        yield _examined(settings.address, settings.port, "HTTP")
-    if settings.metrics_enabled:
-        yield _examined(settings.metrics_address, settings.metrics_port, "Metrics")
+    if http.enabled:
+        yield _examined(http.address, http.port, "HTTP")
+    if grpc.enabled:
+        yield _examined(grpc.address, grpc.port, "GRPC")
+    if http.metrics_enabled:
+        yield _examined(http.metrics_address, http.metrics_port, "Metrics")
 
 
 def _examined(address: str, port: int, service: str) -> Finding:

@@ -70,8 +70,8 @@ class StartReport:
         """The count of ready models and every failure with its reason: in one line, or in a line each if several."""
         versions = Counter(row.name for row in self._rows)
         ready = len(versions.keys() - {row.name for row in self._failures})
-        models = "model is" if len(versions) == 1 else "models are"
-        counted = f"{ready} of {len(versions)} {models} ready in {self._took_s:.1f} s"
+        models = "model is ready in" if len(versions) == 1 else "models are ready in"
+        counted = f"{ready} of {len(versions)} {models} {self._took_s:.1f} s"
         subjects = [
             f"{row.name} version {row.version}" if versions[row.name] > 1 else row.name for row in self._failures
         ]

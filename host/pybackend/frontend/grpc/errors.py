@@ -15,7 +15,7 @@ HEAD = HeaderBlock([_OK, _CONTENT_TYPE])
 """The head of every answer with messages."""
 
 LONGEST_MESSAGE_BYTES = 2048
-"""Of a status message; with every byte as ``%XX`` it fits the 8 KB of trailers that clients accept."""
+"""The longest status message. With every byte as ``%XX`` it fits the 8 KB of trailers that clients accept."""
 
 _SPACE = 0x20
 
