@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind
 from pybackend.frontend.metrics import MetricsApp
+from pybackend.frontend.tls import tls_context
 from pybackend.model.host_settings import make_host
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.launcher import StubLauncher
@@ -54,11 +56,13 @@ Visitor = Callable[[str], int]
 
 @dataclass
 class _Sockets:
-    """The bound ports; None for a service that is switched off."""
+    """The bound ports, and what makes them secure; None for a service that is switched off, and for a plain port."""
 
     http: socket.socket | None = None
     grpc: socket.socket | None = None
     metrics: socket.socket | None = None
+    http_tls: ssl.SSLContext | None = None
+    grpc_tls: ssl.SSLContext | None = None
 
 
 class Server:
@@ -150,7 +154,9 @@ class Server:
 
     def _bind(self) -> _Sockets:
         http, grpc = self._settings.http, self._settings.grpc
-        sockets = _Sockets()
+        sockets = _Sockets(
+            http_tls=tls_context(http.tls, "http", "http/1.1"), grpc_tls=tls_context(grpc.tls, "grpc", "h2")
+        )
         try:
             if http.enabled:
                 sockets.http = bind(http.address, http.port, "HTTP")
@@ -170,11 +176,11 @@ class Server:
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
             self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits, self._kept))
-            await self._http.start(sockets.http)
+            await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:
             self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept))
-            await self._grpc.start(sockets.grpc)
+            await self._grpc.start(sockets.grpc, sockets.grpc_tls)
             log.info("Started GRPCInferenceService at %s", address_of(sockets.grpc))
         if sockets.metrics is not None:
             metrics = MetricsApp(self._repository, self._engine.refusals, self._services.metrics, self._cache)

@@ -39,6 +39,23 @@ def quarter_of_memory_bytes() -> int:
 
 
 @dataclass(frozen=True)
+class TlsSettings:
+    """The certificates of a port.
+
+    Attributes:
+        certificate: PEM file with the server's certificate, and those that lead to a known one.
+        key: PEM file with its private key.
+        root: PEM file with the certificates that sign those of clients; None for the system's.
+        mutual: clients must present a certificate.
+    """
+
+    certificate: Path
+    key: Path
+    root: Path | None = None
+    mutual: bool = False
+
+
+@dataclass(frozen=True)
 class HttpSettings:
     """The inference endpoint and the metrics endpoint.
 
@@ -48,6 +65,7 @@ class HttpSettings:
         port: port to bind; 0 takes a free one.
         max_input_size_bytes: limit on JSON, raw and decompressed bodies.
         memory_limit_bytes: limit on buffered bytes of arriving bodies and of unread responses.
+        tls: certificates of the HTTP port; None for plain HTTP.
         metrics_enabled: False serves no metrics.
         metrics_address: address of the metrics port.
         metrics_port: port for ``/metrics``; 0 takes a free one.
@@ -58,6 +76,7 @@ class HttpSettings:
     port: int = 8000
     max_input_size_bytes: int = DEFAULT_MAX_INPUT_SIZE_BYTES
     memory_limit_bytes: int = field(default_factory=quarter_of_memory_bytes)
+    tls: TlsSettings | None = None
     metrics_enabled: bool = True
     metrics_address: str = "0.0.0.0"  # noqa: S104  likewise
     metrics_port: int = 8002
@@ -71,11 +90,13 @@ class GrpcSettings:
         enabled: False serves no gRPC.
         address: address to bind.
         port: port to bind; 0 takes a free one.
+        tls: its certificates; None for a plain port.
     """
 
     enabled: bool = True
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8001
+    tls: TlsSettings | None = None
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 from itertools import combinations
+from pathlib import Path
 
 from pybackend.cli.flag_values import add_switch, integer
 from pybackend.errors import ServerError
-from pybackend.settings import DEFAULT_MAX_INPUT_SIZE_BYTES, GrpcSettings, HttpSettings, quarter_of_memory_bytes
+from pybackend.settings import (
+    DEFAULT_MAX_INPUT_SIZE_BYTES,
+    GrpcSettings,
+    HttpSettings,
+    TlsSettings,
+    quarter_of_memory_bytes,
+)
 
 
 def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
@@ -31,12 +38,38 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
     )
+    _add_tls(group, "http")
     add_switch(group, "--allow-grpc", default=True, text="serve gRPC")
     group.add_argument("--grpc-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
     group.add_argument("--grpc-port", type=port, default=8001, metavar="PORT", help="0 takes a free port [8001]")  # type: ignore[arg-type]
+    _add_tls(group, "grpc")
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+
+
+def _add_tls(group: argparse._ArgumentGroup, service: str) -> None:
+    add_switch(group, f"--{service}-use-ssl", default=False, text="accept TLS connections only")
+    add_switch(group, f"--{service}-use-ssl-mutual", default=False, text="the same, and clients need a certificate")
+    for name, text in (
+        ("server-cert", "PEM file with the server's certificate"),
+        ("server-key", "PEM file with the private key of the certificate"),
+        ("root-cert", "PEM file with the certificates that sign those of clients [the system's]"),
+    ):
+        group.add_argument(f"--{service}-{name}", type=Path, default=None, metavar="FILE", help=text)
+
+
+def _tls_settings(given: argparse.Namespace, service: str) -> TlsSettings | None:
+    values = vars(given)
+    certificate, key, root = (values[f"{service}_{name}"] for name in ("server_cert", "server_key", "root_cert"))
+    mutual = values[f"{service}_use_ssl_mutual"]
+    if not (mutual or values[f"{service}_use_ssl"]):
+        if certificate or key or root:
+            raise ServerError(f"Error: certificates are given, but not --{service}-use-ssl, which uses them.")
+        return None
+    if certificate is None or key is None:
+        raise ServerError(f"Error: --{service}-use-ssl needs --{service}-server-cert and --{service}-server-key.")
+    return TlsSettings(certificate, key, root, mutual)
 
 
 def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSettings]:
@@ -59,11 +92,12 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         port=given.http_port,
         max_input_size_bytes=given.http_max_input_size,
         memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
+        tls=_tls_settings(given, "http"),
         metrics_enabled=given.allow_metrics,
         metrics_address=metrics_address,
         metrics_port=given.metrics_port,
     )
-    return http, GrpcSettings(given.allow_grpc, given.grpc_address, given.grpc_port)
+    return http, GrpcSettings(given.allow_grpc, given.grpc_address, given.grpc_port, _tls_settings(given, "grpc"))
 
 
 def _check_ports(*services: tuple[str, bool, str, int]) -> None:

@@ -23,8 +23,6 @@ class Door(asyncio.Protocol):
         refusal: sent to a client that is not accepted.
     """
 
-    _complained_s = -_COMPLAINT_S
-
     def __init__(self, protocol: Callable[[], asyncio.Protocol], refusal: bytes) -> None:
         self._protocol = protocol
         self._refusal = refusal
@@ -34,18 +32,23 @@ class Door(asyncio.Protocol):
         if is_reserved(transport.get_extra_info("socket").fileno()):
             transport.write(self._refusal)
             transport.close()
-            self._complain()
+            complain()
             return
         protocol = self._protocol()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
-    @staticmethod
-    def _complain() -> None:
-        now_s = time.monotonic()
-        if now_s - Door._complained_s >= _COMPLAINT_S:
-            Door._complained_s = now_s
-            log.warning(
-                "Clients use all descriptors available to them, and further connections are refused. A higher limit of "
-                "open files (ulimit -n) allows more."
-            )
+
+_complained_s = -_COMPLAINT_S
+
+
+def complain() -> None:
+    """Log, from time to time, that clients are refused."""
+    global _complained_s
+    now_s = time.monotonic()
+    if now_s - _complained_s >= _COMPLAINT_S:
+        _complained_s = now_s
+        log.warning(
+            "Clients use all descriptors available to them, and further connections are refused. A higher limit of "
+            "open files (ulimit -n) allows more."
+        )

@@ -27,11 +27,13 @@ class CallConnection(Protocol):
         frontend: state shared by all connections.
         loop: the event loop.
         address: the client's, for logs.
+        is_secure: the connection has TLS: its transport gets copies of memory that is used again.
     """
 
     frontend: GrpcFrontend
     loop: asyncio.AbstractEventLoop
     address: str
+    is_secure: bool
 
     def flush_soon(self) -> None:
         """Write what was sent at the end of this loop turn."""
@@ -186,7 +188,7 @@ class Call:
         pieces = message.pieces
         self.stream.send_data(b"".join((PREFIX.pack(0, message.nbytes), pieces[0])))
         for piece in pieces[1:]:
-            self.stream.send_data(memoryview(piece))
+            self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
         if message.borrows_memory:
             self._unreleased.append(response)
             if not self.stream.waiting_bytes:

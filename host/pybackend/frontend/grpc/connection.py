@@ -11,6 +11,7 @@ from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import http_error
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
 from pybackend.http2 import Config, ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 
@@ -39,6 +40,7 @@ class GrpcConnection(asyncio.Protocol):
     Attributes:
         address: the client's, for logs.
         pace: the client's transfer rate.
+        is_secure: the connection has TLS.
     """
 
     def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,6 +48,7 @@ class GrpcConnection(asyncio.Protocol):
         self._make_call = make_call
         self.loop = loop
         self.address = ""
+        self.is_secure = False
         self.pace = Pace()
         self._http2 = ServerConnection(self, CONFIG)
         self._flush_scheduled = False
@@ -63,8 +66,10 @@ class GrpcConnection(asyncio.Protocol):
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local socket"
-        # With marks of 0, a paused transport holds bytes and a resumed one holds none.
-        transport.set_write_buffer_limits(high=0, low=0)
+        self.is_secure = is_secure(transport)
+        if not self.is_secure:
+            # With marks of 0, a paused transport holds bytes and a resumed one holds none.
+            transport.set_write_buffer_limits(high=0, low=0)
         self.frontend.connections.add(self)
         self._flush()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from contextlib import suppress
 
-from pybackend.frontend.door import Door
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.dispatch import Dispatch
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.listening import BACKLOG
+from pybackend.frontend.listener import Listener, listen
 from pybackend.observability.unexpected import repeat
 
 
@@ -23,17 +23,15 @@ class GrpcServer:
 
     def __init__(self, frontend: GrpcFrontend) -> None:
         self._frontend = frontend
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Accept connections on a bound socket."""
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
         make_call = Dispatch(self._frontend.engine)
         self._ticking = loop.create_task(repeat(1, self._tick))
-        self._server = await loop.create_server(
-            lambda: Door(lambda: GrpcConnection(self._frontend, make_call, loop), b""), sock=sock, backlog=BACKLOG
-        )
+        self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, make_call, loop), b"", tls)
 
     def _tick(self) -> None:
         """The one timer of all connections."""
@@ -43,8 +41,8 @@ class GrpcServer:
 
     def stop_listening(self) -> None:
         """Refuse new connections and new calls; connections close after their last call."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for connection in list(self._frontend.connections):
             connection.shut_down()
 

@@ -23,6 +23,7 @@ from pybackend.frontend.http.piecewise_answer import PiecewiseAnswer
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
 from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listener import is_secure
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
@@ -369,11 +370,14 @@ class InferProtocol(SerialProtocol):
             head = _BINARY_HEAD % (encoded.json_length, encoded.body_bytes)
         if not self._keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
-        if encoded.borrows_memory or encoded.body_bytes > MAX_KEPT_BYTES:
+        if (encoded.borrows_memory or encoded.body_bytes > MAX_KEPT_BYTES) and not is_secure(self.transport):
             self._write_borrowed(head, encoded, response)
         else:
+            whole = b"".join((head, encoded.header_json, *encoded.chunks))
             response.release()
-            self.transport.write(b"".join((head, encoded.header_json, *encoded.chunks)))
+            if self._kept_bytes:
+                self.keep(0)  # from now on the transport's buffer counts
+            self.transport.write(whole)
             self.answered()
 
     def _write_borrowed(self, head: bytes, encoded: EncodedResponse, response: InferenceResponse) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -11,10 +12,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pybackend.frontend.door import Door
 from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
 from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
-from pybackend.frontend.listening import BACKLOG
+from pybackend.frontend.listener import Listener, listen
 from pybackend.observability.unexpected import repeat
 
 _BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
@@ -37,16 +37,14 @@ class HttpServer:
         self._config.load()
         self._state = ServerState()
         self._clock = shared
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Accept connections on a bound socket."""
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
         self._ticking = loop.create_task(repeat(1, self._tick))
-        self._server = await loop.create_server(
-            lambda: Door(lambda: self._connection(loop), _FULL), sock=sock, backlog=BACKLOG
-        )
+        self._listener = await listen(sock, lambda: self._connection(loop), _FULL, tls)
 
     def _connection(self, loop: asyncio.AbstractEventLoop) -> SerialProtocol:
         if isinstance(self._clock, InferFrontend):
@@ -69,8 +67,8 @@ class HttpServer:
 
     def stop_listening(self) -> None:
         """Refuse new connections and close idle ones; the others close after their current response."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         self._clock.closing = True
         for connection in self._connections():
             connection.shutdown()

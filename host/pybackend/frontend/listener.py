@@ -1,0 +1,108 @@
+"""Accepts the connections of a port, plain or secure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from pybackend.frontend.descriptor_reserve import is_reserved
+from pybackend.frontend.door import Door, complain
+from pybackend.frontend.listening import BACKLOG
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+"""A client whose TLS handshake takes longer is disconnected."""
+
+_PAUSE_S = 0.1
+"""The pause after an accept that failed, for example because there was no descriptor."""
+
+
+def is_secure(transport: asyncio.BaseTransport) -> bool:
+    """True for a connection with TLS.
+
+    Its transport keeps what it was given for an unknown time, and its count of waiting bytes includes those of TLS itself.
+    Memory with another use afterwards must therefore be copied for it.
+    """
+    return transport.get_extra_info("sslcontext") is not None
+
+
+class Listener(Protocol):
+    """A port that accepts connections."""
+
+    def close(self) -> None:
+        """Refuse new connections."""
+
+
+async def listen(
+    sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], refusal: bytes, tls: ssl.SSLContext | None
+) -> Listener:
+    """Accept connections on a bound socket.
+
+    Args:
+        sock: does not block.
+        make_protocol: makes the protocol object for an accepted connection.
+        refusal: sent to clients of a plain port that are not accepted.
+        tls: makes connections secure; None for a plain port.
+    """
+    if tls is None:
+        return await asyncio.get_running_loop().create_server(
+            lambda: Door(make_protocol, refusal), sock=sock, backlog=BACKLOG
+        )
+    return SecureListener(sock, make_protocol, tls)
+
+
+class SecureListener:
+    """A port with TLS. It accepts by itself: a server of the loop begins the handshake before anybody can refuse it.
+
+    Args:
+        sock: as for :func:`listen`.
+        make_protocol: likewise.
+        tls: likewise.
+    """
+
+    def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext) -> None:
+        self._sock = sock
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = self._loop.create_task(self._accept())
+
+    def close(self) -> None:
+        """Refuse new connections; handshakes that have begun are broken off."""
+        self._accepting.cancel()
+        for task in self._handshakes:
+            task.cancel()
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._sock)
+            except OSError:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if is_reserved(connection.fileno()):
+                connection.close()
+                complain()
+                continue
+            task = self._loop.create_task(self._secure(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _secure(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except OSError as error:  # of which TLS errors and time-outs are kinds
+            log.debug("A client is not served, because its TLS handshake failed: %s", str(error) or "it takes too long")
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise

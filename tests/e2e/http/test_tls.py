@@ -1,0 +1,161 @@
+"""TLS on the ports of HTTP and gRPC: clients that trust the server, clients with certificates, and wrong files."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import urllib.request
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+import trustme
+from tritonclient.utils import InferenceServerException
+
+from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.server import serving
+
+pytestmark = pytest.mark.e2e
+
+LARGE = np.arange(3_000_000, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Certificates of a server, a client, and of the authority that has signed both, as PEM files."""
+    place = tmp_path_factory.mktemp("certificates")
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(place / "root.pem")
+    for name, signed in (
+        ("server", authority.issue_cert("127.0.0.1", "localhost")),
+        ("client", authority.issue_cert("client@example.org")),
+        ("stranger", stranger.issue_cert("stranger@example.org")),
+    ):
+        signed.cert_chain_pems[0].write_to_path(place / f"{name}.pem")
+        signed.private_key_pem.write_to_path(place / f"{name}.key")
+    return place
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    write_model(place, "identity", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
+    return place
+
+
+def flags(files, service, *more):
+    return (
+        f"--{service}-use-ssl",
+        f"--{service}-server-cert={files / 'server.pem'}",
+        f"--{service}-server-key={files / 'server.key'}",
+        *more,
+    )
+
+
+def inputs(module, array):
+    tensor = module.InferInput("IN", list(array.shape), "FP32")
+    tensor.set_data_from_numpy(array)
+    return [tensor]
+
+
+@pytest.fixture(scope="module")
+def secure(files, repository):
+    with serving(repository, flags=(*flags(files, "http"), *flags(files, "grpc")), ready=False) as server:
+        server.wait_for("identity .*READY")
+        yield server
+
+
+@pytest.mark.spec("srv-H48")
+def test_https(secure, files):
+    trusting = ssl.create_default_context(cafile=files / "root.pem")
+    url = f"https://127.0.0.1:{secure.port}"
+    assert urllib.request.urlopen(f"{url}/v2/health/ready", context=trusting, timeout=30).status == 200
+    client = tritonclient.http.InferenceServerClient(
+        secure.url, ssl=True, ssl_context_factory=lambda: ssl.create_default_context(cafile=files / "root.pem")
+    )
+    with client:
+        for array in (np.ones(3, np.float32), LARGE, np.ones(5, np.float32)):
+            found = client.infer("identity", inputs(tritonclient.http, array)).as_numpy("OUT")
+            np.testing.assert_array_equal(found, array)
+    document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [300_000], "data": [0.5] * 300_000}]}
+    request = urllib.request.Request(f"{url}/v2/models/identity/infer", json.dumps(document).encode())
+    answer = json.load(urllib.request.urlopen(request, context=trusting, timeout=30))
+    assert len(answer["outputs"][0]["data"]) == 300_000
+
+
+@pytest.mark.spec("srv-H48")
+def test_a_client_that_does_not_trust_the_server_and_one_without_tls(secure):
+    with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection(("127.0.0.1", secure.port)) as plain:
+        ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=30) as plain:
+        plain.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not plain.recv(1000).startswith(b"HTTP")
+    assert secure.metrics()  # its port stays as it is
+
+
+def secure_client(server, files, name=None):
+    chain = (
+        {}
+        if name is None
+        else {"private_key": str(files / f"{name}.key"), "certificate_chain": str(files / f"{name}.pem")}
+    )
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    return tritonclient.grpc.InferenceServerClient(
+        server.grpc_url, ssl=True, root_certificates=str(files / "root.pem"), channel_args=options, **chain
+    )
+
+
+@pytest.mark.spec("srv-G15")
+def test_grpc_with_tls(secure, files):
+    with secure_client(secure, files) as client:
+        for array in (np.ones(3, np.float32), LARGE, np.ones(5, np.float32)):
+            found = client.infer("identity", inputs(tritonclient.grpc, array)).as_numpy("OUT")
+            np.testing.assert_array_equal(found, array)
+    with tritonclient.grpc.InferenceServerClient(secure.grpc_url) as plain, pytest.raises(InferenceServerException):
+        plain.is_server_live(client_timeout=5)
+
+
+@pytest.mark.spec("srv-G15")
+def test_clients_with_certificates(files, repository):
+    mutual = ("--grpc-use-ssl-mutual=true", f"--grpc-root-cert={files / 'root.pem'}")
+    with serving(repository, flags=flags(files, "grpc", *mutual)) as server:
+        with secure_client(server, files, "client") as client:
+            assert client.is_server_ready()
+        for name in (None, "stranger"):
+            with secure_client(server, files, name) as client, pytest.raises(InferenceServerException) as caught:
+                client.is_server_live(client_timeout=5)
+            assert caught.value.status() in {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED"}
+
+
+@pytest.mark.spec("srv-G15")
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("--grpc-use-ssl",), "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"),
+        (("--http-server-cert=server.pem",), "certificates are given, but not --http-use-ssl"),
+        (
+            ("--grpc-use-ssl", "--grpc-server-cert=absent.pem", "--grpc-server-key=server.key"),
+            "failed to start GRPC service: --grpc-server-cert absent.pem and --grpc-server-key server.key cannot be used: No",
+        ),
+        (
+            ("--http-use-ssl", "--http-server-cert=server.pem", "--http-server-key=client.key"),
+            "failed to start HTTP service: --http-server-cert server.pem and --http-server-key client.key cannot be used: ",
+        ),
+        (
+            (
+                "--grpc-use-ssl-mutual",
+                "--grpc-server-cert=server.pem",
+                "--grpc-server-key=server.key",
+                "--grpc-root-cert=x",
+            ),
+            "--grpc-root-cert x cannot be used: No such file or directory",
+        ),
+    ],
+)
+def test_wrong_files(files, repository, given, text):
+    with serving(repository, flags=given, ready=False, cwd=files) as server:
+        assert server.wait() == 1
+        assert text in server.output
+        assert "Traceback" not in server.output
