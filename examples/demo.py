@@ -138,7 +138,7 @@ class Server:
 
     def __init__(self, repository, *flags):
         self.command = [sys.executable, "-m", "pybackend", "serve", str(repository), "--http-address", "127.0.0.1"]
-        self.command += ["--http-port", "0", "--metrics-port", "0", *flags]
+        self.command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *flags]
         self.log = deque(maxlen=2000)  # the last lines that it printed
         self.addresses = {}
         self.listening = threading.Event()

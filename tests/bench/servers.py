@@ -82,7 +82,7 @@ def pybackend_launcher(name: str = PYBACKEND, options: Sequence[str] = ()) -> La
 
     @contextmanager
     def start(repository: Path) -> Iterator[RunningServer]:
-        listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
+        listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--allow-grpc", "false", "--metrics-port", "0"]
         command = [sys.executable, "-m", "pybackend", "serve", str(repository), *listening, *options]
         with _running(name, command) as server:
             yield server

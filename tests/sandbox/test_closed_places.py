@@ -191,7 +191,7 @@ def test_an_interpreter_in_a_directory_of_root(base):
         assert {name for name, outcome in found.items() if outcome == "READY"} == {"standard", "strict", "off", "host"}
         for name in ("standard", "strict"):
             assert user_of(server, name) == 0
-            reason = server.get(f"/v2/models/{name}").json["sandbox"]["not_in_force"]["uid"]
+            reason = server.get(f"/v2/models/{name}/sandbox").json["not_in_force"]["uid"]
             assert reason == (
                 f"other users cannot enter {closed}, where the server's Python lies. Install the server where all may enter, "
                 "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`. Or let it pass, "

@@ -64,8 +64,14 @@ def infer_body(inputs: Mapping[str, Input], **members: Any) -> tuple[bytes, dict
             }
         )
         blobs.append(blob)
-    parameters = {"binary_data_output": True, **members.pop("parameters", {})}
+    parameters = {"binary_data_output": True, **members.pop("parameters", {})}  # for a request that names no outputs
+    if "outputs" in members:
+        members["outputs"] = [_in_binary(output) for output in members["outputs"]]
     return binary_body({"inputs": tensors, "parameters": parameters, **members}, *blobs)
+
+
+def _in_binary(output: dict[str, Any]) -> dict[str, Any]:
+    return {**output, "parameters": {"binary_data": True, **output.get("parameters", {})}}
 
 
 def answer_of(reply: Reply) -> Answer:

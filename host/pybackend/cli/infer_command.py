@@ -130,6 +130,7 @@ def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
             "--http-address=127.0.0.1",
             "--http-port=0",
             "--allow-metrics=false",
+            "--allow-grpc=false",
             "--log-info=false",
             *flags,
         ]

@@ -138,10 +138,10 @@ def test_it_is_in_the_help():
 def test_the_page_has_a_line_for_every_row():
     page = (Path(__file__).parents[3] / "docs/operators/doctor.md").read_text()
     shown = [layer_of(line) for line in page.splitlines() if line.startswith(("ok ", "warn "))]
-    assert shown == [*LAYERS, "HTTP port", "Metrics port", "model 'resnet'"]
+    assert shown == [*LAYERS, "HTTP port", "GRPC port", "Metrics port", "model 'resnet'"]
 
 
-FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0")
+FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
 class TestRepositories:
@@ -160,7 +160,7 @@ class TestRepositories:
         assert done.stderr == ""
         assert done.stdout.splitlines()[-1] == "serve would work: 1 model on 127.0.0.1:(a free port)"
         status, found = rows(str(tmp_path), *FREE_PORTS)
-        assert (status, list(found)) == (0, [*LAYERS, "HTTP port", "Metrics port", "model 'two'"])
+        assert (status, list(found)) == (0, [*LAYERS, "HTTP port", "GRPC port", "Metrics port", "model 'two'"])
         assert found["model 'two'"] == {
             "layer": "model 'two'",
             "status": "ok",
@@ -222,7 +222,9 @@ class TestRepositories:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            status, found = rows(str(tmp_path), "--http-address=127.0.0.1", f"--http-port={port}", "--metrics-port=0")
+            status, found = rows(
+                str(tmp_path), "--http-address=127.0.0.1", f"--http-port={port}", "--grpc-port=0", "--metrics-port=0"
+            )
         assert (status, found["HTTP port"]["status"], found["Metrics port"]["status"]) == (1, "fail", "ok")
         assert f"Socket '127.0.0.1:{port}' already in use. Stop the program" in found["HTTP port"]["advice"]
         assert found["repository"]["found"] == f"no model in {tmp_path}"

@@ -138,6 +138,7 @@ def test_help_lists_every_flag(pybackend):
         "--rate-limit-resource",
         "--debug-port",
         "--debug-wait",
+        *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
     }
 
 
@@ -146,6 +147,9 @@ def test_version(pybackend):
     assert done.returncode == 0
     assert re.fullmatch(r"pybackend \d+\.\d+\.\d+\S*\n", done.stdout)
 
+
+TLS = ("use-ssl", "use-ssl-mutual", "server-cert", "server-key", "root-cert")
+"""They need each other; tests/e2e/http/test_tls.py uses them."""
 
 # Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
 FLAGS = {
@@ -167,6 +171,9 @@ FLAGS = {
     "--http-port": ("http.port", 8000, "8888", 8888),
     "--http-max-input-size": ("http.max_input_size_bytes", 67108864, "1", 1),
     "--http-memory-limit": ("http.memory_limit_bytes", None, "1048576", 1048576),
+    "--allow-grpc": ("grpc.enabled", True, "off", False),
+    "--grpc-address": ("grpc.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
+    "--grpc-port": ("grpc.port", 8001, "8888", 8888),
     "--allow-metrics": ("http.metrics_enabled", True, "0", False),
     "--metrics-address": ("http.metrics_address", "0.0.0.0", "::1", "::1"),
     "--metrics-port": ("http.metrics_port", 8002, "0", 0),

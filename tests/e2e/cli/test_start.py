@@ -25,7 +25,13 @@ pytestmark = pytest.mark.e2e
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 
-FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0")
+FREE_PORTS = (
+    "--http-address=127.0.0.1",
+    "--http-port=0",
+    "--grpc-address=127.0.0.1",
+    "--grpc-port=0",
+    "--metrics-port=0",
+)
 
 BROKEN = """
 class TritonPythonModel:
@@ -144,7 +150,9 @@ class TestRepository:
 
 class TestPorts:
     @pytest.mark.spec("srv-P03")
-    @pytest.mark.parametrize(("service", "flag"), [("HTTP", "--http-port"), ("Metrics", "--metrics-port")])
+    @pytest.mark.parametrize(
+        ("service", "flag"), [("HTTP", "--http-port"), ("GRPC", "--grpc-port"), ("Metrics", "--metrics-port")]
+    )
     def test_a_busy_port(self, pybackend, repository, service, flag):
         write_model(repository, "identity", IDENTITY, identity_config())
         with listening() as port:

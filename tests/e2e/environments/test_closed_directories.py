@@ -71,7 +71,16 @@ def test_a_closed_directory(command, place):
         "inspect below": (("-m", "pybackend", "env", "inspect", closed / "env.tar"), 1),
         "pack": (("-c", READ, closed), 2),
         "serve": (
-            ("-m", "pybackend", "serve", place / "models", "--http-port=0", "--metrics-port=0", "--sandbox=off"),
+            (
+                "-m",
+                "pybackend",
+                "serve",
+                place / "models",
+                "--http-port=0",
+                "--grpc-port=0",
+                "--metrics-port=0",
+                "--sandbox=off",
+            ),
             1,
         ),
     }[command]

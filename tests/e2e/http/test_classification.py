@@ -50,7 +50,7 @@ def server(tmp_path_factory):
 
 
 def ask(server, model, array, count, **parameters):
-    outputs = [{"name": "OUT", "parameters": {"classification": count, "binary_data": True, **parameters}}]
+    outputs = [{"name": "OUT", "parameters": {"classification": count, **parameters}}]
     return infer(server, model, {"IN": array}, outputs=outputs)
 
 
@@ -173,7 +173,7 @@ def test_too_many_elements(server):
 def test_bad_counts(server, count):
     answer = ask(server, "named", SCORES, count)
     text = "Unable to parse 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer"
-    assert answer.error == text
+    assert answer.error.startswith(text)
 
 
 def test_an_output_that_does_not_exist(server):

@@ -16,7 +16,8 @@ class TritonPythonModel:
         if args["model_version"] == "2":
             raise ValueError("version 2 is broken on purpose")
 
-    execute = None
+    def execute(self, requests):
+        return []
 """
 VERSION_TEXT = '{"error":"Model version not ready"}'
 

@@ -118,7 +118,16 @@ def test_binary_tensors_are_not_bounded_by_it(bounded, chunked):
 @pytest.mark.spec("srv-H39")
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_limit_must_be_positive(tmp_path, value):
-    command = [sys.executable, "-m", "pybackend", "serve", str(tmp_path), "--http-port=0", "--metrics-port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pybackend",
+        "serve",
+        str(tmp_path),
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+    ]
     ended = subprocess.run(
         [*command, f"--http-max-input-size={value}"], capture_output=True, text=True, timeout=30, check=False
     )

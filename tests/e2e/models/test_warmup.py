@@ -202,7 +202,7 @@ BROKEN = {
 FAILING = {
     "raise": "failed to run warmup sample 'w': ",
     "die": "failed to run warmup sample 'w': Stub process 'die_0_0' is not healthy.",
-    "refuse": "failed to run warmup sample 'w': no 0; no 1; ",
+    "refuse": "failed to run warmup sample 'w': no 0; no 1;",
 }
 
 

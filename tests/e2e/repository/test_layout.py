@@ -135,7 +135,16 @@ def test_repository_that_is_none(tmp_path, kind):
         if os.geteuid() == 0:
             pytest.skip("root may read everything")
         path.mkdir(mode=0)
-    command = [sys.executable, "-m", "pybackend", "serve", str(path), "--http-port=0", "--metrics-port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pybackend",
+        "serve",
+        str(path),
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()

@@ -49,8 +49,9 @@ def test_format_of_a_line():
 
 
 SEVERAL_LINES = """
+import sys
 from pybackend.observability.logging import LogSettings, set_up_logging, write_model_line
-set_up_logging(LogSettings())
+set_up_logging(LogSettings(), sys.stdout)
 text = 'ValueError: "no"\\nTraceback (most recent call last):\\n  File "model.py"\\nE0101 00:00:00.000000 1 x.py:1] forged\\x1b[2J\\n'
 write_model_line("m_0", 4711, 2, "/x/model.py", 5, text)
 write_model_line("m_0", 4711, 0, "/x/model.py", 6, "last")

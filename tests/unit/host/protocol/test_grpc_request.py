@@ -267,7 +267,7 @@ WRONG_INPUTS = [
     ([tensor(contents={"fp32_contents": [1]})], [], "[request id: <id_unknown>] input byte size mismatch for input 'X' for model 'm'. Expected 8, got 4"),
     ([tensor(contents={})], [], "[request id: <id_unknown>] input byte size mismatch for input 'X' for model 'm'. Expected 8, got 0"),
     ([tensor(), tensor()], [EIGHT, EIGHT], "[request id: <id_unknown>] input 'X' already exists in request"),
-    ([tensor(datatype="FLOAT")], [EIGHT], "invalid datatype for input X: it must be one of "),
+    ([tensor(datatype="FLOAT")], [EIGHT], "invalid datatype for input X: did you mean FP32? it must be one of "),
     ([tensor(shape=[1] * 65)], [EIGHT], "invalid shape for input 'X': it has 65 dimensions, at most 64 can be"),
     ([tensor(shape=[-2])], [EIGHT], "[request id: <id_unknown>] All input dimensions should be specified for input 'X' for model 'm', got [-2]"),
     ([tensor("A")], [EIGHT], "unexpected inference input 'A' for model 'm'"),
@@ -303,8 +303,8 @@ def test_regions_are_unknown(one, refusal):
 
 WRONG_OUTPUTS = [
     ([{"name": "Y"}, {"name": "Y"}], "[request id: <id_unknown>] output 'Y' already exists in request"),
-    ([{"name": "A"}], "unexpected inference output 'A' for model 'm'"),
-    ([{"name": "A", "parameters": {"classification": {"int64_param": 1}}}], "unexpected inference output 'A' for model 'm'"),
+    ([{"name": "A"}], "unexpected inference output 'A' for model 'm'. Its outputs are ['Y','Z']"),
+    ([{"name": "A", "parameters": {"classification": {"int64_param": 1}}}], "unexpected inference output 'A' for model 'm'. Its outputs are ['Y','Z']"),
     ([{"name": "Y", "parameters": {"classification": {"uint64_param": 1}}}], "invalid value type for 'classification' parameter, expected int64_param"),
     ([{"name": "Y", "parameters": {"classification": {"int64_param": 0}}}], "invalid value for 'classification' parameter, expected >= 0"),
     ([{"name": "Y", "parameters": {"classification": {"int64_param": 1}, **REGION}}], "Output can't set both 'shared_memory_region' and 'classification'"),
