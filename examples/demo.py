@@ -1,4 +1,4 @@
-"""Starts one server on the models of all examples, runs every example's client against it, and stops it.
+"""Starts one server on the models of all examples, runs every example's clients against it, and stops it.
 
     python examples/demo.py [EXAMPLE ...]
 
@@ -40,6 +40,9 @@ LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
 
 CACHE = "--cache-config=local,size=16777216"
 """For the models that enable a response cache."""
+
+SERVICES = 3
+"""The server says where it listens for HTTP, for gRPC, and for metrics."""
 
 READY_TIMEOUT_S = 150
 STOP_TIMEOUT_S = 40
@@ -105,14 +108,26 @@ def control_flags(models):
     return ["--model-control-mode=explicit", CACHE, *loads]
 
 
-def run_client(example, server):
-    """Runs one example's client; returns (whether it passed, what it printed)."""
+def find_clients(example):
+    """The example's clients: client.py calls over HTTP, client_grpc.py (where there is one) over gRPC."""
+    return sorted(example.glob("client*.py"))
+
+
+def client_flags(client, server):
+    """The flags that lead a client to this server."""
+    if client.name == "client_grpc.py":
+        return ["--url", server.addresses["GRPCInferenceService"]]
     flags = ["--url", server.url]
-    if example.name in READ_METRICS:
+    if client.parent.name in READ_METRICS:
         flags += ["--metrics", server.addresses["Metrics Service"]]
+    return flags
+
+
+def run_client(client, server):
+    """Runs one client; returns (whether it passed, what it printed)."""
     try:
         done = subprocess.run(
-            [sys.executable, str(example / "client.py"), *flags],
+            [sys.executable, str(client), *client_flags(client, server)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -124,7 +139,7 @@ def run_client(example, server):
         printed = expired.stdout or b""
         return False, f"{printed.decode(errors='replace')}no end after {CLIENT_TIMEOUT_S} s\n"
     lines = done.stdout.splitlines()
-    return done.returncode == 0 and bool(lines) and lines[-1] == f"PASS: {example.name}", done.stdout
+    return done.returncode == 0 and bool(lines) and lines[-1] == f"PASS: {client.parent.name}", done.stdout
 
 
 class Server:
@@ -134,11 +149,12 @@ class Server:
     entered when every model is ready, and left when the process has ended.
     """
 
-    LISTENS = re.compile(r"Started (HTTPService|Metrics Service) at (\S+:\d+)")
+    LISTENS = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at (\S+:\d+)")
 
     def __init__(self, repository, *flags):
-        self.command = [sys.executable, "-m", "pybackend", "serve", str(repository), "--http-address", "127.0.0.1"]
-        self.command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *flags]
+        self.command = [sys.executable, "-m", "pybackend", "serve", str(repository)]
+        self.command += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]
+        self.command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags]
         self.log = deque(maxlen=2000)  # the last lines that it printed
         self.addresses = {}
         self.listening = threading.Event()
@@ -190,14 +206,14 @@ class Server:
             found = self.LISTENS.search(line)
             if found:
                 self.addresses[found[1]] = found[2]
-                if len(self.addresses) == 2:
+                if len(self.addresses) == SERVICES:
                     self.listening.set()
         self.ended.set()
         self.listening.set()
 
     def _wait_until_ready(self, deadline):
         self.listening.wait(deadline - time.monotonic())
-        while len(self.addresses) < 2 or not self._is_ready():
+        while len(self.addresses) < SERVICES or not self._is_ready():
             # Returns at once if the server gives up; a server that loads its models is asked again.
             if self.ended.wait(0.05):
                 raise DemoError(f"the server ended before it was ready; it printed:\n{''.join(self.log)}")
@@ -242,14 +258,16 @@ def demo(names):
         started = time.monotonic()
         with Server(folder, *control_flags(models)) as server:
             seconds = time.monotonic() - started
-            print(f"Ready after {seconds:.1f} s: http://{server.url}, metrics at {server.metrics_url}")
+            grpc = server.addresses["GRPCInferenceService"]
+            print(f"Ready after {seconds:.1f} s: http://{server.url}, gRPC at {grpc}, metrics at {server.metrics_url}")
             failed = []
-            for example in examples:
-                print(f"\n--- examples/{example.name}/client.py --url {server.url}")
-                passed, printed = run_client(example, server)
+            for client in (client for example in examples for client in find_clients(example)):
+                name = f"{client.parent.name}/{client.name}"
+                print(f"\n--- examples/{name} {' '.join(client_flags(client, server))}")
+                passed, printed = run_client(client, server)
                 print(printed, end="")
                 if not passed:
-                    failed.append(example.name)
+                    failed.append(name)
             print("\nStopping the server with SIGTERM ...", end=" ", flush=True)
         status = server.process.returncode
         print(f"it ended with status {status}.")

@@ -205,9 +205,11 @@ def test_client_of_the_readme_runs(documented, capsys):
 def test_clients_of_getting_started_run(documented, capsys):
     page = (ROOT / "docs" / "getting-started.md").read_text()
     blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for code in blocks:
-        exec(compile(textwrap.dedent(code).replace("localhost:8000", documented.url), "getting-started.md", "exec"), {})
+        code = textwrap.dedent(code).replace("localhost:8000", documented.url)
+        code = code.replace("localhost:8001", documented.addresses["GRPCInferenceService"])
+        exec(compile(code, "getting-started.md", "exec"), {})
         assert capsys.readouterr().out.strip() == "[3. 6. 9.]"
 
 

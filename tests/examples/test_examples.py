@@ -18,8 +18,9 @@ CURL_LINE = re.compile(r"^\$ (curl .+)$", re.MULTILINE)
 
 
 def test_client_passes(demo, server, example):
-    passed, printed = demo.run_client(example, server)
-    assert passed, printed
+    for client in demo.find_clients(example):
+        passed, printed = demo.run_client(client, server)
+        assert passed, printed
 
 
 def test_curl_lines_get_an_answer(server, example):
@@ -44,8 +45,10 @@ def _send(words, server):
 def test_metrics_of_the_demo_server_count_its_requests(demo, server):
     example = next(example for example in demo.find_examples() if example.name == "add_sub")
     before = _successes(server.metrics_url)
-    assert demo.run_client(example, server)[0]
-    assert _successes(server.metrics_url) >= before + 1
+    clients = demo.find_clients(example)
+    assert [client.name for client in clients] == ["client.py", "client_grpc.py"]
+    assert all(demo.run_client(client, server)[0] for client in clients)
+    assert _successes(server.metrics_url) >= before + 2
 
 
 def _successes(metrics_url):
@@ -81,7 +84,7 @@ def test_demo_of_two_examples_passes():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "PASS: add_sub" in done.stdout
+    assert done.stdout.count("PASS: add_sub") == 2  # over HTTP, and over gRPC
     assert "PASS: string_upper" in done.stdout
     assert "it ended with status 0" in done.stdout
 

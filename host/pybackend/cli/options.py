@@ -101,7 +101,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
         "serve",
         usage="pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]",
         help="serve the models of a repository",
-        description="Serves models over HTTP.",
+        description="Serves models over HTTP and gRPC.",
     )
     _add_repository(serve)
     _add_environments(serve)
