@@ -56,7 +56,8 @@ bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the refe
 	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)
 
 docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build the site into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@# With --quiet, no warning counts for --strict.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is ready"
 	@test -f $(MERMAID) || echo "npm was not found: the site's diagrams load their script from the internet"
 

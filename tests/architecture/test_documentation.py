@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -46,6 +47,13 @@ def _name(path):
 def test_links_lead_somewhere(page):
     broken = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
     assert broken == []
+
+
+def test_links_of_the_changes_lead_to_pages_of_the_site():
+    text = runpy.run_path(str(ROOT / "mkdocs_changelog.py"))["changes"]()
+    targets = LINK.findall(text)
+    assert targets
+    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
 
 
 ANCHOR = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
