@@ -129,6 +129,7 @@ def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
             f"--load-model={given.model}",
             "--http-address=127.0.0.1",
             "--http-port=0",
+            "--allow-grpc=false",
             "--allow-metrics=false",
             "--allow-grpc=false",
             "--log-info=false",

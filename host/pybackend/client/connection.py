@@ -120,6 +120,11 @@ class Connection:
     def _cut_short(self, error: Exception) -> ServerError:
         if isinstance(error, TimeoutError):
             return ServerError(f"{self.url} has not answered for {self._timeout_s:g} s. --timeout=SECONDS waits longer")
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+            return ServerError(
+                f"the program at {self.url} does not answer in HTTP/1: is that the server's port for HTTP? By default it is 8000; "
+                "8001 is for gRPC. --url names another one"
+            )
         return ServerError(
             f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
         )

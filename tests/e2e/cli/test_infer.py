@@ -288,6 +288,17 @@ def test_another_kind_of_server(pybackend):
     assert done.stderr.startswith(f"error: the program at http://127.0.0.1:{other.server_port} is no server of the v2")
 
 
+def test_the_port_for_grpc_is_not_printed_as_it_answers(pybackend, repository):
+    flags = ("--load-model=flat", "--model-control-mode=explicit")
+    with serving(repository, flags=flags) as server:
+        done = pybackend("infer", "flat", "--input", "IN=[1, 2]", "--url", server.grpc_url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: the program at http://{server.grpc_url} does not answer in HTTP/1: is that the server's port for HTTP? "
+        "By default it is 8000; 8001 is for gRPC. --url names another one\n"
+    )
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])
 def test_a_wrong_url(pybackend, url):
     done = pybackend("infer", "m", "--url", url)
@@ -303,6 +314,7 @@ def test_a_model_is_served_for_one_request(pybackend, repository):
     assert "successfully loaded 'flat'" in done.stderr
     assert "successfully unloaded 'flat'" in done.stderr
     assert "square" not in done.stderr
+    assert re.findall(r"Started (\w+)", done.stderr) == ["HTTPService"]  # it needs no other port
 
 
 def test_an_ensemble_is_served_with_its_parts(pybackend):
