@@ -50,7 +50,7 @@ def read_configuration(
         parameters: values of ``parameters``, added to the configured ones.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or describes an ensemble.
     """
     document, source = _written(model_directory, given)
     document = {**document, **overrides}
@@ -58,6 +58,12 @@ def read_configuration(
         added = {name: {"string_value": _text(name, value)} for name, value in parameters.items()}
         document["parameters"] = {**document.get("parameters", {}), **added}
     document["name"] = document.get("name") or os.path.basename(model_directory)
+    if document.get("platform") == "ensemble" or document.get("ensemble_scheduling"):
+        name = document["name"]
+        raise ConfigError(
+            f"'{name}' is an ensemble, which has no code: test the models that it consists of, or send the ensemble "
+            f"a request with `pybackend infer --repository {os.path.dirname(model_directory)} {name} --input NAME=VALUE` ({source})"
+        )
     document["backend"] = document.get("backend") or "python"
     if document["backend"] == "python":
         document["default_model_filename"] = document.get("default_model_filename") or "model.py"
