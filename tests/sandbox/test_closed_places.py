@@ -77,6 +77,11 @@ def server_of(base: Path, *repositories: Path, python: str = "", **popen: object
         yield server
 
 
+def command_of(python: str) -> str:
+    command = Path(python).parent / "pybackend"
+    return str(command) if command.exists() else "pybackend"
+
+
 def outcomes(server: ServerProcess, *names: str) -> dict[str, str]:
     """The state of each model with its reason."""
     table = {}
@@ -98,7 +103,7 @@ def test_a_repository_in_another_users_home(base):
     move = next(place for place in ("/srv", "/opt") if not str(base).startswith(place))
     mend = (
         f"enter {home}, where the model lies. Run the server as the user who owns it: "
-        f"`sudo -u '#{OTHER_UID}' pybackend serve {home}/models`. Or move the models where all may enter, "
+        f"`sudo -u '#{OTHER_UID}' {command_of(public_python(base))} serve {home}/models`. Or move the models where all may enter, "
         f"`mv {home}/models {move}`, or let it pass, `chmod o+x {home}`"
     )
     neither = f"it could not run, because neither a separate user nor root without privileges can {mend}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -50,6 +51,6 @@ def fail(layer: str, found: str, advice: str) -> Finding:
     return Finding(layer, Status.FAIL, found, advice)
 
 
-def not_in_force(layer: str, reason: str) -> str:
-    """The advice about a layer of the sandbox that a model would lack."""
-    return f"layer '{layer}' is not in force: {reason}"
+def not_in_force(missing: Mapping[str, str]) -> list[str]:
+    """The advice about layers of the sandbox that a model would lack, a sentence for each."""
+    return [f"Layer '{layer}' is not in force: {reason}." for layer, reason in missing.items()]

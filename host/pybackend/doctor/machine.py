@@ -78,7 +78,8 @@ def descriptors(process_count: int = 0) -> Finding:
     )
     found = f"{_number(soft)}, at most {_number(hard)}"  # a server raises the soft limit to the hard one
     if process_count:
-        found += f"; {process_count} processes of models take {process_count * _DESCRIPTORS_OF_PROCESS}"
+        processes = "1 process of a model takes" if process_count == 1 else f"{process_count} processes of models take"
+        found += f"; {processes} {process_count * _DESCRIPTORS_OF_PROCESS}"
     advice = "raise it: `ulimit -Hn 65536`, LimitNOFILE= of systemd, --ulimit nofile= of a container"
     if hard != resource.RLIM_INFINITY and hard < too_few:
         return fail("open files", found, advice)

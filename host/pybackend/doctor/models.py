@@ -76,7 +76,7 @@ async def _prepared(reading: ModelReading, host: ModelHost, models: Mapping[str,
             rehearsal = await PythonModel(candidate.source, host).rehearse()
             count += rehearsal.process_count
             told.append(f"version {version}: {_facts(rehearsal)}")
-            warnings += [not_in_force(layer, reason) for layer, reason in rehearsal.missing.items()]
+            warnings += not_in_force(rehearsal.missing)
     found = "; ".join(told)
     return warn(_row(name), found, " ".join(dict.fromkeys(warnings))) if warnings else ok(_row(name), found), count
 

@@ -114,7 +114,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     return warn(
         layer,
         f"lost at `standard`: {'; '.join(LAYERS[name] for name in model.missing)}",
-        " ".join(not_in_force(name, reason) for name, reason in model.missing.items()),
+        " ".join(not_in_force(model.missing)),
     )
 
 

@@ -192,10 +192,14 @@ def usual_caches(home: str) -> Iterator[str]:
 
 
 def exposed(server: ServerPlaces) -> list[str]:
-    """Return the places that cannot be hidden at ``standard`` because they lie where every model may write."""
+    """Return the places that cannot be hidden at ``standard`` because they lie where every model may write.
+
+    Places inside another one of them are left out.
+    """
     open_to_all = {os.path.realpath(path) for path in temporary_directories()}
     places = (*server.repositories, os.path.dirname(server.bundle), *server.environments)
-    return [path for path in places if any(contains(top, path) for top in open_to_all)]
+    found = [path for path in dict.fromkeys(places) if any(contains(top, path) for top in open_to_all)]
+    return [path for path in found if not any(path != top and contains(top, path) for top in found)]
 
 
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:

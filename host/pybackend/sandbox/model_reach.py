@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from pybackend.sandbox.file_rules import contains
-from pybackend.sandbox.process_user import ProcessUser, name_of
+from pybackend.sandbox.process_user import ProcessUser, name_of, user_of
 from pybackend.sandbox.reach import Account, Obstacle, links_below, obstacle, obstacle_below, obstacle_on_way
 
 
@@ -43,6 +43,8 @@ class Needs:
         bundle: the code of model processes.
         promised: paths that options of the sandbox name.
         repositories: directories of models.
+        server: files without which a user cannot run a server like this one.
+        command: that starts one.
         is_unpacked: whether the server has unpacked the environment into its cache.
     """
 
@@ -56,6 +58,8 @@ class Needs:
     bundle: str
     promised: Sequence[str]
     repositories: Sequence[str]
+    server: Sequence[str]
+    command: str
     is_unpacked: bool = False
 
 
@@ -164,11 +168,13 @@ class ModelReach:
 
     def _as_owner(self, blocked: Blocked, user: ProcessUser) -> list[str]:
         owner = blocked.place.owner
-        if owner == 0 or user.listed_as:
+        if owner == 0 or user.listed_as or obstacle(self._needs.server, user_of(owner).account):
             return []
         name = name_of(owner)
         account = name if not name.isdecimal() else f"'#{name}'"
-        return [f"run the server as the user who owns it: `sudo -u {account} pybackend serve {self._repository()}`"]
+        return [
+            f"run the server as the user who owns it: `sudo -u {account} {self._needs.command} serve {self._repository()}`"
+        ]
 
     def _elsewhere(self, blocked: Blocked, user: ProcessUser) -> list[str]:
         place = next(path for path in ("/srv", "/opt", "/") if path == "/" or not contains(path, blocked.place.path))

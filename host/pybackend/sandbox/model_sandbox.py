@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +114,17 @@ def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles, pyth
             bundle=sandbox.places.bundle,
             promised=(*options.read, *options.write),
             repositories=sandbox.places.repositories,
+            server=(sys.executable, sys.prefix, sys.base_prefix, __file__),
+            command=_command(),
             is_unpacked=any(contains(place, str(files.environment.prefix)) for place in sandbox.places.environments),
         )
     )
+
+
+def _command() -> str:
+    """The command ``pybackend`` with its directory: `sudo` does not search the PATH of its caller."""
+    command = os.path.join(os.path.dirname(sys.executable), "pybackend")
+    return shlex.quote(command) if os.access(command, os.X_OK) else "pybackend"
 
 
 class ModelSandbox:

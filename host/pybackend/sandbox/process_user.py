@@ -34,6 +34,16 @@ def given_user(uid: int, gid: int) -> ProcessUser:
     return ProcessUser(Account(uid, frozenset({gid})), f"user {uid}, which SANDBOX_UID names,", str(uid))
 
 
+def user_of(uid: int) -> ProcessUser:
+    """A user of the machine, with the groups that a login gives."""
+    try:
+        entry = pwd.getpwuid(uid)
+        groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    except (KeyError, OSError):
+        groups = frozenset()
+    return ProcessUser(Account(uid, groups), f"user {name_of(uid)}")
+
+
 def server_user() -> ProcessUser:
     """The server's own user. A process of a model loses root's privileges, and with them access to closed places."""
     if os.geteuid() == 0:

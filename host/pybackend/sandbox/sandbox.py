@@ -61,7 +61,7 @@ class Sandbox:
             environments=tuple(os.path.realpath(path) for path in environments),
         )
         open_to_all = exposed(self.places)
-        self.exposed = f"models may write where {', '.join(open_to_all)} lies: move it elsewhere" if open_to_all else ""
+        self.exposed = _exposed_text(open_to_all) if open_to_all else ""
         self._made_caches: list[str] = []
         self._told: set[tuple[str, str]] = set()
         self._domains: dict[Environment, TrustDomain] = {}
@@ -145,3 +145,9 @@ class Sandbox:
 def _home() -> str:
     home = os.path.realpath(os.path.expanduser("~"))
     return home if os.path.isdir(home) and home != "/" else ""
+
+
+def _exposed_text(places: Sequence[str]) -> str:
+    if len(places) == 1:
+        return f"models may write where {places[0]} lies: move it elsewhere"
+    return f"models may write where {', '.join(places[:-1])} and {places[-1]} lie: move them elsewhere"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pybackend.sandbox.file_rules import ModelPlaces, ServerPlaces, standard_rules
+from pybackend.sandbox.file_rules import ModelPlaces, ServerPlaces, exposed, standard_rules
 
 
 def rules_for(tmp_path: Path) -> dict[str, str]:
@@ -38,3 +38,16 @@ def test_a_directory_for_temporary_files_is_one_rule_whatever_it_holds(tmp_path,
     for number in range(100):
         (tmp_path / "temporary" / str(number)).touch()
     assert [path for path in rules_for(tmp_path) if "temporary/" in path] == []
+
+
+def test_places_inside_an_exposed_place_are_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = ServerPlaces(
+        repositories=(str(tmp_path / "models"),),
+        private=(),
+        bundle=str(tmp_path / "cache" / "stub"),
+        home="",
+        working_directory="/",
+        environments=(str(tmp_path / "cache" / "environments"), "/srv/environments"),
+    )
+    assert exposed(server) == [str(tmp_path / "models"), str(tmp_path / "cache")]

@@ -26,6 +26,8 @@ NEEDS = Needs(
     bundle="/root/.cache/stub",
     promised=(),
     repositories=("/root/models",),
+    server=(),
+    command="/opt/pybackend/bin/pybackend",
 )
 
 INSTALL = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`"
@@ -54,8 +56,17 @@ def test_opening_the_directory_of_root_is_the_last_advice(part, unpacked, advice
 def test_a_directory_of_another_user_is_first_served_as_that_user():
     blocked = Blocked(Obstacle("/srv/anna", NUMBER, on_way=True), Part.MODEL)
     assert ModelReach(NEEDS).advice(blocked, OTHERS) == (
-        f"Run the server as the user who owns it: `sudo -u '#{NUMBER}' pybackend serve /root/models`. "
+        f"Run the server as the user who owns it: `sudo -u '#{NUMBER}' /opt/pybackend/bin/pybackend serve /root/models`. "
         "Or move the models where all may enter, `mv /root/models /opt`, or let it pass, `chmod o+x /srv/anna`"
+    )
+
+
+def test_a_user_who_cannot_run_the_server_is_not_advised_to(tmp_path):
+    tmp_path.chmod(0o700)
+    blocked = Blocked(Obstacle("/srv/anna", NUMBER, on_way=True), Part.MODEL)
+    reach = ModelReach(replace(NEEDS, server=[str(tmp_path / "bin" / "python")]))
+    assert reach.advice(blocked, OTHERS) == (
+        "Move the models where all may enter, `mv /root/models /opt`. Or let it pass, `chmod o+x /srv/anna`"
     )
 
 
