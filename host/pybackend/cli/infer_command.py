@@ -131,7 +131,6 @@ def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
             "--http-port=0",
             "--allow-grpc=false",
             "--allow-metrics=false",
-            "--allow-grpc=false",
             "--log-info=false",
             *flags,
         ]
