@@ -10,7 +10,6 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from pybackend.engine.admission import CLIENT
-from pybackend.frontend.grpc.connection import CONFIG
 from pybackend.frontend.pace import IDLE_SECONDS, STALLED_SECONDS
 from tests.support import http2
 from tests.support.engine import engine_on
@@ -46,8 +45,7 @@ async def client_of(port, **settings):
 def held(port):
     """Bytes in the account, and bytes that clients may not send again yet."""
     (connection,) = port.frontend.connections
-    core = connection._http2._core
-    return port.frontend.kept.used_bytes, CONFIG.connection_window_bytes - core.receive_window - core._credit
+    return port.frontend.kept.used_bytes, connection.http2.unreturned_bytes
 
 
 QUESTION = b"\x3a\x01*"  # of a reflection service: its services
@@ -149,8 +147,8 @@ def test_waiting_messages_count_as_well(port):
             client.send(stream, infer_message(100_000) * 3)
             await client.settled()
             (connection,) = port.frontend.connections
-            assert connection._held_bytes > 300_000
-            assert port.frontend.kept.used_bytes > connection._held_bytes + 256 * 1024  # the answers count too
+            assert connection.held_bytes > 300_000
+            assert port.frontend.kept.used_bytes > connection.held_bytes + 256 * 1024  # the answers count too
 
     port(scenario)
 
@@ -168,7 +166,7 @@ def test_a_call_that_is_never_read_is_reset(port):
             assert not client.resets
             port.advance(STALLED_SECONDS)
             await client.until(lambda: stream in client.resets)
-            assert not next(iter(port.frontend.connections))._http2.streams
+            assert not next(iter(port.frontend.connections)).http2.streams
 
     port(scenario)
 

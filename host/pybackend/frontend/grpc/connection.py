@@ -31,7 +31,7 @@ _KEEPALIVE_SECONDS = 20
 """A client with open calls that is silent for as long as an idle connection may be gets a PING, and this time to answer."""
 
 _HTTP_1 = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.[01]\r?\n")
-_BODY = b'{"error":"this port serves gRPC over HTTP/2 without TLS: send HTTP/1.1 requests to the HTTP port"}'
+_BODY = b'{"error":"this port serves gRPC over HTTP/2: send HTTP/1.1 requests to the HTTP port"}'
 _NOT_HTTP_2 = (
     b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
     % (len(_BODY), _BODY)
@@ -58,6 +58,8 @@ class GrpcConnection(asyncio.Protocol):
         address: the client's, for logs.
         pace: the client's transfer rate.
         is_secure: the connection has TLS.
+        http2: the protocol's state.
+        held_bytes: bytes of messages that are incomplete, or must wait.
     """
 
     def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,11 +69,11 @@ class GrpcConnection(asyncio.Protocol):
         self.address = ""
         self.is_secure = False
         self.pace = Pace()
-        self._http2 = ServerConnection(self, CONFIG)
+        self.http2 = ServerConnection(self, CONFIG)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
         self._when_written: list[Callable[[], None]] = []
-        self._held_bytes = self._unread_bytes = self._claimed_bytes = 0
+        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self._received_bytes = self._received_then = self._unsent_then = 0
         self._checked_at = self._active_at = self._looked_at = frontend.seconds
         self._transfer: _Transfer | None = None
@@ -97,7 +99,7 @@ class GrpcConnection(asyncio.Protocol):
         self._received_bytes += len(data)
         self._active_at = self.frontend.seconds
         try:
-            self._http2.receive(data)
+            self.http2.receive(data)
         except RemoteProtocolError as error:
             self.frontend.malformed(str(error), self.address)
             if not self._greeted and _HTTP_1.match(data):
@@ -119,7 +121,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._lost:
             self._let_go()
             return
-        http2 = self._http2
+        http2 = self.http2
         self._greeted = True
         if self._shutting_down and not http2.streams:
             http2.finish_shutdown()
@@ -163,9 +165,9 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side: all its calls end."""
         self._lost = True
-        self._http2.connection_lost()
+        self.http2.connection_lost()
         self._let_go()
-        self._held_bytes = self._unread_bytes = self._claimed_bytes = 0
+        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.frontend.connections.discard(self)
         self.frontend.kept.claim(self, 0)
         self.frontend.ended.set()
@@ -197,14 +199,14 @@ class GrpcConnection(asyncio.Protocol):
         Raises:
             InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
         """
-        self._held_bytes += difference
+        self.held_bytes += difference
         if not self._claim() and difference > 0:
-            self._held_bytes -= difference
+            self.held_bytes -= difference
             raise self.frontend.kept.error(difference)
 
     def _count_unread(self) -> None:
-        """Count what the client has not read, in the transport and before it."""
-        unread = self._http2.waiting_bytes
+        """Count the bytes that the client has not read, in the transport and before it."""
+        unread = self.http2.waiting_bytes
         if self._write_paused and not self.transport.is_closing():
             unread += self.transport.get_write_buffer_size()
         self._unread_bytes = unread
@@ -212,8 +214,8 @@ class GrpcConnection(asyncio.Protocol):
             self.loop.call_soon(self.make_room)  # deferred, because calls are in the middle of their answers
 
     def _claim(self) -> bool:
-        """Tell the account what this connection holds; False if it is too much."""
-        held = self._held_bytes + self._unread_bytes
+        """Tell the account how much this connection holds; False if it is too much."""
+        held = self.held_bytes + self._unread_bytes
         wanted = held if held > _FREE_BYTES else 0
         if wanted != self._claimed_bytes:
             if not self.frontend.kept.claim(self, wanted):
@@ -232,7 +234,7 @@ class GrpcConnection(asyncio.Protocol):
         """Close a connection whose transfer is too slow, and reset calls whose client does not read."""
         now = self.frontend.seconds
         seconds, self._checked_at = max(1, now - self._checked_at), now
-        self._http2.time_passed(seconds)
+        self.http2.time_passed(seconds)
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         transfer = self._current_transfer()
         if transfer is not self._transfer:
@@ -258,19 +260,19 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _current_transfer(self) -> _Transfer | None:
-        """What the connection waits for the client to do."""
-        http2 = self._http2
+        """The client's task that the connection waits for."""
+        http2 = self.http2
         if self._write_paused:
             return _Transfer.ANSWER
-        if http2.is_amid_frame or (self._held_bytes and any(call.is_incomplete for call in self._calls())):
+        if http2.is_amid_frame or (self.held_bytes and any(call.is_incomplete for call in self._calls())):
             return _Transfer.MESSAGE
         return _Transfer.WINDOW if http2.waiting_bytes else None
 
     def _calls(self) -> list[Call]:
-        return [stream.receiver for stream in self._http2.streams.values() if isinstance(stream.receiver, Call)]
+        return [stream.receiver for stream in self.http2.streams.values() if isinstance(stream.receiver, Call)]
 
     def _end_stalled_calls(self) -> None:
-        for stream in self._http2.stalled_streams():
+        for stream in self.http2.stalled_streams():
             log.info("Resetting a call whose client has read nothing of its answer for %d seconds.", STALLED_SECONDS)
             stream.reset(ErrorCode.CANCEL)
             stream.receiver.on_reset(ErrorCode.CANCEL, None)
@@ -282,20 +284,20 @@ class GrpcConnection(asyncio.Protocol):
         """Close a connection that is not used, and one whose client has gone without a word."""
         if silent_s < IDLE_SECONDS:
             self._was_asked = False
-        elif not self._http2.streams:
+        elif not self.http2.streams:
             self.shut_down()
         elif not self._was_asked:
             self._was_asked = True
-            self._http2.ping(_KEEPALIVE)
+            self.http2.ping(_KEEPALIVE)
             self._flush()
         elif silent_s >= IDLE_SECONDS + _KEEPALIVE_SECONDS:
             log.info("Closing a connection whose client does not answer.")
             self.transport.abort()
 
     def _unsent_bytes(self) -> int:
-        """What the client has not taken, where the transfer has got stuck."""
+        """Bytes that the client has not taken, in the place where they wait."""
         if self._transfer is _Transfer.WINDOW:
-            return self._http2.waiting_bytes
+            return self.http2.waiting_bytes
         if self.transport.is_closing():
             return 0
         descriptor: int = self.transport.get_extra_info("socket").fileno()
@@ -306,12 +308,12 @@ class GrpcConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
         self._shutting_down = True
-        self._http2.begin_shutdown()
+        self.http2.begin_shutdown()
         for call in self._calls():
             call.shut_down()
         self._flush()
 
     def abort(self) -> None:
         """End now."""
-        self._http2.close(ErrorCode.NO_ERROR)
+        self.http2.close(ErrorCode.NO_ERROR)
         self.transport.abort()
