@@ -249,7 +249,7 @@ class Server:
         return EXIT_OK
 
     def _connection_count(self) -> int:
-        return 0 if self._http is None else self._http.connection_count
+        return sum(port.connection_count for port in (self._http, self._grpc) if port is not None)
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)

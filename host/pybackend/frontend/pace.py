@@ -15,6 +15,9 @@ LOWEST_RATE_BYTES_PER_S = 1024
 STALLED_SECONDS = 60
 """A client this far behind the minimum rate is disconnected, as is one that transfers nothing for this long."""
 
+IDLE_SECONDS = 600
+"""Idle connections are closed after this time. It is long because clients pool connections."""
+
 SLOW_RATE_BYTES_PER_S = 64 * 1024
 SLOW_AFTER_SECONDS = 5
 """If memory is short, clients below this rate for this long are disconnected."""

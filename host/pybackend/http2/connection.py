@@ -54,6 +54,16 @@ class ServerConnection:
             raise
 
     @property
+    def unreturned_bytes(self) -> int:
+        """Received DATA that was not given back: so much less may the client send."""
+        return self._core.unreturned_bytes
+
+    @property
+    def is_amid_frame(self) -> bool:
+        """A frame or a header block has begun to arrive, and its end has not; so has the client's preface."""
+        return self._incoming.is_amid_frame
+
+    @property
     def expected_payload(self) -> tuple[Stream, int] | None:
         """The stream whose DATA frame has arrived in part, and how many bytes of its payload follow next on the wire.
 

@@ -153,6 +153,11 @@ class ConnectionCore:
         """Whether the client has never opened the stream."""
         return stream_id > self.highest_id or not stream_id & 1
 
+    @property
+    def unreturned_bytes(self) -> int:
+        """See ``ServerConnection.unreturned_bytes``."""
+        return self.config.connection_window_bytes - self.receive_window - self._credit
+
     def give_back(self, count: int) -> None:
         """Let the client send so much more on the connection."""
         self._credit += count

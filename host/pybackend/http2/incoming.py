@@ -198,6 +198,13 @@ class Incoming:
             self._requests.deliver(payload.stream, b"", ended=True)
 
     @property
+    def is_amid_frame(self) -> bool:
+        """See ``ServerConnection.is_amid_frame``."""
+        if self._preface_left:
+            return len(self._preface_left) < len(frames.PREFACE)
+        return self._is_unfinished or self._requests.open_block is not None
+
+    @property
     def expected_payload(self) -> tuple[Stream, int] | None:
         """See ``ServerConnection.expected_payload``."""
         payload = self._payload

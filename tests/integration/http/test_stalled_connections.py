@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.frontend.http.serial_protocol import IDLE_SECONDS, ConnectionClock
+from pybackend.frontend.http.serial_protocol import ConnectionClock
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
-from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS
+from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS
 
 HUGE = 64 << 20
 

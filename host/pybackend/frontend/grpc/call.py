@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, CallError, trailers, trailers_only
+from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, SHUTTING_DOWN, CallError, trailers, trailers_only
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.http2 import ErrorCode, Fields, HeaderBlock, RemoteProtocolError, Stream
+from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import EncodedMessage
 from pybackend.protocol.grpc_status import GrpcStatus
@@ -41,18 +41,12 @@ class CallConnection(Protocol):
     def when_written(self, release: Callable[[], None]) -> None:
         """Call this once the transport holds no views of memory that it has been given."""
 
-    def keep(self, call: Call, held_bytes: int) -> int:
-        """Count the bytes of an incomplete message; returns how many of them were not counted before.
+    def count_held(self, difference: int) -> None:
+        """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.
 
         Raises:
-            InferenceError: UNAVAILABLE; the server's limit is reached.
+            InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
         """
-
-    def unkeep(self, call: Call, message_bytes: int) -> int:
-        """Stop counting a message; returns how many of its bytes have not been given back to the client."""
-
-    def call_ended(self, call: Call, held_bytes: int) -> None:
-        """Forget a call's bytes, and give the client back those that were not."""
 
 
 class Call:
@@ -66,7 +60,20 @@ class Call:
         is_over: the end was sent, or the call was cancelled.
     """
 
-    __slots__ = ("_reader", "_timer", "_unreleased", "connection", "half_closed", "head", "is_over", "stream")
+    __slots__ = (
+        "_counted_bytes",
+        "_reader",
+        "_received_bytes",
+        "_received_then",
+        "_returned_bytes",
+        "_timer",
+        "_unreleased",
+        "connection",
+        "half_closed",
+        "head",
+        "is_over",
+        "stream",
+    )
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         self.connection = connection
@@ -75,6 +82,8 @@ class Call:
         self.half_closed = False
         self.is_over = False
         self._reader = MessageReader(head.encoding, connection.frontend.limits)
+        self._received_bytes = self._returned_bytes = self._counted_bytes = 0
+        self._received_then = -1
         self._unreleased: list[InferenceResponse] = []
         self._timer: asyncio.TimerHandle | None = None
         if head.timeout_s is not None:
@@ -94,7 +103,15 @@ class Call:
         """Called after the last message."""
 
     def on_cancelled(self) -> None:
-        """Called when nobody waits for the answer any more."""
+        """Called when nobody waits for the answer any more: the client has gone, or the call has failed."""
+
+    def is_working(self) -> bool:
+        """True while a message that has arrived is being answered."""
+        return False
+
+    def needs_message(self) -> bool:
+        """True if there can be no answer before the client sends a message."""
+        return False
 
     def accepts_messages(self) -> bool:
         """False while further messages must wait; :meth:`go_on` then continues."""
@@ -111,6 +128,7 @@ class Call:
             self.stream.give_back(len(payload))
             return
         self.half_closed = ended
+        self._received_bytes += len(payload)
         self._reader.feed(payload)
         self.go_on()
 
@@ -126,34 +144,68 @@ class Call:
         reader = self._reader
         try:
             while self.accepts_messages():
-                held = reader.held_bytes
                 message = reader.next()
                 if message is None:
-                    self._wait_for_more()
-                    return
-                self.stream.give_back(self.connection.unkeep(self, held - reader.held_bytes))
+                    self._check_end()
+                    break
                 self.on_message(message)
                 if self.is_over:
                     return
+            if not self.is_over:
+                self._settle()
         except InferenceError as error:
+            self.connection.frontend.refused(error, self.connection.address)
             self.fail(CallError.of(error))
         except CallError as error:
+            self.connection.frontend.malformed(error.message, self.connection.address)
             self.fail(error)
         except Exception:  # the client gets an answer, whatever it sent
             log.exception("A gRPC call to %s failed", self.head.path)
             self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
 
-    def _wait_for_more(self) -> None:
+    def _check_end(self) -> None:
+        if not self.half_closed:
+            return
+        if self.held_bytes:
+            raise CallError(
+                GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {self.held_bytes} bytes are left"
+            )
+        self.on_half_close()
+
+    def _settle(self) -> None:
+        """Count the bytes that are held, and give the client back those of which more must follow, or which are used."""
         held = self._reader.held_bytes
-        if self.half_closed:
-            if held:
-                raise CallError(
-                    GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {held} bytes are left"
-                )
-            self.on_half_close()
-        elif held:
-            # The rest of this message may exceed the window, so what has arrived is given back and counted.
-            self.stream.give_back(self.connection.keep(self, held))
+        if held != self._counted_bytes:
+            self.connection.count_held(held - self._counted_bytes)
+            self._counted_bytes = held
+        if held and self.accepts_messages():
+            self._reader.compact()
+            held = 0  # the rest of this message may exceed the window
+        unreturned = self._received_bytes - self._returned_bytes - held
+        if unreturned > 0:
+            self._returned_bytes += unreturned
+            self.stream.give_back(unreturned)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """The client has sent a part of a message, and must send the rest."""
+        return self.held_bytes > 0 and not self.is_over and self.accepts_messages()
+
+    def check_progress(self) -> None:
+        """Called now and then: end a call of whose message nothing has come since the previous time."""
+        if self.is_over or self.half_closed or not (self.needs_message() or self.is_incomplete):
+            self._received_then = -1
+        elif self._received_then == self._received_bytes:
+            message = "the client has sent no part of its message for a minute"
+            self.connection.frontend.malformed(message, self.connection.address)
+            self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, message))
+        else:
+            self._received_then = self._received_bytes
+
+    def shut_down(self) -> None:
+        """The server stops: the call ends once everything that has arrived is answered."""
+        if not self.is_over and not self.is_working():
+            self.fail(SHUTTING_DOWN)
 
     @property
     def held_bytes(self) -> int:
@@ -171,7 +223,6 @@ class Call:
     def _deadline_passed(self) -> None:
         self._timer = None
         if not self.is_over:
-            self.on_cancelled()
             self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
             self.connection.flush_soon()
 
@@ -214,12 +265,6 @@ class Call:
         self.stream.respond(HEAD, PREFIX.pack(0, len(message)) + message, OK_TRAILERS)
         self._stop_receiving()
 
-    def refuse(self, answer: HeaderBlock) -> None:
-        """End a call that cannot be served with a head and nothing else."""
-        self._end()
-        self.stream.send_headers(answer, end=True)
-        self._stop_receiving()
-
     def finish(self) -> None:
         """End a successful call."""
         self._end()
@@ -228,10 +273,11 @@ class Call:
         self._stop_receiving()
 
     def fail(self, error: CallError) -> None:
-        """End the call with a status."""
+        """End the call with a status, and everything that it has begun."""
         if self.is_over:
             return
         self._end()
+        self.on_cancelled()
         if self.stream.head_sent:
             self.stream.send_trailers(trailers(error.status, error.message))
         else:
@@ -241,7 +287,9 @@ class Call:
     def on_drained(self) -> None:
         """Everything that was sent has been handed to the transport."""
         self.release_sent()
-        if not self.is_over:
+        if self.is_over:
+            self._stop_receiving()
+        else:
             self.on_writable()
 
     def release_sent(self) -> None:
@@ -264,4 +312,25 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.connection.call_ended(self, self._reader.held_bytes)
+        if self._counted_bytes:
+            self.connection.count_held(-self._counted_bytes)
+            self._counted_bytes = 0
+        unreturned = self._received_bytes - self._returned_bytes
+        if unreturned:
+            self._returned_bytes = self._received_bytes
+            self.stream.give_back(unreturned)
+        self._reader.clear()
+
+
+class RefusedCall(Call):
+    """A call whose head says that it cannot be served: it is over before its first message."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
+        super().__init__(connection, stream, head)
+        assert head.refusal is not None
+        connection.frontend.malformed(head.refusal.message, connection.address)
+        self._end()
+        stream.send_headers(head.refusal.answer, end=True)
+        self._stop_receiving()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
-from pybackend.frontend.grpc.call import Call, CallConnection
-from pybackend.frontend.grpc.errors import http_error
+from pybackend.frontend.grpc.call import Call, CallConnection, RefusedCall
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.listener import is_secure
-from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
+from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, kernel_unsent_bytes
 from pybackend.http2 import Config, ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,24 @@ MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 _FREE_BYTES = 64 * 1024
 """Bytes of incomplete messages that every connection may have without being counted."""
 
-_NOT_A_CALL = http_error(415)
-_WRONG_METHOD = http_error(405)
+_KEEPALIVE = b"are you?"
+_KEEPALIVE_SECONDS = 20
+"""A client with open calls that is silent for as long as an idle connection may be gets a PING, and this time to answer."""
+
+_HTTP_1 = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.[01]\r?\n")
+_BODY = b'{"error":"this port serves gRPC over HTTP/2: send HTTP/1.1 requests to the HTTP port"}'
+_NOT_HTTP_2 = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_BODY), _BODY)
+)
+
+
+class _Transfer(Enum):
+    """A reason to measure the client's pace."""
+
+    ANSWER = "the client must read what the transport holds"
+    MESSAGE = "the client must send the rest of a frame or message"
+    WINDOW = "the client must open a window"
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -41,6 +58,8 @@ class GrpcConnection(asyncio.Protocol):
         address: the client's, for logs.
         pace: the client's transfer rate.
         is_secure: the connection has TLS.
+        http2: the protocol's state.
+        held_bytes: bytes of messages that are incomplete, or must wait.
     """
 
     def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,19 +69,20 @@ class GrpcConnection(asyncio.Protocol):
         self.address = ""
         self.is_secure = False
         self.pace = Pace()
-        self._http2 = ServerConnection(self, CONFIG)
+        self.http2 = ServerConnection(self, CONFIG)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
         self._when_written: list[Callable[[], None]] = []
-        self._kept: dict[Call, int] = {}
-        self._kept_bytes = self._claimed_bytes = 0
+        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self._received_bytes = self._received_then = self._unsent_then = 0
-        self._checked_at = self._active_at = frontend.seconds
+        self._checked_at = self._active_at = self._looked_at = frontend.seconds
+        self._transfer: _Transfer | None = None
+        self._shutting_down = self._greeted = self._was_asked = False
 
     # The transport
 
     def connection_made(self, transport: Any) -> None:
-        """Offer the settings."""
+        """A client has come; it speaks first, so that a client of HTTP/1.1 reads nothing that it does not understand."""
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local socket"
@@ -71,17 +91,21 @@ class GrpcConnection(asyncio.Protocol):
             # With marks of 0, a paused transport holds bytes and a resumed one holds none.
             transport.set_write_buffer_limits(high=0, low=0)
         self.frontend.connections.add(self)
-        self._flush()
+        if self.frontend.closing:
+            self.shut_down()
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
         self._received_bytes += len(data)
         self._active_at = self.frontend.seconds
         try:
-            self._http2.receive(data)
+            self.http2.receive(data)
         except RemoteProtocolError as error:
             self.frontend.malformed(str(error), self.address)
-            self._flush()
+            if not self._greeted and _HTTP_1.match(data):
+                self.transport.write(_NOT_HTTP_2)
+            else:
+                self._flush()
             self.transport.close()
             return
         self._flush()
@@ -97,11 +121,16 @@ class GrpcConnection(asyncio.Protocol):
         if self._lost:
             self._let_go()
             return
-        http2 = self._http2
+        http2 = self.http2
+        self._greeted = True
+        if self._shutting_down and not http2.streams:
+            http2.finish_shutdown()
         while not self._write_paused and http2.has_output:
             self.transport.writelines(http2.take_output())
         if not self._write_paused:
             self._let_go()
+        if self._write_paused or http2.waiting_bytes or self._unread_bytes:
+            self._count_unread()
         if http2.is_finished and not self._write_paused:
             self.transport.close()
 
@@ -125,6 +154,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write_paused = False
         self._active_at = self.frontend.seconds
         self.pace.rest()
+        self._let_go()  # before more is written: a transport that never rests must not keep what it has sent
         if not self.transport.is_closing():
             self.transport.resume_reading()
         self._flush()
@@ -135,8 +165,9 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side: all its calls end."""
         self._lost = True
-        self._http2.connection_lost()
+        self.http2.connection_lost()
         self._let_go()
+        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.frontend.connections.discard(self)
         self.frontend.kept.claim(self, 0)
         self.frontend.ended.set()
@@ -149,13 +180,8 @@ class GrpcConnection(asyncio.Protocol):
         if call_head is None:
             call_head = head.memo = CallHead(head)
         assert isinstance(call_head, CallHead)
-        call = self._make_call(self, stream, call_head)
-        content_type = call_head.metadata.get(b"content-type", b"")
-        if head.method != b"POST" or not content_type.startswith(b"application/grpc"):
-            call.refuse(_WRONG_METHOD if head.method != b"POST" else _NOT_A_CALL)
-        elif call_head.refusal is not None:
-            call.refuse(call_head.refusal)
-        elif ended:
+        call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)
+        if ended:
             call.on_trailers(())
         return call
 
@@ -165,53 +191,37 @@ class GrpcConnection(asyncio.Protocol):
     def on_goaway(self, code: int, debug: bytes) -> None:
         """The client is about to leave."""
 
-    # Memory of incomplete messages
+    # Memory for slow clients
 
-    def keep(self, call: Call, held_bytes: int) -> int:
-        """Count the bytes of an incomplete message.
-
-        Returns:
-            How many of them were not counted before.
+    def count_held(self, difference: int) -> None:
+        """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.
 
         Raises:
-            InferenceError: UNAVAILABLE; the server's limit is reached.
+            InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
         """
-        more = held_bytes - self._kept.get(call, 0)
-        self._count(self._kept_bytes + more)
-        self._kept[call] = held_bytes
-        return more
+        self.held_bytes += difference
+        if not self._claim() and difference > 0:
+            self.held_bytes -= difference
+            raise self.frontend.kept.error(difference)
 
-    def unkeep(self, call: Call, message_bytes: int) -> int:
-        """Stop counting a message; returns how many of its bytes have not been given back to the client."""
-        kept = min(self._kept.get(call, 0), message_bytes)
-        if kept:
-            self._forget(call, kept)
-        return message_bytes - kept
+    def _count_unread(self) -> None:
+        """Count the bytes that the client has not read, in the transport and before it."""
+        unread = self.http2.waiting_bytes
+        if self._write_paused and not self.transport.is_closing():
+            unread += self.transport.get_write_buffer_size()
+        self._unread_bytes = unread
+        if not self._claim():
+            self.loop.call_soon(self.make_room)  # deferred, because calls are in the middle of their answers
 
-    def call_ended(self, call: Call, held_bytes: int) -> None:
-        """Forget a call's bytes, and give the client back those that were not."""
-        kept = self._kept.get(call, 0)
-        if kept:
-            self._forget(call, kept)
-        if held_bytes > kept:
-            call.stream.give_back(held_bytes - kept)
-
-    def _forget(self, call: Call, nbytes: int) -> None:
-        left = self._kept[call] - nbytes
-        if left:
-            self._kept[call] = left
-        else:
-            del self._kept[call]
-        self._count(self._kept_bytes - nbytes)
-
-    def _count(self, nbytes: int) -> None:
-        wanted = nbytes if nbytes > _FREE_BYTES else 0
+    def _claim(self) -> bool:
+        """Tell the account how much this connection holds; False if it is too much."""
+        held = self.held_bytes + self._unread_bytes
+        wanted = held if held > _FREE_BYTES else 0
         if wanted != self._claimed_bytes:
-            kept = self.frontend.kept
-            if not kept.claim(self, wanted):
-                raise kept.error(wanted - self._claimed_bytes)
+            if not self.frontend.kept.claim(self, wanted):
+                return False
             self._claimed_bytes = wanted
-        self._kept_bytes = nbytes
+        return True
 
     def make_room(self) -> None:
         """Disconnect a slow client, because others need the memory."""
@@ -224,24 +234,70 @@ class GrpcConnection(asyncio.Protocol):
         """Close a connection whose transfer is too slow, and reset calls whose client does not read."""
         now = self.frontend.seconds
         seconds, self._checked_at = max(1, now - self._checked_at), now
-        self._http2.time_passed(seconds)
+        self.http2.time_passed(seconds)
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
-        if self._write_paused:
+        transfer = self._current_transfer()
+        if transfer is not self._transfer:
+            self._transfer = transfer
+            self.pace.rest()
+            self._unsent_then = self._unsent_bytes()
+        if now - self._looked_at >= STALLED_SECONDS:
+            self._looked_at = now
+            self._end_stalled_calls()
+        if transfer is None:
+            self._check_idle(now - self._active_at)
+            return
+        moved = received
+        if transfer is not _Transfer.MESSAGE:
             unsent = self._unsent_bytes()
             moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
-        elif self._kept_bytes:
-            moved = received
-        else:
-            self.pace.rest()
-            return
         self.pace.advance(seconds, moved)
-        if self.pace.has_stalled:
+        # While windows are shut, only the calls that are not read end.
+        if self.pace.has_stalled and transfer is not _Transfer.WINDOW:
             log.info(
                 "Closing a connection whose client sends or reads less than %d bytes a second.", LOWEST_RATE_BYTES_PER_S
             )
             self.transport.abort()
 
+    def _current_transfer(self) -> _Transfer | None:
+        """The client's task that the connection waits for."""
+        http2 = self.http2
+        if self._write_paused:
+            return _Transfer.ANSWER
+        if http2.is_amid_frame or (self.held_bytes and any(call.is_incomplete for call in self._calls())):
+            return _Transfer.MESSAGE
+        return _Transfer.WINDOW if http2.waiting_bytes else None
+
+    def _calls(self) -> list[Call]:
+        return [stream.receiver for stream in self.http2.streams.values() if isinstance(stream.receiver, Call)]
+
+    def _end_stalled_calls(self) -> None:
+        for stream in self.http2.stalled_streams():
+            log.info("Resetting a call whose client has read nothing of its answer for %d seconds.", STALLED_SECONDS)
+            stream.reset(ErrorCode.CANCEL)
+            stream.receiver.on_reset(ErrorCode.CANCEL, None)
+        for call in self._calls():
+            call.check_progress()
+        self._flush()
+
+    def _check_idle(self, silent_s: int) -> None:
+        """Close a connection that is not used, and one whose client has gone without a word."""
+        if silent_s < IDLE_SECONDS:
+            self._was_asked = False
+        elif not self.http2.streams:
+            self.shut_down()
+        elif not self._was_asked:
+            self._was_asked = True
+            self.http2.ping(_KEEPALIVE)
+            self._flush()
+        elif silent_s >= IDLE_SECONDS + _KEEPALIVE_SECONDS:
+            log.info("Closing a connection whose client does not answer.")
+            self.transport.abort()
+
     def _unsent_bytes(self) -> int:
+        """Bytes that the client has not taken, in the place where they wait."""
+        if self._transfer is _Transfer.WINDOW:
+            return self.http2.waiting_bytes
         if self.transport.is_closing():
             return 0
         descriptor: int = self.transport.get_extra_info("socket").fileno()
@@ -251,13 +307,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
-        self._http2.begin_shutdown()
+        self._shutting_down = True
+        self.http2.begin_shutdown()
+        for call in self._calls():
+            call.shut_down()
         self._flush()
-        if not self._http2.streams:
-            self._http2.finish_shutdown()
-            self._flush()
 
     def abort(self) -> None:
         """End now."""
-        self._http2.close(ErrorCode.NO_ERROR)
+        self.http2.close(ErrorCode.NO_ERROR)
         self.transport.abort()

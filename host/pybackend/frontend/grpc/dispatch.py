@@ -39,17 +39,13 @@ class Dispatch:
 
 
 class UnknownCall(Call):
-    """A call of a method that does not exist."""
+    """A call of a method that does not exist; it is over before its first message."""
 
     __slots__ = ()
 
-    def on_message(self, _message: bytes) -> None:
-        """Refuse it."""
-        self.on_half_close()
-
-    def on_half_close(self) -> None:
-        """Refuse it."""
-        message = f"this server has no method {self.head.path[:200]}"
-        refusals = self.connection.frontend.engine.refusals
-        refusals.add(PROTOCOL, RefusalReason.UNKNOWN_ROUTE, message, sender=self.connection.address)
-        raise CallError(GrpcStatus.UNIMPLEMENTED, message)
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
+        super().__init__(connection, stream, head)
+        message = f"this server has no method {head.path[:200]}"
+        refusals = connection.frontend.engine.refusals
+        refusals.add(PROTOCOL, RefusalReason.UNKNOWN_ROUTE, message, sender=connection.address)
+        self.fail(CallError(GrpcStatus.UNIMPLEMENTED, message))

@@ -72,5 +72,10 @@ def _percent_encoded(message: str) -> bytes:
     )
 
 
+SHUTTING_DOWN = CallError(
+    GrpcStatus.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests."
+)
+"""For calls that come, or wait for messages, while the server stops."""
+
 OK_TRAILERS = trailers(GrpcStatus.OK)
 """The end of a successful call."""

@@ -14,9 +14,10 @@ PREFIX_BYTES = PREFIX.size
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 
-_JOINED_BYTES = 4096
+_JOINED_BYTES = 16 * 1024
 _PART_BYTES = 64 * 1024
-"""Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes."""
+"""Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes, and a
+view keeps all that was received with it, up to 256 KB."""
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 ENCODINGS = frozenset({b"identity", *_WINDOW_BITS})
@@ -56,6 +57,18 @@ class MessageReader:
         else:
             self._parts.append(bytearray(payload))
 
+    def compact(self) -> None:
+        """Copy what has arrived of a message if it is short: a view would keep all bytes that were received with it."""
+        if type(self._head) is memoryview and len(self._head) - self._at < _JOINED_BYTES:
+            self._head, self._at = bytes(self._head[self._at :]), 0
+        if self._parts and type(self._parts[-1]) is memoryview and len(self._parts[-1]) < _JOINED_BYTES:
+            self._parts[-1] = bytes(self._parts[-1])
+
+    def clear(self) -> None:
+        """Drop everything: no message is read any more."""
+        self._head, self._at, self.held_bytes = b"", 0, 0
+        self._parts.clear()
+
     def next(self) -> bytes | None:
         """The next message, decompressed; None if it is not complete.
 
@@ -67,6 +80,8 @@ class MessageReader:
         if len(self._head) - self._at < PREFIX_BYTES:
             self._join()
         flag, size = PREFIX.unpack_from(self._head, self._at)
+        if flag > 1:
+            raise CallError(GrpcStatus.INTERNAL, f"a message has the flag {flag}; it is 0, or 1 for a compressed one")
         if size > LARGEST_MESSAGE_BYTES:
             raise CallError(
                 GrpcStatus.RESOURCE_EXHAUSTED,
@@ -112,8 +127,3 @@ class MessageReader:
         if not decoder.eof or decoder.unused_data:
             raise CallError(GrpcStatus.INTERNAL, "a compressed message has not the length that its compression says")
         return data
-
-
-def framed(message: bytes) -> bytes:
-    """A message with its prefix."""
-    return PREFIX.pack(0, len(message)) + message

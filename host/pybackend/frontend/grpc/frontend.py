@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
+from pybackend.errors import InferenceError
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
@@ -38,6 +39,7 @@ class GrpcFrontend:
         plans: cached plans of earlier requests.
         connections: all open ones.
         seconds: incremented once a second by the server.
+        closing: True once the server stops: no calls are accepted.
         ended: set when a connection has ended.
     """
 
@@ -48,8 +50,13 @@ class GrpcFrontend:
         self.plans = PlanCaches()
         self.connections: set[Connection] = set()
         self.seconds = 0
+        self.closing = False
         self.ended = asyncio.Event()
 
+    def refused(self, error: InferenceError, address: str, model: str = "") -> None:
+        """Count a request that was answered with this error before a model had accepted it."""
+        self.engine.refusals.add_error(PROTOCOL, model, error, address)
+
     def malformed(self, message: str, address: str) -> None:
-        """Count bytes that are not HTTP/2."""
+        """Count bytes that are not HTTP/2, or no gRPC call."""
         self.engine.refusals.add(PROTOCOL, RefusalReason.MALFORMED, message, sender=address)

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from pybackend.frontend.grpc.errors import CallError, trailers_only
+from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
 from pybackend.http2 import HeaderBlock, RequestHead
 from pybackend.protocol.grpc_status import GrpcStatus
 
+_CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)
+"""The content type of a call: messages are in protobuf, and not in JSON or another encoding."""
+
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class Refusal(NamedTuple):
+    """The end of a call that cannot be served.
+
+    Attributes:
+        message: for the log.
+        answer: a head, and nothing else.
+    """
+
+    message: str
+    answer: HeaderBlock
 
 
 class CallHead:
@@ -21,7 +37,7 @@ class CallHead:
         encoding: how the client compresses messages.
         timeout_s: the client's deadline, from the call's beginning; None if it has none.
         metadata: the other fields, by name; of repeated ones, the last.
-        refusal: the answer to a call that cannot be served; None if it can.
+        refusal: the end of a call that cannot be served; None if it can.
     """
 
     __slots__ = ("encoding", "metadata", "path", "refusal", "timeout_s")
@@ -31,14 +47,21 @@ class CallHead:
         self.metadata = dict(head.fields)
         self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s: float | None = None
-        self.refusal: HeaderBlock | None = None
+        self.refusal: Refusal | None = None
+        if head.method != b"POST":
+            self.refusal = Refusal("a gRPC call is a POST request", http_error(405))
+            return
+        if _CALL.match(self.metadata.get(b"content-type", b"")) is None:
+            self.refusal = Refusal("the content-type of a gRPC call is application/grpc", http_error(415))
+            return
         if self.encoding not in ENCODINGS:
             text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
-            self.refusal = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
+            answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
+            self.refusal = Refusal(text, answer)
         try:
             self.timeout_s = _timeout(self.metadata.get(b"grpc-timeout"))
         except CallError as error:
-            self.refusal = trailers_only(error.status, error.message)
+            self.refusal = Refusal(error.message, trailers_only(error.status, error.message))
 
 
 def _timeout(value: bytes | None) -> float | None:

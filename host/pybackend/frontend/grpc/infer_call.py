@@ -7,7 +7,7 @@ import logging
 from pybackend.engine.admission import Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.call import Call, CallConnection
-from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
@@ -47,6 +47,9 @@ class InferCall(Call):
         if self._format is not None:
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
         frontend = self.connection.frontend
+        if frontend.closing:
+            self.fail(SHUTTING_DOWN)
+            return
         name = ""
         try:
             parts = split_message(message, frontend.limits)
@@ -59,13 +62,21 @@ class InferCall(Call):
             self._format = plan.output_format
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
         except InferenceError as error:
-            frontend.engine.refusals.add_error(PROTOCOL, name, error, self.connection.address)
-            raise
+            frontend.refused(error, self.connection.address, name)
+            self.fail(CallError.of(error))
 
     def on_half_close(self) -> None:
         """The client has sent all of it."""
         if self._format is None:
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is none")
+
+    def is_working(self) -> bool:
+        """The model has the request."""
+        return self._pending is not None
+
+    def needs_message(self) -> bool:
+        """True before the request."""
+        return self._format is None
 
     def on_cancelled(self) -> None:
         """Cancel the request."""

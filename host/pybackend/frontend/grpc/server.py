@@ -33,6 +33,11 @@ class GrpcServer:
         self._ticking = loop.create_task(repeat(1, self._tick))
         self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, make_call, loop), b"", tls)
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are not closed yet."""
+        return len(self._frontend.connections)
+
     def _tick(self) -> None:
         """The one timer of all connections."""
         self._frontend.seconds += 1
@@ -43,6 +48,7 @@ class GrpcServer:
         """Refuse new connections and new calls; connections close after their last call."""
         if self._listener is not None:
             self._listener.close()
+        self._frontend.closing = True
         for connection in list(self._frontend.connections):
             connection.shut_down()
 

@@ -7,9 +7,9 @@ from collections import deque
 from functools import partial
 
 from pybackend.engine.admission import Sender
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.call import Call, CallConnection
-from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
@@ -81,6 +81,8 @@ class StreamInferCall(Call):
         try:
             parts = split_message(message, frontend.limits)
             name, request_id = parts.model_name, parts.id
+            if frontend.closing:
+                raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
             admission = frontend.engine.open(name, parts.model_version, _SENDER)
             signature = admission.signature
             plan = decode_message(
@@ -90,7 +92,7 @@ class StreamInferCall(Call):
             request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
             request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         except InferenceError as error:
-            frontend.engine.refusals.add_error(PROTOCOL, name, error, self.connection.address)
+            frontend.refused(error, self.connection.address, name)
             request.ordered, request.response = True, encode_stream_error(error, request_id)
         self._open.add(request)
         if request.ordered:
@@ -100,6 +102,10 @@ class StreamInferCall(Call):
     def on_half_close(self) -> None:
         """The client sends no further requests."""
         self._finish_if_done()
+
+    def is_working(self) -> bool:
+        """Requests are open."""
+        return bool(self._open)
 
     def on_cancelled(self) -> None:
         """Cancel all requests."""
@@ -153,6 +159,10 @@ class StreamInferCall(Call):
         except InferenceError as error:
             self._send_error(error, response)
             return
+        except Exception:  # the client gets an answer, whatever the model's outputs do to the encoder
+            log.exception("A response of model '%s' cannot be encoded", response.model_name)
+            self._send_error(InferenceError("internal error: see the server's log"), response)
+            return
         self.send_encoded(encoded, response)
         if self.stream.waiting_bytes > MOST_UNREAD_BYTES:
             for each in self._open:
@@ -163,7 +173,6 @@ class StreamInferCall(Call):
         message = encode_stream_error(error, response.id, response)
         response.release()
         if self._status_on_error:
-            self.on_cancelled()
             self.fail(CallError.of(error))
         else:
             self.send(message)
@@ -179,8 +188,14 @@ class StreamInferCall(Call):
         was_full = len(self._open) >= MOST_OPEN_REQUESTS
         self._open.discard(request)
         if was_full:
-            self.connection.loop.call_soon(self.go_on)
+            self.connection.loop.call_soon(self._go_on_soon)
         self._finish_if_done()
+        if not self._open and self.connection.frontend.closing:
+            self.fail(SHUTTING_DOWN)
+
+    def _go_on_soon(self) -> None:
+        self.go_on()
+        self.connection.flush_soon()
 
     def _finish_if_done(self) -> None:
         if self.half_closed and not self._open and not self.held_bytes and not self.is_over:

@@ -76,24 +76,39 @@ class MethodCall(Call):
         elif not self._count:
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is none")
 
+    def is_working(self) -> bool:
+        """A message is being answered."""
+        return self._task is not None
+
+    def needs_message(self) -> bool:
+        """True before the request, unless the method takes any number of them."""
+        return not self._count and not self._method.streams
+
     def on_cancelled(self) -> None:
         """Stop working."""
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     async def _answer(self, request: Any) -> None:
+        failure: CallError | None
         try:
             answer = (await self._method.answer(request)).SerializeToString()
         except InferenceError as error:
-            self.fail(CallError.of(error))
-        except CallError as error:
-            self.fail(error)
+            failure = CallError.of(error)
         except Exception:  # the client gets an answer
             log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+            failure = CallError(GrpcStatus.INTERNAL, "internal error: see the server's log")
         else:
-            if not self.is_over:
-                self.send(answer) if self._method.streams else self.reply(answer)
+            failure = None
         self._task = None
-        self.connection.flush_soon()
+        if failure is not None:
+            self.fail(failure)
+        elif self._method.streams:
+            self.send(answer)
+        else:
+            self.reply(answer)
         self.go_on()
+        if self.connection.frontend.closing:
+            self.shut_down()
+        self.connection.flush_soon()

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
+from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 MAX_KEPT_BYTES = 64 * 1024
 """Bytes of further requests buffered while one is being answered; beyond, reading pauses."""
-
-IDLE_SECONDS = 600
-"""Idle connections are closed after this time. It is long because clients pool connections."""
 
 _PHRASES = {
     400: b"Bad Request",

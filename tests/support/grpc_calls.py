@@ -1,0 +1,191 @@
+"""A gRPC client that says every frame itself, and a gRPC port in this process whose clock a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import hpack
+
+from pybackend.engine.engine import InferenceEngine
+from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.grpc.server import GrpcServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import bind
+from pybackend.protocol.limits import BodyLimits
+from tests.support import http2
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+
+def framed(message: bytes, flag: int = 0) -> bytes:
+    """A message with its prefix."""
+    return struct.pack(">BI", flag, len(message)) + message
+
+
+class RawClient:
+    """One connection.
+
+    Attributes:
+        trailers: the last header block of each stream.
+        heads: the first one.
+        bodies: the data of each stream.
+        resets: codes of RST_STREAM by stream.
+        goaways: payloads of GOAWAY.
+        returned: sums of WINDOW_UPDATE by stream; 0 is the connection.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = hpack.Decoder()
+        self._next_stream = 1
+        self.pongs: list[bytes] = []
+        self.heads: dict[int, dict[str, str]] = {}
+        self.trailers: dict[int, dict[str, str]] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.resets: dict[int, int] = {}
+        self.goaways: list[bytes] = []
+        self.returned: dict[int, int] = {}
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int], **settings: int) -> Self:
+        """Connect and greet; settings are ``id_N=value``."""
+        client = cls(*await asyncio.open_connection(*address))
+        client.write(http2.PREFACE, http2.settings(**settings))
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.transport.abort()
+
+    def write(self, *frames: bytes) -> None:
+        """Send bytes."""
+        self._writer.write(b"".join(frames))
+
+    def open(self, path: str, *fields: tuple[str, str], ended: bool = False, **replaced: str) -> int:
+        """Send the head of a call; returns its stream. Fields replace the usual ones of the same name."""
+        stream = self._next_stream
+        self._next_stream += 2
+        usual = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": "x",
+            "content-type": "application/grpc",
+            "te": "trailers",
+        }
+        flags = http2.END_HEADERS | (http2.END_STREAM if ended else 0)
+        self.write(http2.headers(stream, *{**usual, **dict(fields), **replaced}.items(), flags=flags))
+        return stream
+
+    def send(self, stream: int, data: bytes, *, ended: bool = False) -> None:
+        """Send data in one frame."""
+        self.write(http2.frame(http2.DATA, http2.END_STREAM if ended else 0, stream, data))
+
+    def call(self, path: str, data: bytes, *fields: tuple[str, str]) -> int:
+        """Send a whole call; returns its stream."""
+        stream = self.open(path, *fields)
+        self.send(stream, data, ended=True)
+        return stream
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Read until a condition holds.
+
+        Raises:
+            EOFError: the server closed the connection first.
+        """
+        while not condition():
+            await self._read_frame()
+
+    async def settled(self) -> None:
+        """Returns once the server has done all that was sent before, and its answers have come."""
+        for _ in range(2):  # what the server writes at the end of a turn comes behind the first answer
+            mark = struct.pack(">Q", len(self.pongs))
+            self.write(http2.frame(http2.PING, 0, 0, mark))
+            await self.until(lambda mark=mark: mark in self.pongs)
+
+    async def closed(self) -> None:
+        """Read until the server closes the connection."""
+        try:
+            await self.until(lambda: False)
+        except (EOFError, ConnectionError):
+            return
+
+    async def _read_frame(self) -> None:
+        head = await self._reader.readexactly(9)
+        length = int.from_bytes(head[:3], "big")
+        kind, flags, stream = struct.unpack(">BBI", head[3:])
+        payload = await self._reader.readexactly(length)
+        if kind == http2.DATA:
+            self.bodies[stream] = self.bodies.get(stream, b"") + payload
+        elif kind == http2.HEADERS:
+            fields = dict(self._decoder.decode(payload))
+            self.heads.setdefault(stream, fields)
+            if flags & http2.END_STREAM:
+                self.trailers[stream] = fields
+        elif kind == http2.RST_STREAM:
+            self.resets[stream] = int.from_bytes(payload, "big")
+        elif kind == http2.GOAWAY:
+            self.goaways.append(payload)
+        elif kind == http2.WINDOW_UPDATE:
+            self.returned[stream] = self.returned.get(stream, 0) + int.from_bytes(payload, "big")
+        elif kind == http2.SETTINGS and not flags & http2.ACK:
+            self.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
+        elif kind == http2.PING:
+            if flags & http2.ACK:
+                self.pongs.append(payload)
+            else:
+                self.write(http2.frame(http2.PING, http2.ACK, 0, payload))
+
+    async def status(self, stream: int) -> tuple[str, str]:
+        """Status and message of a call, once it has ended."""
+        await self.until(lambda: stream in self.trailers)
+        found = self.trailers[stream]
+        return found.get("grpc-status", found.get(":status", "")), found.get("grpc-message", "")
+
+
+class Port:
+    """A gRPC port.
+
+    Attributes:
+        address: where it listens.
+        frontend: its state.
+        server: the server.
+    """
+
+    def __init__(self, address: tuple[str, int], frontend: GrpcFrontend, server: GrpcServer) -> None:
+        self.address = address
+        self.frontend = frontend
+        self.server = server
+
+    async def connect(self, **settings: int) -> RawClient:
+        """A new client."""
+        return await RawClient.connect(self.address, **settings)
+
+    def advance(self, seconds: int) -> None:
+        """Let the clock of connections run ahead."""
+        self.frontend.seconds += seconds
+        for connection in list(self.frontend.connections):
+            connection.check_progress()
+
+
+@asynccontextmanager
+async def grpc_port(engine: InferenceEngine, kept_bytes: int = 1 << 30) -> AsyncIterator[Port]:
+    """A port on a free number."""
+    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes))
+    server = GrpcServer(frontend)
+    sock = bind("127.0.0.1", 0, "GRPC")
+    await server.start(sock)
+    try:
+        yield Port(sock.getsockname(), frontend, server)
+    finally:
+        await server.stop(asyncio.get_running_loop().time())
