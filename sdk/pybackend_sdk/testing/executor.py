@@ -168,11 +168,12 @@ class ModelExecutor:
             for exchange in exchanges:
                 exchange.began = True
             again = run(exchanges)
-            for exchange in again:
-                if exchange.cancelled:
-                    exchange.ended = True
-                    exchange.fail(TritonError("the client cancelled the request", TritonError.CANCELLED))
-            exchanges = [exchange for exchange in again if not exchange.cancelled]
+            # Looked at once: a request may be cancelled at any moment, and must then either go on or get its answer.
+            cancelled = [exchange for exchange in again if exchange.cancelled]
+            for exchange in cancelled:
+                exchange.ended = True
+                exchange.fail(TritonError("the client cancelled the request", TritonError.CANCELLED))
+            exchanges = [exchange for exchange in again if exchange not in cancelled]
             if not exchanges:
                 return
         raise HarnessError(

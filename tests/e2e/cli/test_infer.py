@@ -288,13 +288,30 @@ def test_another_kind_of_server(pybackend):
     assert done.stderr.startswith(f"error: the program at http://127.0.0.1:{other.server_port} is no server of the v2")
 
 
-def test_the_port_for_grpc_is_not_printed_as_it_answers(pybackend, repository):
+def test_the_port_for_grpc(pybackend, repository):
     flags = ("--load-model=flat", "--model-control-mode=explicit")
     with serving(repository, flags=flags) as server:
         done = pybackend("infer", "flat", "--input", "IN=[1, 2]", "--url", server.grpc_url)
     assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: this port serves gRPC over HTTP/2: send HTTP/1.1 requests to the HTTP port\n"
+
+
+def test_a_port_that_speaks_something_else_is_not_printed_as_it_answers(pybackend):
+    def answer(listening):
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"\0\1\2 not HTTP\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        url = f"127.0.0.1:{listening.getsockname()[1]}"
+        done = pybackend("infer", "flat", "--input", "IN=[1, 2]", "--url", url)
+        thread.join()
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"error: the program at http://{server.grpc_url} does not answer in HTTP/1: is that the server's port for HTTP? "
+        f"error: the program at http://{url} does not answer in HTTP/1: is that the server's port for HTTP? "
         "By default it is 8000; 8001 is for gRPC. --url names another one\n"
     )
 

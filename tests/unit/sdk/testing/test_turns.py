@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,22 @@ def test_a_cancelled_request_ends_between_two_turns(opened):
     stream.cancel()
     *_, last = stream.collect()
     assert last.error.code().name == "CANCELLED"
+
+
+def test_a_request_may_be_cancelled_at_any_moment(opened):
+    """With threads that change places all the time, cancellations hit every line of the code between two turns."""
+    harness = opened(STREAMING, configuration(**DECOUPLED, **ITERATIVE))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            stream = harness.stream(IN=[1_000_000])
+            next(stream)
+            stream.cancel()
+            *_, last = stream.collect()
+            assert last.error.code().name == "CANCELLED"
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_requests_of_other_models_too(opened, write):
