@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import termios
 from struct import Struct
+from typing import Any
 
 LOWEST_RATE_BYTES_PER_S = 1024
 """Minimum average rate at which clients must send a request or read a response."""
@@ -63,6 +64,14 @@ class Pace:
     def is_slow(self) -> bool:
         """True if the client may be disconnected when memory is short."""
         return self.seconds >= SLOW_AFTER_SECONDS and self.rate_bytes_per_s < SLOW_RATE_BYTES_PER_S
+
+
+def unsent_bytes(transport: Any) -> int:
+    """Bytes that the client has not received, in the transport and in the kernel; 0 for a connection that closes."""
+    if transport.is_closing():
+        return 0
+    descriptor: int = transport.get_extra_info("socket").fileno()
+    return int(transport.get_write_buffer_size()) + kernel_unsent_bytes(descriptor)
 
 
 def kernel_unsent_bytes(descriptor: int) -> int:

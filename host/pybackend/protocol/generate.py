@@ -5,8 +5,7 @@ Used by the routes ``generate`` and ``generate_stream``. Values take their datat
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_document import check_values
-from pybackend.protocol.infer_response import json_values
+from pybackend.protocol.infer_response import encode_document, json_values
 from pybackend.protocol.json_document import parse_document, type_error
 from pybackend.protocol.json_tensor import encode_values
 from pybackend.protocol.limits import BodyLimits
@@ -33,7 +32,6 @@ PARAMETERS = "parameters"
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 _value = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 def parse_generate(body: bytes, signature: ModelSignature, model_version: str, limits: BodyLimits) -> InferenceRequest:
@@ -160,15 +158,4 @@ def generate_document(response: InferenceResponse) -> bytes:
     members["model_name"], members["model_version"] = response.model_name, response.model_version
     if response.id:
         members["id"] = response.id
-    return _encoded(dict(sorted(members.items())))
-
-
-def _encoded(members: Mapping[str, Any]) -> bytes:
-    try:
-        text = _encode(members)
-    except UnicodeEncodeError:
-        text = b"null"
-    # msgspec writes NaN and infinities as null, which otherwise occurs only inside strings.
-    if b"null" not in text:
-        return text
-    return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return encode_document(dict(sorted(members.items())), may_hold_nan=True)

@@ -11,7 +11,7 @@ from typing import Any
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.protocol.refusals import invalid
-from pybackend.protocol.request_parameters import RESERVED_PREFIX
+from pybackend.protocol.request_parameters import RESERVED_PREFIX, set_flag
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -80,13 +80,11 @@ def _set_sequence_id(request: InferenceRequest, value: Any) -> None:
 
 
 def _set_sequence_start(request: InferenceRequest, value: Any) -> None:
-    if parameter(value, "sequence_start", BOOL):
-        request.flags |= int(RequestFlags.SEQUENCE_START)
+    set_flag(request, RequestFlags.SEQUENCE_START, parameter(value, "sequence_start", BOOL))
 
 
 def _set_sequence_end(request: InferenceRequest, value: Any) -> None:
-    if parameter(value, "sequence_end", BOOL):
-        request.flags |= int(RequestFlags.SEQUENCE_END)
+    set_flag(request, RequestFlags.SEQUENCE_END, parameter(value, "sequence_end", BOOL))
 
 
 def _set_priority(request: InferenceRequest, value: Any) -> None:

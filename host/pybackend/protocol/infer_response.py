@@ -121,7 +121,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         parameters=response.parameters or UNSET,
         outputs=outputs,
     )
-    header_json = _encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
+    header_json = encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
     return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
 
 
@@ -164,7 +164,7 @@ def _binary_header(
     document = _Document(
         id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
     )
-    return _encode_document(document, may_hold_nan=False)
+    return encode_document(document, may_hold_nan=False)
 
 
 def document_head(response: InferenceResponse) -> bytes:
@@ -176,7 +176,7 @@ def document_head(response: InferenceResponse) -> bytes:
         parameters=response.parameters or UNSET,
         outputs=[],
     )
-    return _encode_document(document, may_hold_nan=document.parameters is not UNSET).removesuffix(b"]}")
+    return encode_document(document, may_hold_nan=document.parameters is not UNSET).removesuffix(b"]}")
 
 
 def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
@@ -207,7 +207,8 @@ def not_text_error(tensor: OutputTensor) -> InferenceError:
     )
 
 
-def _encode_document(document: _Document, *, may_hold_nan: bool) -> bytes:
+def encode_document(document: Any, *, may_hold_nan: bool) -> bytes:
+    """JSON of a document, with bare ``NaN`` and ``Infinity``, and ``?`` for text that UTF-8 cannot hold."""
     try:
         text = _encode(document)
     except UnicodeEncodeError:
@@ -218,7 +219,6 @@ def _encode_document(document: _Document, *, may_hold_nan: bool) -> bytes:
     return text
 
 
-def _encode_literally(document: _Document) -> bytes:
-    """The same document with bare ``NaN`` and ``Infinity``, and ``?`` for text that UTF-8 cannot hold."""
+def _encode_literally(document: Any) -> bytes:
     text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")

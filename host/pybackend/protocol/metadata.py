@@ -43,13 +43,14 @@ def model_metadata(signature: ModelSignature, versions: Sequence[str], model_pla
             "name": signature.model_name,
             "versions": versions,
             "platform": model_platform,
-            "inputs": _tensors(signature.inputs.values(), batching),
-            "outputs": _tensors(signature.outputs.values(), batching),
+            "inputs": tensor_documents(signature.inputs.values(), batching),
+            "outputs": tensor_documents(signature.outputs.values(), batching),
         }
     )
 
 
-def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:
+def tensor_documents(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:
+    """Name, datatype and shape of each tensor, as clients see them: with the batch dimension if there is one."""
     batch = (-1,) if batching else ()
     return [{"name": tensor.name, "datatype": tensor.datatype, "shape": batch + tensor.dims} for tensor in tensors]
 

@@ -70,14 +70,15 @@ def _set_sequence_id(request: InferenceRequest, value: Any) -> None:
 
 
 def _set_sequence_start(request: InferenceRequest, value: Any) -> None:
-    _set_flag(request, RequestFlags.SEQUENCE_START, as_bool(value, "sequence_start"))
+    set_flag(request, RequestFlags.SEQUENCE_START, as_bool(value, "sequence_start"))
 
 
 def _set_sequence_end(request: InferenceRequest, value: Any) -> None:
-    _set_flag(request, RequestFlags.SEQUENCE_END, as_bool(value, "sequence_end"))
+    set_flag(request, RequestFlags.SEQUENCE_END, as_bool(value, "sequence_end"))
 
 
-def _set_flag(request: InferenceRequest, flag: RequestFlags, wanted: bool) -> None:
+def set_flag(request: InferenceRequest, flag: RequestFlags, wanted: bool) -> None:
+    """Set a flag if it is wanted."""
     if wanted:
         request.flags |= int(flag)
 

@@ -13,7 +13,7 @@ from pybackend.frontend.grpc.call import Call, CallConnection, RefusedCall
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.listener import is_secure
-from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, kernel_unsent_bytes
+from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.http2 import Config, ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 
 log = logging.getLogger(__name__)
@@ -298,10 +298,7 @@ class GrpcConnection(asyncio.Protocol):
         """Bytes that the client has not taken, in the place where they wait."""
         if self._transfer is _Transfer.WINDOW:
             return self.http2.waiting_bytes
-        if self.transport.is_closing():
-            return 0
-        descriptor: int = self.transport.get_extra_info("socket").fileno()
-        return int(self.transport.get_write_buffer_size()) + kernel_unsent_bytes(descriptor)
+        return unsent_bytes(self.transport)
 
     # The end
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.protocol.grpc_message import InferMessage
+from pybackend.protocol.grpc_request import decode_message
+from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 
@@ -52,6 +56,17 @@ class GrpcFrontend:
         self.seconds = 0
         self.closing = False
         self.ended = asyncio.Event()
+
+    def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
+        """The request in a message, and its admission to the model.
+
+        Raises:
+            InferenceError: the model does not serve, or the request is invalid.
+        """
+        admission = self.engine.open(message.model_name, message.model_version, sender)
+        signature = admission.signature
+        plans = self.plans.of(signature)
+        return admission, decode_message(message, signature, admission.model_version, self.limits, plans)
 
     def refused(self, error: InferenceError, address: str, model: str = "") -> None:
         """Count a request that was answered with this error before a model had accepted it."""

@@ -14,7 +14,6 @@ from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_message import split_message
-from pybackend.protocol.grpc_request import decode_message
 from pybackend.protocol.grpc_response import encode_message
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.protocol.infer_plan import OutputFormat
@@ -54,11 +53,7 @@ class InferCall(Call):
         try:
             parts = split_message(message, frontend.limits)
             name = parts.model_name
-            admission = frontend.engine.open(name, parts.model_version, _SENDER)
-            signature = admission.signature
-            plan = decode_message(
-                parts, signature, admission.model_version, frontend.limits, frontend.plans.of(signature)
-            )
+            admission, plan = frontend.plan(parts, _SENDER)
             self._format = plan.output_format
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
         except InferenceError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from pybackend import __version__
@@ -11,7 +10,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
-from pybackend.modelconfig.signature import TensorSignature
+from pybackend.protocol.metadata import tensor_documents
 from pybackend.schema.messages import message_class
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -95,8 +94,8 @@ class _Methods:
             name=signature.model_name,
             versions=model.versions,
             platform=model.platform,
-            inputs=_tensors(signature.inputs.values(), batching),
-            outputs=_tensors(signature.outputs.values(), batching),
+            inputs=tensor_documents(signature.inputs.values(), batching),
+            outputs=tensor_documents(signature.outputs.values(), batching),
         )
 
     async def model_config(self, request: Any) -> Any:
@@ -116,8 +115,3 @@ class _Methods:
     async def _status(self) -> str:
         self._refuse_while_exiting()
         return "SERVING" if await self._engine.is_ready() else "NOT_SERVING"
-
-
-def _tensors(tensors: Iterable[TensorSignature], batching: bool) -> list[dict[str, Any]]:
-    batch = (-1,) if batching else ()
-    return [{"name": tensor.name, "datatype": tensor.datatype, "shape": batch + tensor.dims} for tensor in tensors]

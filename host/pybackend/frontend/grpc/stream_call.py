@@ -16,7 +16,6 @@ from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_message import split_message
-from pybackend.protocol.grpc_request import decode_message
 from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
 
@@ -83,11 +82,7 @@ class StreamInferCall(Call):
             name, request_id = parts.model_name, parts.id
             if frontend.closing:
                 raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
-            admission = frontend.engine.open(name, parts.model_version, _SENDER)
-            signature = admission.signature
-            plan = decode_message(
-                parts, signature, admission.model_version, frontend.limits, frontend.plans.of(signature)
-            )
+            admission, plan = frontend.plan(parts, _SENDER)
             request.ordered = not admission.is_decoupled
             request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
             request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)

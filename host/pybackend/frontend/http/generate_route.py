@@ -15,7 +15,7 @@ from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.infer_route import disconnected
+from pybackend.frontend.http.infer_route import ERRORS, disconnected
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
 from pybackend.protocol.limits import BodyLimits
@@ -30,10 +30,6 @@ _WRONG_COUNT = (
 
 _OBJECT = {"schema": {"type": "object", "description": "members are inputs, outputs or parameters, by their names"}}
 _EVENTS = {"schema": {"type": "string", "description": "an event `data: {...}` for each response"}}
-_ERROR = {
-    "description": "the mistake and how to correct it",
-    "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
-}
 
 
 def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
@@ -61,7 +57,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
                 "requestBody": {"required": True, "content": {"application/json": _OBJECT}},
                 "responses": {
                     "200": {"description": "the outputs", "content": reply},
-                    **dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR),
+                    **ERRORS,
                 },
             }
             app.post(path, tags=["inference"], summary=summary, name=path, response_model=None, openapi_extra=openapi)(

@@ -70,6 +70,9 @@ _ERROR = {
     "description": "the mistake and how to correct it",
     "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
 }
+ERRORS: dict[str, Any] = dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR)
+"""The answers to requests that fail, for the OpenAPI document."""
+
 _OPENAPI: dict[str, Any] = {
     "parameters": [
         {
@@ -89,7 +92,7 @@ _OPENAPI: dict[str, Any] = {
             "description": "the outputs",
             "content": {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BINARY},
         },
-        **dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR),
+        **ERRORS,
     },
 }
 

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, kernel_unsent_bytes
+from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -430,7 +430,7 @@ class SerialProtocol(HttpToolsProtocol):
         seconds, self._checked_at = now - self._checked_at, now
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         if self._write_paused:
-            unsent = self._unsent_bytes()
+            unsent = unsent_bytes(self.transport)
             moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
         elif not self._message_done and not self.flow.read_paused and (self._headers_done or self._head_bytes > 0):
             moved = received
@@ -445,10 +445,3 @@ class SerialProtocol(HttpToolsProtocol):
                 "Closing a connection whose client sends or reads less than %d bytes a second.", LOWEST_RATE_BYTES_PER_S
             )
             self.transport.abort()
-
-    def _unsent_bytes(self) -> int:
-        """Bytes of the response that the client has not received, in all buffers."""
-        if self.transport.is_closing():
-            return 0
-        descriptor: int = self.transport.get_extra_info("socket").fileno()
-        return self.transport.get_write_buffer_size() + kernel_unsent_bytes(descriptor)
