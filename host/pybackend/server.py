@@ -24,7 +24,7 @@ from pybackend.frontend.http.infer_protocol import InferFrontend
 from pybackend.frontend.http.serial_protocol import ConnectionClock
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.frontend.listening import address_of, bind
+from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics import MetricsApp
 from pybackend.frontend.tls import tls_context
 from pybackend.model.host_settings import make_host
@@ -159,15 +159,15 @@ class Server:
         )
         try:
             if http.enabled:
-                sockets.http = bind(http.address, http.port, "HTTP")
+                sockets.http = bind(http.address, http.port, "HTTP", reuse_port=http.reuse_port)
             if grpc.enabled:
-                sockets.grpc = bind(grpc.address, grpc.port, "GRPC")
+                sockets.grpc = bind(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
             if http.metrics_enabled:
                 sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
         except ServerError:
             for bound in (sockets.http, sockets.grpc):
                 if bound is not None:
-                    bound.close()
+                    release(bound)
             raise
         return sockets
 
@@ -181,7 +181,7 @@ class Server:
         if sockets.grpc is not None:
             self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept))
             await self._grpc.start(sockets.grpc, sockets.grpc_tls)
-            log.info("Started GRPCInferenceService at %s", address_of(sockets.grpc))
+            log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
         if sockets.metrics is not None:
             metrics = MetricsApp(self._repository, self._engine.refusals, self._services.metrics, self._cache)
             self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
@@ -260,6 +260,16 @@ class Server:
         if self._cache is not None:
             await self._cache.close()
         return answered and sent
+
+
+def _warning_of_reach(sockets: _Sockets) -> str:
+    """What the operator may not expect: the address of HTTP does not hold for gRPC."""
+    if sockets.http is None or sockets.grpc is None or not is_local(sockets.http) or not is_for_all(sockets.grpc):
+        return ""
+    return (
+        ", which other machines can reach, unlike HTTP. --http-address does not apply to gRPC: "
+        "--grpc-address=127.0.0.1 limits it to this machine"
+    )
 
 
 def raise_descriptor_limit() -> None:

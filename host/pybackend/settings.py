@@ -18,6 +18,9 @@ DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 DEFAULT_DEBUG_PORT = 5678
 """The port that editors suggest."""
 
+LOCAL_ADDRESS = "unix:"
+"""The addresses of Unix-domain sockets begin with this, and go on with a path."""
+
 
 class ModelControlMode(StrEnum):
     """How the set of loaded models is decided."""
@@ -61,8 +64,9 @@ class HttpSettings:
 
     Attributes:
         enabled: False serves no HTTP at all, only metrics.
-        address: address to bind.
+        address: address to bind, or ``unix:`` and a path.
         port: port to bind; 0 takes a free one.
+        reuse_port: share the port with other servers that ask for it.
         max_input_size_bytes: limit on JSON, raw and decompressed bodies.
         memory_limit_bytes: limit on buffered bytes of arriving bodies and of unread responses.
         tls: certificates of the HTTP port; None for plain HTTP.
@@ -74,6 +78,7 @@ class HttpSettings:
     enabled: bool = True
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8000
+    reuse_port: bool = False
     max_input_size_bytes: int = DEFAULT_MAX_INPUT_SIZE_BYTES
     memory_limit_bytes: int = field(default_factory=quarter_of_memory_bytes)
     tls: TlsSettings | None = None
@@ -88,15 +93,17 @@ class GrpcSettings:
 
     Attributes:
         enabled: False serves no gRPC.
-        address: address to bind.
+        address: address to bind, or ``unix:`` and a path.
         port: port to bind; 0 takes a free one.
         tls: its certificates; None for a plain port.
+        reuse_port: share the port with other servers that ask for it.
     """
 
     enabled: bool = True
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8001
     tls: TlsSettings | None = None
+    reuse_port: bool = False
 
 
 @dataclass(frozen=True)

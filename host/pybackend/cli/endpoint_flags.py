@@ -10,6 +10,7 @@ from pybackend.cli.flag_values import add_switch, integer
 from pybackend.errors import ServerError
 from pybackend.settings import (
     DEFAULT_MAX_INPUT_SIZE_BYTES,
+    LOCAL_ADDRESS,
     GrpcSettings,
     HttpSettings,
     TlsSettings,
@@ -20,10 +21,8 @@ from pybackend.settings import (
 def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     """Add the flags of all endpoints."""
     group = serve.add_argument_group("endpoints")
-    port = integer(0, 65535)
     add_switch(group, "--allow-http", default=True, text="serve HTTP")
-    group.add_argument("--http-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
-    group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 takes a free port [8000]")  # type: ignore[arg-type]
+    _add_place(group, "http", 8000)
     group.add_argument(
         "--http-max-input-size",
         type=integer(-(2**63)),  # type: ignore[arg-type]
@@ -40,12 +39,29 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     )
     _add_tls(group, "http")
     add_switch(group, "--allow-grpc", default=True, text="serve gRPC")
-    group.add_argument("--grpc-address", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [0.0.0.0]")  # noqa: S104
-    group.add_argument("--grpc-port", type=port, default=8001, metavar="PORT", help="0 takes a free port [8001]")  # type: ignore[arg-type]
+    _add_place(group, "grpc", 8001)
     _add_tls(group, "grpc")
+    port = integer(0, 65535)
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+
+
+def _add_place(group: argparse._ArgumentGroup, service: str, port: int) -> None:
+    group.add_argument(
+        f"--{service}-address",
+        default="0.0.0.0",  # noqa: S104  the reference's default
+        metavar="ADDRESS",
+        help="address to listen on, or unix:PATH for a Unix-domain socket [0.0.0.0]",
+    )
+    group.add_argument(
+        f"--{service}-port",
+        type=integer(0, 65535),  # type: ignore[arg-type]
+        default=port,
+        metavar="PORT",
+        help=f"0 takes a free port [{port}]",
+    )
+    add_switch(group, f"--reuse-{service}-port", default=False, text="share the port with other servers")
 
 
 def _add_tls(group: argparse._ArgumentGroup, service: str) -> None:
@@ -80,7 +96,9 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
     """
     if given.http_max_input_size <= 0:
         raise ServerError("Error: --http-max-input-size must be greater than 0.")
-    metrics_address = given.metrics_address or given.http_address
+    metrics_address = given.metrics_address or (
+        "127.0.0.1" if given.http_address.startswith(LOCAL_ADDRESS) else given.http_address
+    )
     _check_ports(
         ("HTTP", given.allow_http, given.http_address, given.http_port),
         ("gRPC", given.allow_grpc, given.grpc_address, given.grpc_port),
@@ -90,6 +108,7 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         enabled=given.allow_http,
         address=given.http_address,
         port=given.http_port,
+        reuse_port=given.reuse_http_port,
         max_input_size_bytes=given.http_max_input_size,
         memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
         tls=_tls_settings(given, "http"),
@@ -97,14 +116,23 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         metrics_address=metrics_address,
         metrics_port=given.metrics_port,
     )
-    return http, GrpcSettings(given.allow_grpc, given.grpc_address, given.grpc_port, _tls_settings(given, "grpc"))
+    grpc = GrpcSettings(
+        enabled=given.allow_grpc,
+        address=given.grpc_address,
+        port=given.grpc_port,
+        tls=_tls_settings(given, "grpc"),
+        reuse_port=given.reuse_grpc_port,
+    )
+    return http, grpc
 
 
 def _check_ports(*services: tuple[str, bool, str, int]) -> None:
     """Refuse two services at one address and port; each is a name, whether it is served, an address and a port."""
     for (name, served, *place), (other, other_served, *other_place) in combinations(services, 2):
-        if served and other_served and place == other_place and place[1] != 0:
+        is_local = str(place[0]).startswith(LOCAL_ADDRESS)
+        same = place[0] == other_place[0] if is_local else place == other_place and place[1] != 0
+        if served and other_served and same:
             raise ServerError(
-                f"The server cannot listen to {name} requests and {other} requests at the same address and port "
-                f"{place[0]}:{place[1]}"
+                f"The server cannot listen to {name} requests and {other} requests at the same address"
+                f"{f' {place[0]}' if is_local else f' and port {place[0]}:{place[1]}'}"
             )

@@ -34,7 +34,7 @@ _REFERENCE_ONLY = re.compile(
     "--(allow-(client-shm|cpu-metrics|gpu-metrics|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port|use-ssl|server-|root-)"
     "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
     "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
-    "|reuse|sagemaker|strict-model-config|trace|vertex-ai)"
+    "|sagemaker|strict-model-config|trace|vertex-ai)"
 )
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 

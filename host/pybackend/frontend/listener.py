@@ -12,6 +12,7 @@ from typing import Protocol
 from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.door import Door, complain
 from pybackend.frontend.listening import BACKLOG
+from pybackend.frontend.local_socket import LocalSocket
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,27 @@ async def listen(
         refusal: sent to clients of a plain port that are not accepted.
         tls: makes connections secure; None for a plain port.
     """
-    if tls is None:
-        return await asyncio.get_running_loop().create_server(
-            lambda: Door(make_protocol, refusal), sock=sock, backlog=BACKLOG
-        )
-    return SecureListener(sock, make_protocol, tls)
+    listener: Listener
+    if tls is not None:
+        listener = SecureListener(sock, make_protocol, tls)
+    else:
+        loop = asyncio.get_running_loop()
+        serve = loop.create_unix_server if isinstance(sock, LocalSocket) else loop.create_server
+        listener = await serve(lambda: Door(make_protocol, refusal), sock=sock, backlog=BACKLOG)
+    return _LocalListener(listener, sock) if isinstance(sock, LocalSocket) else listener
+
+
+class _LocalListener:
+    """Removes a Unix-domain socket's file when its listener closes."""
+
+    def __init__(self, listener: Listener, sock: LocalSocket) -> None:
+        self._listener = listener
+        self._sock = sock
+
+    def close(self) -> None:
+        """Refuse new connections."""
+        self._sock.remove_file()
+        self._listener.close()
 
 
 class SecureListener:

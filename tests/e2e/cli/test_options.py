@@ -92,6 +92,10 @@ CONTRADICTIONS = {
         ("serve", "models", "--http-port=8000", "--metrics-port=8000"),
         "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 0.0.0.0:8000",
     ),
+    "one Unix-domain socket for two services": (
+        ("serve", "models", "--http-address=unix:/run/x", "--http-port=1", "--grpc-address=unix:/run/x"),
+        "error: The server cannot listen to HTTP requests and gRPC requests at the same address unix:/run/x",
+    ),
     "one port for two services at an address": (
         ("serve", "models", "--http-address=127.0.0.1", "--http-port=8000", "--metrics-port=8000"),
         "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 127.0.0.1:8000",
@@ -169,11 +173,13 @@ FLAGS = {
     "--allow-http": ("http.enabled", True, "off", False),
     "--http-address": ("http.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
     "--http-port": ("http.port", 8000, "8888", 8888),
+    "--reuse-http-port": ("http.reuse_port", False, "true", True),
     "--http-max-input-size": ("http.max_input_size_bytes", 67108864, "1", 1),
     "--http-memory-limit": ("http.memory_limit_bytes", None, "1048576", 1048576),
     "--allow-grpc": ("grpc.enabled", True, "off", False),
     "--grpc-address": ("grpc.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
     "--grpc-port": ("grpc.port", 8001, "8888", 8888),
+    "--reuse-grpc-port": ("grpc.reuse_port", False, "true", True),
     "--allow-metrics": ("http.metrics_enabled", True, "0", False),
     "--metrics-address": ("http.metrics_address", "0.0.0.0", "::1", "::1"),
     "--metrics-port": ("http.metrics_port", 8002, "0", 0),
@@ -280,6 +286,7 @@ def test_without_control_all_models_are_loaded():
 
 def test_metrics_follow_the_address_of_http():
     assert setting(["--http-address=127.0.0.9"], "http.metrics_address") == "127.0.0.9"
+    assert setting(["--http-address=unix:/run/x"], "http.metrics_address") == "127.0.0.1"
 
 
 def test_one_port_is_no_collision_at_two_addresses_or_when_free_ports_are_taken():
