@@ -175,7 +175,9 @@ class Server:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
-            self._http = HttpServer(make_app(self._engine, limits), InferFrontend(self._engine, limits, self._kept))
+            self._http = HttpServer(
+                make_app(self._engine, limits, self._kept), InferFrontend(self._engine, limits, self._kept)
+            )
             await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:

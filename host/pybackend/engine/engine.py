@@ -14,6 +14,8 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.model.model import Model
+from pybackend.repository.changes import LoadRequest
+from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
 from pybackend.sandbox.grant import Grant
@@ -136,14 +138,25 @@ class InferenceEngine:
         *,
         asked_by: str = "",
         grant: Grant | None = None,
+        of_client: bool = False,
     ) -> None:
         """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
+
+        Args:
+            name: the model's name.
+            config_json: the configuration to use instead of config.pbtxt, until the next load.
+            files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
+                not change before this returns, and require ``config_json``.
+            asked_by: the model that waits for this while it is being initialised, if any.
+            grant: the rights of the confined model that requests this, None if the requester is not confined.
+            of_client: True if a client requests this.
 
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
-        self._check_started()
-        await self._repository.load_model(name, config_json, files, asked_by=asked_by, grant=grant)
+        self.check_control()
+        request = LoadRequest(config_json, files or {}, grant, of_client)
+        await self._repository.load_model(name, request, asked_by=asked_by)
 
     async def unload_model(
         self, name: str, *, unload_dependents: bool = False, asked_by: str = "", grant: Grant | None = None
@@ -153,16 +166,31 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be unloaded; the text gives the reason.
         """
-        self._check_started()
+        self.check_control()
         await self._repository.unload_model(name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant)
 
-    def _check_started(self) -> None:
+    async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
+        """The repository index; see :meth:`ModelRepository.read_index`.
+
+        Args:
+            only_ready: leave out what is not READY.
+        """
+        rows = await self._repository.read_index()
+        return [row for row in rows if row.is_ready or not only_ready]
+
+    def check_control(self) -> None:
+        """Check that models may be loaded and unloaded now.
+
+        Raises:
+            InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
+        """
         if self.state is EngineState.STARTING:
             raise InferenceError(
                 "the server is still starting: models can be loaded and unloaded once the start has finished, so not "
                 "from the 'initialize' of models that it loads at start",
                 ErrorCode.UNAVAILABLE,
             )
+        self._repository.check_control()
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.

@@ -1,14 +1,19 @@
-"""Limits the rights of models loaded by a confined model: see :class:`pybackend.sandbox.grant.Grant`."""
+"""Limits the rights of models that are loaded on request.
+
+If a confined model requests the load, its own rights are the limit: see :class:`pybackend.sandbox.grant.Grant`. If a
+client does, the operator's choices are: see :meth:`Bounds.of_client`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pybackend.environment.specification import is_specification
-from pybackend.errors import ModelLoadError
+from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
@@ -16,13 +21,14 @@ from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.python_based import backend_file
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.repository.candidate import ModelReading
 from pybackend.sandbox.file_rules import contains
 from pybackend.sandbox.grant import Grant
+from pybackend.sandbox.options import rank
 from pybackend_wire.confinement import LEVELS, OFF
 
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
+_ENVIRONMENT, _LEVEL = "EXECUTION_ENV_PATH", "SANDBOX"
 
 _FILE_FIELDS = frozenset(
     {"backend", "runtime", "default_model_filename", "label_filename", "input_data_file", "data_file"}
@@ -78,6 +84,54 @@ class Bounds:
         _check_files(grant, reading, written)
         _check_code(grant, reading, written, self._host)
         return (grant.at_least(_level(written)),)
+
+    def of_client(self, reading: ModelReading) -> ModelReading:
+        """Limit a model whose configuration, or files, came with a client's load request. Blocking.
+
+        A client does not choose how code of the repository is confined, nor in which environment it runs: these
+        parameters stay as they are written there. Code that a client sends has the server's usual sandbox, and runs on
+        the server's Python or in an environment that was sent with it. A stricter level may be named.
+
+        Returns:
+            The same model, with the parameters of the repository's configuration for its sandbox.
+
+        Raises:
+            ModelLoadError: INVALID_ARG, the configuration asks for more.
+        """
+        written = None if reading.is_brought else _written(reading.directory, self._host)
+        kept = {} if written is None else _sandbox_parameters(written)
+        if self._host.sandbox is not None:
+            usual = self._host.sandbox.settings.level
+            for key, value in _sandbox_parameters(reading.config).items():
+                stricter = key == _LEVEL and value in LEVELS and rank(value) >= rank(kept.get(_LEVEL, usual))
+                if value != kept.get(key) and not stricter:
+                    raise _not_for_clients(key, value, reading)
+                kept[key] = value
+        _check_client_environment(reading, written)
+        document = reading.config.document
+        parameters = {**document["parameters"], **{key: {"string_value": value} for key, value in kept.items()}}
+        return replace(reading, config=from_document({**document, "parameters": parameters}, reading.config.source))
+
+
+def _sandbox_parameters(config: ModelConfig) -> dict[str, str]:
+    return {key: value for key, value in config.parameters.items() if key.startswith(_LEVEL)}
+
+
+def _check_client_environment(reading: ModelReading, written: ModelConfig | None) -> None:
+    text, path = reading.config.parameters.get(_ENVIRONMENT), reading.environment
+    if not text or path is None or (written is not None and text == written.parameters.get(_ENVIRONMENT)):
+        return
+    inside = contains(os.path.realpath(reading.directory), os.path.realpath(path))
+    if not reading.is_brought or not inside or is_specification(path):
+        raise _not_for_clients(_ENVIRONMENT, text, reading)
+
+
+def _not_for_clients(key: str, value: str, reading: ModelReading) -> ModelLoadError:
+    return ModelLoadError(
+        f"parameters {key} is '{value}' in {reading.config.source}: a client cannot choose a model's environment or give "
+        "it more rights than the server's operator does. Leave it out, or write it into the config.pbtxt in the repository",
+        ErrorCode.INVALID_ARG,
+    )
 
 
 def _written(directory: Path, host: ModelHost) -> ModelConfig | None:

@@ -11,12 +11,12 @@ from pybackend.repository.candidate import Candidate
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One row of the table of models.
+    """One row of the table of models, and of the repository index.
 
     Attributes:
         name: the model's name.
-        version: decimal; ``-`` if it has none.
-        state: the stage of its life, as in the repository index.
+        version: decimal; if it has none, ``-`` in the table and ``""`` in the index.
+        state: the stage of its life; ``""`` for a model that was never loaded.
         reason: why it is not available, ``""`` if it is.
     """
 
@@ -94,8 +94,15 @@ class ModelEntry:
 
     def table(self) -> list[ModelStatus]:
         """The state of each version; one row if there is none."""
+        return self._rows("-")
+
+    def index(self) -> list[ModelStatus]:
+        """The same for the repository index."""
+        return self._rows("")
+
+    def _rows(self, no_version: str) -> list[ModelStatus]:
         if not self.versions:
-            return [ModelStatus(self.name, "-", ModelState.UNAVAILABLE.value, self.reason)]
+            return [ModelStatus(self.name, no_version, ModelState.UNAVAILABLE.value, self.reason)]
         return [
             ModelStatus(self.name, str(version), model.state.value, model.reason)
             for version, model in self.versions.items()

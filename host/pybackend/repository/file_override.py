@@ -19,6 +19,12 @@ from pybackend.sandbox.removal import open_directory
 
 FILE_PREFIX = "file:"
 
+MOST_FILES = 10_000
+"""Limit on the files of one load."""
+
+MOST_BYTES = 16 * 1024 * 1024 * 1024
+"""Limit on the files of all loads together that are in use, on disk."""
+
 _PASSED_BY_OTHERS, _READ_BY_OTHERS, _ENTERED = 0o711, 0o644, 0o111
 
 FileContent = bytes | bytearray | memoryview
@@ -76,24 +82,39 @@ class OverrideDirectories:
         self._room = room
         self._closed = False
         self._users: dict[Path, int] = {}
+        self._sizes: dict[Path, int] = {}
         self._writing = threading.Lock()
 
     def make(self, model_name: str, files: FileContents) -> Path:
         """Write files into a new directory named after the model. Blocking: not for the event loop.
 
         Raises:
-            ModelLoadError: see :func:`override_paths`; or the files cannot be written.
+            ModelLoadError: see :func:`override_paths`; or the files are too many or too large, or cannot be written.
         """
         paths = override_paths(files)
+        nbytes = sum(map(len, files.values()))
         with self._writing:
             if self._closed:
                 raise ModelLoadError("the server is stopping", ErrorCode.UNAVAILABLE)
+            self._check_size(len(files), nbytes)
             try:
-                return self._make(model_name, {path: files[key] for key, path in paths.items()})
+                directory = self._make(model_name, {path: files[key] for key, path in paths.items()})
             except OSError as error:
                 raise ModelLoadError(f"the files given cannot be written: {error.strerror}") from error
             except ValueError as error:  # an invalid file name
                 raise ModelLoadError(f"the files given cannot be written: {error}") from error
+            self._sizes[directory] = nbytes
+            return directory
+
+    def _check_size(self, count: int, nbytes: int) -> None:
+        if count > MOST_FILES:
+            raise ModelLoadError(f"{count} files are given, and the limit is {MOST_FILES}: pack them into one")
+        used = sum(self._sizes.values())
+        if used + nbytes > MOST_BYTES:
+            raise ModelLoadError(
+                f"the files given have {nbytes} bytes, and those of other loads {used}: together they exceed the limit of "
+                f"{MOST_BYTES}. Unload models that were loaded with files, or put the model into the repository"
+            )
 
     def _make(self, model_name: str, contents: Mapping[PurePosixPath, FileContent]) -> Path:
         parent = self._room.make(_PASSED_BY_OTHERS)
@@ -125,6 +146,7 @@ class OverrideDirectories:
             self._users[directory] = users - 1
         elif users:
             await asyncio.to_thread(self._room.remove, directory.parent)
+            self._sizes.pop(directory, None)
 
     def remove_abandoned(self) -> None:
         """Remove directories left behind by servers that no longer run. Blocking."""

@@ -59,7 +59,7 @@ async def serve(repository, ports, stop):
     """One engine behind both servers, until ``stop`` is set."""
     limits = BodyLimits(LIMIT)
     async with engine_on(repository) as engine:
-        app = make_app(engine, limits)
+        app = make_app(engine, limits, KeptBytes(1 << 30))
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)

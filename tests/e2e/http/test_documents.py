@@ -38,6 +38,7 @@ EMPTY = {
     ("get", MODEL + "/ready"),
     ("get", MODEL + VERSION + "/ready"),
 }
+CONTROL = {("post", f"/v2/repository/models/{{model_name}}/{action}") for action in ("load", "unload")}
 # Their documents have the model's own members.
 GENERATED = {("post", MODEL + part + rest) for part in ("", VERSION) for rest in ("/generate", "/generate_stream")}
 OUR_OWN = {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
@@ -75,7 +76,7 @@ def routes(server) -> set[tuple[str, str]]:
 
 @pytest.mark.spec("srv-H03", "srv-H04")
 def test_each_route_is_the_protocols_or_our_own(server):
-    assert routes(server) - DOCUMENTS.keys() - CONFIGURATIONS - EMPTY - GENERATED == OUR_OWN
+    assert routes(server) - DOCUMENTS.keys() - CONFIGURATIONS - EMPTY - CONTROL - GENERATED == OUR_OWN
 
 
 @pytest.mark.spec("srv-H03", "srv-H04")

@@ -11,6 +11,13 @@ from pybackend.frontend.grpc import reflection
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.protocol.metadata import tensor_documents
+from pybackend.protocol.repository_request import (
+    CONFIG,
+    FILE_PREFIX,
+    REPOSITORY_NAMED,
+    UNLOAD_DEPENDENTS,
+    unknown_parameter,
+)
 from pybackend.schema.messages import message_class
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -19,6 +26,8 @@ HEALTH = "grpc.health.v1.Health"
 EXTENSIONS = (
     "classification",
     "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
@@ -39,6 +48,9 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "ServerMetadata": served.server_metadata,
             "ModelMetadata": served.model_metadata,
             "ModelConfig": served.model_config,
+            "RepositoryIndex": served.repository_index,
+            "RepositoryModelLoad": served.load_model,
+            "RepositoryModelUnload": served.unload_model,
         }.items()
     }
     found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)
@@ -52,6 +64,22 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
 
 def _message(message_name: str, /, **fields: Any) -> Any:
     return message_class(f"inference.{message_name}")(**fields)
+
+
+def _refuse_repository(request: Any) -> None:
+    if request.repository_name:
+        raise REPOSITORY_NAMED.again()
+
+
+def _parameter(name: str, value: Any, kind: str) -> Any:
+    """The value of a parameter.
+
+    Raises:
+        InferenceError: INVALID_ARG, it is of another kind.
+    """
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InferenceError(f"invalid value type for '{name}', expected {kind}", ErrorCode.INVALID_ARG)
+    return getattr(value, kind)
 
 
 class _Methods:
@@ -102,6 +130,38 @@ class _Methods:
         answer = _message("ModelConfigResponse")
         answer.config.MergeFromString(serialize_config(self._engine.describe(request.name, request.version).document))
         return answer
+
+    async def repository_index(self, request: Any) -> Any:
+        _refuse_repository(request)
+        answer = _message("RepositoryIndexResponse")
+        for row in await self._engine.read_index(only_ready=request.ready):
+            answer.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
+        return answer
+
+    async def load_model(self, request: Any) -> Any:
+        _refuse_repository(request)
+        self._engine.check_control()
+        config_json: str | None = None
+        files: dict[str, bytes] = {}
+        for name, value in request.parameters.items():
+            if name == CONFIG:
+                config_json = _parameter(name, value, "string_param")
+            elif name.startswith(FILE_PREFIX):
+                files[name] = _parameter(name, value, "bytes_param")
+            else:
+                raise InferenceError(unknown_parameter(name), ErrorCode.INVALID_ARG)
+        await self._engine.load_model(request.model_name, config_json, files, of_client=True)
+        return _message("RepositoryModelLoadResponse")
+
+    async def unload_model(self, request: Any) -> Any:
+        _refuse_repository(request)
+        self._engine.check_control()
+        parameters = request.parameters
+        dependents = UNLOAD_DEPENDENTS in parameters and _parameter(
+            UNLOAD_DEPENDENTS, parameters[UNLOAD_DEPENDENTS], "bool_param"
+        )
+        await self._engine.unload_model(request.model_name, unload_dependents=dependents)
+        return _message("RepositoryModelUnloadResponse")
 
     async def health(self, _request: Any) -> Any:
         return message_class("grpc.health.v1.HealthCheckResponse")(status=await self._status())

@@ -19,6 +19,9 @@ from pybackend.schema.messages import message_class
 
 log = logging.getLogger(__name__)
 
+_ON_LOOP_BYTES = 64 * 1024
+"""A longer message, such as a load request with files, is read on a thread."""
+
 
 class Method:
     """A method that is answered by a coroutine.
@@ -67,7 +70,7 @@ class MethodCall(Call):
         self._count += 1
         if self._count > 1 and not self._method.streams:
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
-        self._task = self.connection.loop.create_task(self._answer(self._method.read(message)))
+        self._task = self.connection.loop.create_task(self._answer(message))
 
     def on_half_close(self) -> None:
         """The client sends no further messages."""
@@ -90,10 +93,14 @@ class MethodCall(Call):
         if task is not None:
             task.cancel()
 
-    async def _answer(self, request: Any) -> None:
+    async def _answer(self, message: bytes) -> None:
         failure: CallError | None
         try:
+            large = len(message) > _ON_LOOP_BYTES
+            request = await asyncio.to_thread(self._method.read, message) if large else self._method.read(message)
             answer = (await self._method.answer(request)).SerializeToString()
+        except CallError as error:
+            failure = error
         except InferenceError as error:
             failure = CallError.of(error)
         except Exception:  # the client gets an answer

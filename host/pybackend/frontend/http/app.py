@@ -15,11 +15,12 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http import documentation, generate_route, infer_route
+from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import (
     encode_error,
@@ -32,12 +33,13 @@ from pybackend.protocol.metadata import (
 _JSON = "application/json"
 
 
-def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
+def make_app(engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> FastAPI:
     """The application for an engine.
 
     Args:
         engine: handles the requests.
-        limits: bounds of infer bodies.
+        limits: bounds of bodies.
+        kept: the account of bytes buffered for clients.
     """
     app = FastAPI(
         title="pybackend",
@@ -61,6 +63,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits) -> FastAPI:
     _add_processes(app, engine)
     infer_route.add(app, engine, limits)
     generate_route.add(app, engine, limits)
+    repository_route.add(app, engine, limits, kept)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)

@@ -1,0 +1,142 @@
+"""The known models by name, and what clients may ask about them. Reads only; :mod:`.changes` loads and unloads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.model.door import Absence
+from pybackend.model.model import Model, ModelState, not_ready
+from pybackend.repository.ensembles import Ensembles
+from pybackend.repository.entry import ModelEntry, ModelStatus
+from pybackend.repository.layout import DUPLICATE_REASON
+
+LONGEST_VERSION_DIGITS = 19
+"""Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""
+
+
+class ModelCatalogue:
+    """The known models, each with its versions.
+
+    Attributes:
+        entries: by name, in the current state.
+        ensembles: the dependencies between them.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, ModelEntry] = {}
+        self.ensembles = Ensembles(self.entries)
+
+    def find(self, name: str, version: str = "") -> Model:
+        """The version that answers a request.
+
+        Args:
+            name: the model's name.
+            version: decimal, or ``""`` for the highest ready version.
+
+        Raises:
+            InferenceError: there is no such model, no such version, or it does not serve now.
+        """
+        entry = self._entry(name)
+        if not version:
+            for model in entry.newest_first:
+                if model.state is ModelState.READY:
+                    return model
+            for model in entry.newest_first:
+                if model.failure is not None:
+                    raise _not_serving(model.failure)
+            raise NotServingError(
+                f"Request for unknown model: '{name}' has no available versions{entry.why_not_available()}",
+                ErrorCode.NOT_FOUND,
+            )
+        found = entry.versions.get(_version_number(version))
+        if found is None:
+            raise UnknownModelError(
+                f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
+            )
+        if found.state is not ModelState.READY:
+            if found.failure is not None:
+                raise _not_serving(found.failure)
+            raise not_ready(name, version)
+        return found
+
+    def absence(self, name: str) -> Absence:
+        """The reason why no version of a model serves."""
+        return self.ensembles.absence(name)
+
+    def known_versions(self, name: str, version: str = "") -> list[Model]:
+        """A model's version in any state; all versions for ``""``; empty if there is no such version.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
+        """
+        number = _version_number(version) if version else None
+        versions = self._entry(name).versions
+        return [model for known, model in versions.items() if number in {None, known}]
+
+    def knows(self, name: str) -> bool:
+        """True if there is a model of this name, serving or not."""
+        return name in self.entries
+
+    def _entry(self, name: str) -> ModelEntry:
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
+        return entry
+
+    def ready_versions(self, name: str) -> list[Model]:
+        """Versions of a model that accept requests, ascending; empty if there is no such model."""
+        entry = self.entries.get(name)
+        return [] if entry is None else entry.ready_versions()
+
+    def models(self) -> Iterator[Model]:
+        """Every known version, sorted by name and number."""
+        for _, entry in sorted(self.entries.items()):
+            yield from entry.versions.values()
+
+    @property
+    def all_ready(self) -> bool:
+        """True if every known model serves, or was deliberately unloaded."""
+        return all(entry.is_ready for entry in self.entries.values())
+
+    def table(self) -> list[ModelStatus]:
+        """The state of every model, for the terminal."""
+        return [row for _, entry in sorted(self.entries.items()) for row in entry.table()]
+
+    def index(self, on_disk: Collection[str], duplicates: Collection[str]) -> list[ModelStatus]:
+        """One row for each known version, and one for each model without a version; sorted by name.
+
+        Args:
+            on_disk: the names in the repositories. One that was never loaded has a row without version and state.
+            duplicates: names that occur in several repositories.
+        """
+        rows: list[ModelStatus] = []
+        for name in sorted({*self.entries, *on_disk, *duplicates}):
+            entry = self.entries.get(name)
+            if name in duplicates and (entry is None or not entry.versions):
+                rows.append(ModelStatus(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
+            elif entry is None:
+                rows.append(ModelStatus(name, "", ""))
+            else:
+                rows += entry.index()
+        return rows
+
+
+def _not_serving(failure: InferenceError) -> NotServingError:
+    return NotServingError(failure.message, failure.code)
+
+
+def _version_number(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise InferenceError(
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be "
+            "an integral value > 0",
+            ErrorCode.INVALID_ARG,
+        )
+    number = int(text[: LONGEST_VERSION_DIGITS + 2])  # longer numbers name no version either way
+    if number < 0:
+        raise InferenceError(
+            f"invalid model version specified '{text}' , version should be an integral value > 0", ErrorCode.INVALID_ARG
+        )
+    return number

@@ -1,0 +1,257 @@
+"""Loads and unloads one model at a time per name: from the repositories, or from what came with the request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pybackend.author_files.apart import apart
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, ServerError
+from pybackend.model.host import ModelHost
+from pybackend.modelconfig.ensemble import part_names
+from pybackend.repository.bounds import Bounds
+from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
+from pybackend.repository.catalogue import ModelCatalogue
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.file_override import FileContents, OverrideDirectories
+from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
+from pybackend.repository.life_cycle import ModelLifeCycle
+from pybackend.repository.model_locks import ModelLocks
+from pybackend.sandbox.grant import Grant
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """What a load request brings along, and the rights of the model that sent it.
+
+    Attributes:
+        config_json: the configuration to use instead of config.pbtxt, None for config.pbtxt.
+        files: the files to use instead of the model's directory, empty for the directory.
+        grant: the rights of the confined model that requests the load; None for the operator and for clients.
+        of_client: True if a client sent it.
+    """
+
+    config_json: str | None = None
+    files: FileContents = field(default_factory=dict)
+    grant: Grant | None = None
+    of_client: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the files."""
+        return sum(map(len, self.files.values()))
+
+
+class ModelChanges:
+    """Changes the models of a catalogue.
+
+    Args:
+        catalogue: the models.
+        repositories: the directories of models.
+        host: the server.
+        directories: those made of files that come with load requests.
+
+    Attributes:
+        life_cycle: the versions that are alive.
+        locks: serialise the changes of each model.
+    """
+
+    def __init__(
+        self,
+        catalogue: ModelCatalogue,
+        repositories: Sequence[Path],
+        host: ModelHost,
+        directories: OverrideDirectories,
+    ) -> None:
+        self._catalogue = catalogue
+        self._repositories = repositories
+        self._host = host
+        self._directories = directories
+        self._bounds = Bounds(host)
+        self.life_cycle = ModelLifeCycle(host, directories)
+        self.locks = ModelLocks(host.model_load_count)
+
+    async def scan(self) -> RepositoryScan:
+        """The repositories as they are now.
+
+        Raises:
+            ModelLoadError: one of them cannot be read.
+        """
+        try:
+            return await apart("the repositories", scan_repositories, self._repositories)
+        except ServerError as error:
+            raise ModelLoadError(str(error)) from error
+
+    # Loading
+
+    async def load(self, name: str, request: LoadRequest, asked_by: str = "", *, as_part: bool = False) -> None:
+        """Load a model, or bring it up to date, and load the parts that it lacks if it is an ensemble.
+
+        Args:
+            name: the model's name.
+            request: what came with the request.
+            asked_by: the model that waits for this while it is being initialised, if any.
+            as_part: load it only if no version serves, for an ensemble.
+
+        Raises:
+            InferenceError: loading failed, with the reason.
+        """
+        tried: frozenset[str] = frozenset()
+        while True:
+            async with self.locks.loading(name, asked_by):
+                if as_part and not self._catalogue.ensembles.lacking([name]):
+                    return
+                lacking = await self._load_locked(name, request, tried, as_part=as_part)
+            if not lacking:
+                return
+            # Without the lock: loading parts may require changes to this model.
+            await asyncio.gather(*(self._load_part(part, request.grant, asked_by) for part in sorted(lacking)))
+            tried |= lacking
+
+    async def _load_part(self, name: str, grant: Grant | None, asked_by: str) -> None:
+        try:
+            await self.load(name, LoadRequest(grant=grant), asked_by, as_part=True)
+        except InferenceError as error:
+            self._catalogue.ensembles.note_failure(name, error.message.strip())
+
+    async def _load_locked(
+        self, name: str, request: LoadRequest, tried: frozenset[str], *, as_part: bool
+    ) -> frozenset[str]:
+        """Load a model, or return its missing parts that have not been ``tried`` yet."""
+        try:
+            directory = await self._place(name, request)
+        except ModelLoadError as error:
+            raise _poll_error(name, error) from error
+        self._directories.hold(directory)
+        try:
+            reading = await self._read(name, directory, request)
+            try:
+                reading, bounds = await self._bounded(reading, request)
+                candidates = await candidates_of(reading, self._host, bounds)
+                parts = part_names(reading.config)
+                if parts:
+                    await self._check_parts(name, parts)
+            except ModelLoadError as error:
+                raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
+            lacking = self._catalogue.ensembles.lacking(parts) - tried
+            for bound in bounds:
+                for part in sorted(lacking):
+                    bound.check_control(part)
+            if not lacking:
+                await self._replace(name, candidates, as_part=as_part)
+            return lacking
+        finally:
+            await self._directories.let_go(directory)
+
+    async def _check_parts(self, name: str, parts: Sequence[str]) -> None:
+        directories = (await self.scan()).models
+        await apart(f"the parts of ensemble '{name}'", self._catalogue.ensembles.check, name, parts, directories)
+
+    async def _bounded(self, reading: ModelReading, request: LoadRequest) -> tuple[ModelReading, tuple[Grant, ...]]:
+        brings = request.config_json is not None
+        what = f"the configuration of model '{reading.config.name}'"
+        if request.of_client and brings:
+            reading = await apart(what, self._bounds.of_client, reading)
+        bounds = await apart(what, self._bounds.of_load, request.grant, reading, brings=brings)
+        reading.note_environment(self._host)
+        return reading, bounds
+
+    async def _place(self, name: str, request: LoadRequest) -> Path:
+        """The directory from which to load a model."""
+        if not request.files:
+            return model_directory(await self.scan(), name)
+        if request.config_json is None:
+            raise ModelLoadError("files are given without a configuration, which they need: give 'config' too")
+        return await asyncio.to_thread(self._directories.make, name, request.files)
+
+    async def _read(self, name: str, directory: Path, request: LoadRequest) -> ModelReading:
+        try:
+            return await read_model(directory, self._host, request.config_json, is_brought=bool(request.files))
+        except ModelLoadError as error:
+            raise _poll_error(name, error) from error
+
+    async def _replace(self, name: str, candidates: Mapping[int, Candidate], *, as_part: bool) -> None:
+        entry = self._catalogue.entries.setdefault(name, ModelEntry(name, as_part=as_part))
+        entry.as_part = as_part
+        try:
+            await self.change(entry, candidates)
+        except ModelLoadError as error:
+            raise InferenceError(error.message, error.code) from error
+        finally:
+            self._catalogue.ensembles.on_change(name)
+
+    async def change(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
+        """Make a model serve exactly these versions; its lock must be held.
+
+        Raises:
+            ModelLoadError: a version failed; the old versions keep serving.
+        """
+        try:
+            await self.life_cycle.load(entry, candidates)
+        finally:
+            bounded = any(candidate.source.bounds for candidate in candidates.values())
+            self._bounds.note(entry.name, entry.versions.values(), is_repositorys=not bounded)
+
+    # Unloading
+
+    async def begin_unload(
+        self, name: str, asked_by: str = "", *, unload_dependents: bool, only_if_mere_part: bool = False
+    ) -> None:
+        """Begin to unload a model; unknown names are ignored.
+
+        Args:
+            name: the model's name.
+            asked_by: as for :meth:`load`.
+            unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
+            only_if_mere_part: do nothing unless it is such a part.
+        """
+        async with self.locks.changing(name, asked_by):
+            if only_if_mere_part and not self._catalogue.ensembles.is_mere_part(name):
+                return
+            parts = self._catalogue.ensembles.parts(name)
+            self.retire(name)
+        if unload_dependents:
+            for part in sorted(parts):
+                await self.begin_unload(part, asked_by, unload_dependents=True, only_if_mere_part=True)
+
+    def retire(
+        self, name: str, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
+    ) -> list[asyncio.Task[bool]]:
+        """Unload every version of a model; its lock must be held. Returns a task per version, as the life cycle does."""
+        entries = self._catalogue.entries
+        entry = entries.get(name)
+        if entry is None:
+            return []
+        ends = self.life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
+        # Failures of an unloaded model must not keep the server from being ready.
+        entry.forget_failures()
+        if not entry.versions:
+            del entries[name]
+        self._catalogue.ensembles.on_change(name)
+        return ends
+
+
+def check_name(name: str) -> None:
+    """Check the name in a load request.
+
+    Raises:
+        InferenceError: INVALID_ARG, it cannot be the name of a model.
+    """
+    trimmed = name.strip()
+    if not trimmed:
+        raise InferenceError("Model name cannot be empty. Please enter a valid name to deploy.", ErrorCode.INVALID_ARG)
+    if trimmed in {".", ".."} or "/" in name:
+        raise InferenceError(
+            f"invalid model name '{name}', model name must not contain path traversal characters", ErrorCode.INVALID_ARG
+        )
+
+
+def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
+    message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
+    log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may request any name
+    return InferenceError(message)

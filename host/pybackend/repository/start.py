@@ -1,0 +1,86 @@
+"""Loads the models that are served from the start, all at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from pybackend.author_files.apart import apart
+from pybackend.errors import ModelLoadError
+from pybackend.model.host import ModelHost
+from pybackend.modelconfig.ensemble import part_names
+from pybackend.repository.candidate import candidates_of, read_model
+from pybackend.repository.catalogue import ModelCatalogue
+from pybackend.repository.changes import ModelChanges
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
+
+log = logging.getLogger(__name__)
+
+
+class RepositoryStart:
+    """The first loads of a server.
+
+    Args:
+        catalogue: receives the models.
+        changes: loads them.
+        scan: the repositories.
+        host: the server.
+    """
+
+    def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
+        self._catalogue = catalogue
+        self._changes = changes
+        self._scan = scan
+        self._host = host
+        self._starts: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self, names: Iterable[str]) -> None:
+        """Load models, and the parts of ensembles among them; failures are noted in the catalogue."""
+        for name in sorted(names):
+            self._start(ModelEntry(name))
+        try:
+            await asyncio.gather(*self._starts.values())
+            await asyncio.gather(*self._starts.values())  # includes parts that only ensembles need
+        finally:
+            for start in self._starts.values():
+                start.cancel()
+
+    def _start(self, entry: ModelEntry) -> None:
+        self._catalogue.entries[entry.name] = entry
+        self._starts[entry.name] = asyncio.create_task(self._load(entry))
+
+    async def _load(self, entry: ModelEntry) -> None:
+        if entry.name in self._scan.duplicates:
+            entry.reason = DUPLICATE_REASON
+            return
+        try:
+            # Before taking the lock, so that the first model to load knows which others share its environment.
+            reading = await read_model(model_directory(self._scan, entry.name), self._host)
+            reading.note_environment(self._host)
+            async with self._changes.locks.loading(entry.name):
+                candidates = await candidates_of(reading, self._host)
+                if not reading.config.is_ensemble:
+                    with suppress(ModelLoadError):  # the failed version has logged the reason; the others serve
+                        await self._changes.change(entry, candidates)
+                    return
+            await self._start_parts(entry.name, part_names(reading.config))
+        except ModelLoadError as error:
+            entry.reason = error.reason()
+            log.error("failed to load '%s': %s", entry.name, error.reason())  # noqa: TRY400  no bug of ours
+            return
+        with suppress(ModelLoadError):
+            await self._changes.change(entry, candidates)
+
+    async def _start_parts(self, name: str, parts: Sequence[str]) -> None:
+        """Wait for an ensemble's parts, without holding a place among the loads, because the parts need those."""
+        check = self._catalogue.ensembles.check
+        await apart(f"the parts of ensemble '{name}'", check, name, parts, self._scan.models)
+        for part in parts:
+            if part not in self._starts and part in self._scan.models:
+                self._start(ModelEntry(part, as_part=True))
+        starts = [self._starts[part] for part in parts if part in self._starts]
+        if starts:
+            await asyncio.wait(starts)
