@@ -95,7 +95,7 @@ def unknown_parameter(name: str) -> str:
 
 
 def parse_unload_request(body: bytes) -> bool:
-    """True if the parts of an ensemble are to be unloaded with it.
+    """True if the parts of an ensemble should be unloaded with it.
 
     Raises:
         InferenceError: INTERNAL for JSON syntax and types.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What a load request brings along, and the rights of the model that sent it.
+    """The contents of a load request, and the rights of its sender.
 
     Attributes:
         config_json: the configuration to use instead of config.pbtxt, None for config.pbtxt.
