@@ -12,16 +12,18 @@ import threading
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import Callable, Deque, List, Optional, Tuple
+from typing import Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.service_thread import ServiceThread
 from pybackend_wire.host_messages import Execute, Finalize, FromHost, Initialize, Load
+from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
 
 Work = Tuple[FromHost, bytearray]
 """A message for the main thread, and the tail of its frame."""
 
 _WORK = (Execute, Load, Initialize, Finalize)
+_ANSWERS_ONLY = set(NUDGE_TO_ANSWER)
 _NUDGES_BYTES = 4096
 """Bytes of nudges to read at a time: many nudges mean the same as one."""
 
@@ -317,7 +319,7 @@ class Attendant:
         """Nudge the thread from within this process."""
         self.start()
         with suppress(BlockingIOError):  # many nudges are still unread
-            os.write(self._to_within, b"\0")
+            os.write(self._to_within, NUDGE)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -325,11 +327,15 @@ class Attendant:
             poll.register(descriptor, select.POLLIN)
         try:
             while True:
+                nudges: Set[int] = set()
                 ready = [descriptor for descriptor, _ in poll.poll()]
                 for descriptor in ready:
-                    if not os.read(descriptor, _NUDGES_BYTES):
+                    found = os.read(descriptor, _NUDGES_BYTES)
+                    if not found:
                         return  # the host is gone
+                    nudges.update(found)
                 self.on_nudge()
-                self._receiver.attend(nudged=self._nudges in ready)
+                if nudges != _ANSWERS_ONLY:
+                    self._receiver.attend(nudged=self._nudges in ready)
         except HostGone:
             return  # a reading thread notices by itself

@@ -70,7 +70,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -81,6 +81,13 @@ TAIL = 0
 
 ATTENDED_FROM = 16
 """From this execution on a stub receives nudges while a model runs; before it, the host sends nothing ahead."""
+
+
+NUDGE = b"\0"
+"""Written to a stub's pipe: read what was sent, send the answers that were kept, hand back what has not begun."""
+
+NUDGE_TO_ANSWER = b"\1"
+"""The same for the answers alone: what has not begun may go on waiting."""
 
 
 class HostMessage(IntEnum):

@@ -60,22 +60,46 @@ class Execution:
         sent_ns: when it was sent.
         owner: is told of its outcome.
         gate: the gate it has passed; it learns when the execution is over.
+        frame: the number of the frame in which it left.
+        ahead: it was sent to wait behind another execution.
         responded: a response was sent while it ran, or after.
         rescheduled: places of the requests that the model wants to execute once more; told before ``execute`` returns.
         unanswered: how many of its requests still wait for their final response.
         times: known once ``execute`` has returned.
     """
 
-    __slots__ = ("gate", "number", "owner", "pending", "rescheduled", "responded", "sent_ns", "times", "unanswered")
+    __slots__ = (
+        "ahead",
+        "frame",
+        "gate",
+        "number",
+        "owner",
+        "pending",
+        "rescheduled",
+        "responded",
+        "sent_ns",
+        "times",
+        "unanswered",
+    )
 
     def __init__(
-        self, number: int, pending: list[PendingRequest], sent_ns: int, owner: ExecutionOwner, gate: ExecutionGate
+        self,
+        number: int,
+        pending: list[PendingRequest],
+        sent_ns: int,
+        owner: ExecutionOwner,
+        gate: ExecutionGate,
+        frame: int,
+        *,
+        ahead: bool,
     ) -> None:
         self.number = number
         self.pending = pending
         self.sent_ns = sent_ns
         self.owner = owner
         self.gate = gate
+        self.frame = frame
+        self.ahead = ahead
         self.responded = False
         self.rescheduled: Sequence[int] = ()
         self.unanswered = len(pending)

@@ -43,7 +43,7 @@ class InstanceExecutor:
         self.is_up = False
         self.death_cause = ""
         self.gate: ExecutionGate = OPEN
-        self.executions = executions = ExecutionsInFlight(version, owner.on_available)
+        self.executions = executions = ExecutionsInFlight(version, owner.on_available, owner.has_idle_instance)
         self._prefetch = executions.prefetch
         self._in_flight = executions.in_flight
         self._owner = owner
@@ -130,11 +130,14 @@ class InstanceExecutor:
             gate.end()
             return
         channel.post_execute(number, encoded)
+        ahead = bool(self._in_flight) and self._concurrency == 1
         for pending in batch:
             if pending.paused:
                 self.flow(pending, paused=True)
-        self._in_flight[number] = Execution(number, batch, time.monotonic_ns(), owner, gate)
-        if len(self._in_flight) > 1 and not self._prefetch.watches:
+        self._in_flight[number] = Execution(
+            number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead=ahead
+        )
+        if ahead and not self._prefetch.watches:
             self._prefetch.watch()
 
     # For requests that were sent

@@ -31,6 +31,7 @@ class ExecutionsInFlight:
     Args:
         version: of the model, decimal.
         on_available: called when the instance can take work again that it had handed back.
+        others_are_idle: whether another instance could begin at once with what this one has not begun.
 
     Attributes:
         session: the stub's present life, None while there is none.
@@ -40,12 +41,12 @@ class ExecutionsInFlight:
         prefetch: how many may be sent ahead.
     """
 
-    def __init__(self, version: str, on_available: Callable[[], None]) -> None:
+    def __init__(self, version: str, on_available: Callable[[], None], others_are_idle: Callable[[], bool]) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
         self.in_flight: dict[int, Execution] = {}
         self.streaming: dict[int, Execution] = {}
-        self.prefetch = Prefetch(self.in_flight, on_available)
+        self.prefetch = Prefetch(self.in_flight, on_available, others_are_idle)
         self._version = version
         self._reschedules = False
         self._watcher: OutputWatcher | None = None
@@ -56,7 +57,7 @@ class ExecutionsInFlight:
         self._reschedules = plan.initialize.reschedules
         self._watcher = plan.outputs
         session.outputs.watcher = plan.outputs
-        self.prefetch.begin(plan.initialize.concurrency, session.nudge)
+        self.prefetch.begin(plan.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""
@@ -82,7 +83,7 @@ class ExecutionsInFlight:
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
         execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
-        self.prefetch.on_answer(now_ns, result.done_ns - result.began_ns)
+        self.prefetch.on_answer(execution, now_ns, result.done_ns - result.began_ns)
         execution.unanswered -= len(responses) - responses.count(None)
         owner = execution.owner
         try:

@@ -18,5 +18,8 @@ class InstanceOwner(ExecutionOwner, Protocol):
             InferenceError: UNAVAILABLE when its limit is reached.
         """
 
+    def has_idle_instance(self) -> bool:
+        """Whether an instance has nothing to do."""
+
     def on_available(self) -> None:
         """An instance can take work again, or has given up for now."""

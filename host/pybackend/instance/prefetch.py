@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Protocol
 
 from pybackend.instance.execution import Execution
 from pybackend_wire.messages import ATTENDED_FROM
@@ -15,22 +16,60 @@ PREFETCH_NS = 1_000_000
 MOST_PREFETCHED = 64
 """Executions in one frame; more would not make a frame cheaper and would keep the queue's order from acting."""
 
-NO_ROOM_NS = 1_000_000_000
-"""After a stub has handed work back, which models that call others do each time, nothing is sent ahead for so long."""
+WATCH_S = 0.001
+"""How often the host looks at a stub that has several executions."""
 
 SLOW_NS = 5_000_000
 """An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
+
+SILENCES = 5
+"""So many looks in a row without progress, and what waits behind the running execution is had back. Fewer say nothing on
+a busy machine: the stub may just not have been given a core. A stall of the host's own counts as one look."""
+
+CAUTION_NS = 1_000_000
+"""For so long nothing is sent ahead after a stub has handed work back; twice as long each time, half after each success.
+
+So a silence that the machine has caused costs a millisecond, and a model that calls others each time, which hands
+everything back, soon gets nothing ahead any more."""
+
+MOST_CAUTION = 10
+"""The time doubles so often: up to a second."""
+
+MOST_GROWTH = 2.0
+"""One execution counts at most as so many average ones: if the stub had to wait for a core, the time is not the model's."""
 
 REST_S = 0.001
 """Before an instance that has handed work back is again sent some to run beside other work; twice as long each time."""
 
 
+class PrefetchingStub(Protocol):
+    """The stub that executes, as its prefetch sees it."""
+
+    @property
+    def next_frame(self) -> int:
+        """The number of the frame in which a message leaves that is posted now."""
+
+    def last_begun(self) -> int:
+        """The number of the execution that it began last."""
+
+    def ask_for_answers(self) -> None:
+        """Have it send the answers that it has kept."""
+
+    def recall(self) -> None:
+        """Have it send the answers that it has kept, and hand back what it has not begun."""
+
+
 class Prefetch:
     """Measures the executions of one instance and says how many may be sent ahead.
+
+    Work leaves in two frames at most: one that the stub executes, and one that waits in its socket. Requests that arrive meanwhile
+    leave in one frame when the first is answered. So frames grow with the load, and the stub need not wait for the host.
 
     Args:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
         on_available: called when the instance can take work again that it had handed back.
+        others_are_idle: whether another instance could begin at once with what this one has not begun.
+        clock_ns: the time.
 
     Attributes:
         rests: nothing is to run beside what runs now.
@@ -38,28 +77,39 @@ class Prefetch:
         handed_back: how often the stub has handed work back since it returned from an execution.
     """
 
-    def __init__(self, in_flight: Mapping[int, Execution], on_available: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        in_flight: dict[int, Execution],
+        on_available: Callable[[], None],
+        others_are_idle: Callable[[], bool],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self.rests = False
         self.watches = False
         self.handed_back = 0
         self._in_flight = in_flight
         self._on_available = on_available
+        self._others_are_idle = others_are_idle
+        self._clock_ns = clock_ns
         self._concurrency = 1
-        self._nudge: Callable[[], None] | None = None
+        self._stub: PrefetchingStub | None = None
+        self._caution = 0
         self._no_room_until_ns = 0
         self._answered = 0
         self._execution_ns = 0.0
         self._last_answer_ns = 0
+        self._progress = (0, 0)
+        self._silences = 0
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, concurrency: int, nudge: Callable[[], None]) -> None:
+    def begin(self, concurrency: int, stub: PrefetchingStub) -> None:
         """Another stub executes now.
 
         Args:
             concurrency: how many executions it runs at a time.
-            nudge: has it send the answers that it has kept.
+            stub: the stub.
         """
-        self._concurrency, self._nudge = concurrency, nudge
+        self._concurrency, self._stub = concurrency, stub
         self._answered = self.handed_back = 0
 
     def forget_times(self) -> None:
@@ -68,40 +118,55 @@ class Prefetch:
 
     def room(self) -> int:
         """How many more executions may wait in the stub's socket; none before their length is known."""
-        if not self._execution_ns or self.handed_back:
+        if not self._execution_ns or self.handed_back or self._concurrency > 1:
             return 0
-        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(self._in_flight)
-        if room <= 0 or not self._in_flight or self._concurrency > 1:
-            return max(0, room) if self._concurrency == 1 else 0
-        now_ns = time.monotonic_ns()
-        if now_ns < self._no_room_until_ns:
+        in_flight = self._in_flight
+        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(in_flight)
+        if room <= 0:
             return 0
-        if next(iter(self._in_flight)) < ATTENDED_FROM:
+        if not in_flight:
+            return room
+        number, oldest = next(iter(in_flight.items()))
+        if number < ATTENDED_FROM:
             return 0  # what waits behind that could not be had back
-        return room if now_ns - self.busy_since_ns() < SLOW_NS else 0
+        assert self._stub is not None
+        newest = next(reversed(in_flight.values()))
+        if oldest.frame != newest.frame != self._stub.next_frame:
+            return 0
+        now_ns = self._clock_ns()
+        if now_ns < self._no_room_until_ns or now_ns - self.busy_since_ns() >= SLOW_NS:
+            return 0
+        return room
 
     def busy_since_ns(self) -> int:
         """When the oldest running execution can have begun."""
         oldest = next(iter(self._in_flight.values()))
         return oldest.sent_ns if self._concurrency > 1 else max(oldest.sent_ns, self._last_answer_ns)
 
-    def on_answer(self, now_ns: int, took_ns: int) -> None:
+    def on_answer(self, execution: Execution, now_ns: int, took_ns: int) -> None:
         """``execute`` has returned.
 
         Args:
+            execution: which one.
             now_ns: by ``time.monotonic_ns()``.
             took_ns: how long the stub was busy with it.
         """
         self._answered += 1
         self.handed_back = 0
         self._last_answer_ns = now_ns
+        if execution.ahead and self._caution:
+            self._caution -= 1
+        average_ns = self._execution_ns
         took_ns = max(1, took_ns)
-        self._execution_ns = 0.8 * self._execution_ns + 0.2 * took_ns if self._execution_ns else took_ns
+        self._execution_ns = (
+            average_ns + 0.2 * (min(took_ns, MOST_GROWTH * average_ns) - average_ns) if average_ns else took_ns
+        )
 
     def on_handed_back(self) -> None:
         """The stub hands work back."""
         self.handed_back += 1
-        self._no_room_until_ns = time.monotonic_ns() + NO_ROOM_NS
+        self._no_room_until_ns = self._clock_ns() + (CAUTION_NS << self._caution)
+        self._caution = min(MOST_CAUTION, self._caution + 1)
 
     def rest_if_busy(self) -> None:
         """Nothing can run beside the running executions for now, although it may: the model's code is busy, or no coroutine."""
@@ -115,17 +180,24 @@ class Prefetch:
 
     def watch(self) -> None:
         """An execution was sent behind another one, and no timer runs: start it."""
-        if self._concurrency == 1:
+        if self._concurrency == 1 and self._stub is not None:
             self.watches = True
-            self._loop.call_later(PREFETCH_NS / 1e9, self._check_answered, self._answered)
+            self._silences = 0
+            self._progress = (self._answered, self._stub.last_begun())
+            self._loop.call_later(WATCH_S, self._look, self._stub)
 
-    def _check_answered(self, answered_before: int) -> None:
-        """Several executions are running: if none was answered for a while, the first of them is slow."""
-        if len(self._in_flight) < 2 or self._nudge is None:
+    def _look(self, stub: PrefetchingStub) -> None:
+        """Several executions are in the stub: if it neither answers nor begins any, the one that it runs may be slow."""
+        if len(self._in_flight) < 2 or stub is not self._stub:
             self.watches = False
-        elif self._answered == answered_before:
-            # Once is enough: the stub sends what it has kept, and hands back what it has not begun.
-            self.watches = False
-            self._nudge()
-        else:
-            self._loop.call_later(PREFETCH_NS / 1e9, self._check_answered, self._answered)
+            return
+        progress = (self._answered, begun := stub.last_begun())
+        self._silences = 0 if progress != self._progress else self._silences + 1
+        self._progress = progress
+        if self._silences >= SILENCES or (self._silences and self._others_are_idle()):
+            self.watches = False  # once is enough: nothing waits behind the running execution afterwards
+            stub.recall()
+            return
+        if self._silences == 1 and next(iter(self._in_flight)) < begun:
+            stub.ask_for_answers()
+        self._loop.call_later(WATCH_S, self._look, stub)

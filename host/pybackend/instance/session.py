@@ -26,7 +26,7 @@ from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Finalize, Flow, Initialize, Load, Probe
-from pybackend_wire.messages import PROTOCOL_VERSION, SegmentRole
+from pybackend_wire.messages import NUDGE_TO_ANSWER, PROTOCOL_VERSION, SegmentRole
 from pybackend_wire.states import StubState
 
 log = logging.getLogger(__name__)
@@ -202,8 +202,17 @@ class StubSession:
         self.channel.flush()
         self._process.nudge()
 
-    def nudge(self) -> None:
-        """Ask the stub for the answers that it has kept while a slow execution runs."""
+    @property
+    def next_frame(self) -> int:
+        """The number of the frame in which a message leaves that is posted now."""
+        return self.channel.next_frame
+
+    def ask_for_answers(self) -> None:
+        """Have it send the answers that it has kept while an execution runs."""
+        self._process.nudge(NUDGE_TO_ANSWER)
+
+    def recall(self) -> None:
+        """Have it send the answers that it has kept, and hand back what it has not begun."""
         self._process.nudge()
 
     def last_begun(self) -> int:

@@ -53,6 +53,9 @@ class StubChannel:
     Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits
     for the stub: bytes that its socket does not accept at once are kept and sent when it drains; the scheduler's
     sending limits bound their number.
+
+    Attributes:
+        next_frame: the number of the frame in which a message leaves that is posted now.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class StubChannel:
         self._on_end = on_end
         self._codec = "json"
         self._decoder = FrameDecoder()
+        self.next_frame = 1
         self._messages: list[Any] = []
         self._tail: list[Any] = []
         self._tail_bytes = 0
@@ -151,6 +155,7 @@ class StubChannel:
         metadata = _encode_msgpack(self._messages) if self._codec == "msgpack" else _encode_json(self._messages)
         header = HEADER.pack(len(metadata), self._tail_bytes)
         data = b"".join((header, metadata, *self._tail)) if self._tail else header + metadata
+        self.next_frame += 1
         self._messages.clear()
         self._tail.clear()
         self._tail_bytes = 0

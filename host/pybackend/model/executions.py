@@ -182,6 +182,10 @@ class Executions(RequestOutcomes):
 
     # Availability of instances
 
+    def has_idle_instance(self) -> bool:
+        """Whether an instance could begin with something at once."""
+        return any(instance.executor.is_up and instance.executor.has_place for instance in self._instances)
+
     def on_available(self) -> None:
         """An instance came back, or could not be restarted."""
         if self._scheduler is None:

@@ -15,6 +15,7 @@ from pybackend.observability.output_pipe import OutputPipe
 from pybackend.process.child_process import Process
 from pybackend.process.start import Entry
 from pybackend.process.stub_ends import HostEnds
+from pybackend_wire.messages import NUDGE
 
 _STAT_FLAGS, _PF_EXITING = 6, 0x4
 """Position of the kernel's flags in /proc/<pid>/stat, counted from the name's end, and the flag of a dying process."""
@@ -107,11 +108,11 @@ class StubProcess:
             return True
         return bool(int(fields[_STAT_FLAGS]) & _PF_EXITING)
 
-    def nudge(self) -> None:
-        """Ask a busy stub to send the answers that it has kept."""
+    def nudge(self, nudge: bytes = NUDGE) -> None:
+        """Ask a busy stub to be heard, or only for the answers that it has kept."""
         if self._nudges >= 0:
             with suppress(BlockingIOError, BrokenPipeError):  # it has enough unread nudges, or is gone
-                os.write(self._nudges, b"\0")
+                os.write(self._nudges, nudge)
 
     def _close_nudges(self) -> None:
         if self._nudges >= 0:
