@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from enum import Enum
+from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
+from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -21,6 +24,9 @@ from pybackend.repository.repository import ModelRepository
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
+
+_DOCUMENTS_AT_ONCE = 32
+"""Statistics of this many versions take a millisecond or two until they are encoded."""
 
 
 class EngineState(Enum):
@@ -129,6 +135,23 @@ class InferenceEngine:
             confinement=model.confinement,
             environment=model.environment,
         )
+
+    async def statistics(self, name: str = "", version: str = "") -> AsyncIterator[list[dict[str, Any]]]:
+        """The statistics of ready versions, sorted by name and version, in parts; see :func:`statistics_document`.
+
+        Requests run between the parts.
+
+        Args:
+            name: the model's name, ``""`` for all models.
+            version: decimal, ``""`` for all ready versions.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such ready version.
+        """
+        models = self._repository.statistics_of(name, version)
+        for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
+            yield [statistics_document(model) for model in models[start : start + _DOCUMENTS_AT_ONCE]]
+            await asyncio.sleep(0)
 
     async def load_model(
         self,

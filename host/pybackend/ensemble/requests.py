@@ -91,10 +91,11 @@ class EnsembleRequests(RequestOutcomes):
             return
         if pending.succeeded:
             request = pending.request
-            self.statistics.add_pass(request.batch_size, time.monotonic_ns() - request.queued_ns)
+            now_ns = time.monotonic_ns()
+            self.statistics.add_pass(request.batch_size, now_ns - request.queued_ns, now_ns)
         else:
             reason = FailureReason.CANCELED if pending.cancelled else FailureReason.OTHER
-            self.statistics.failures[reason] += 1
+            self.statistics.add_failure(reason, pending.request.queued_ns)
         self._answer(pending, response)
 
     def on_end(self, run: EnsembleRun) -> None:

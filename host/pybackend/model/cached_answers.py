@@ -176,7 +176,6 @@ class CachedAnswers:
             statistics.cache_miss_count += 1
             statistics.cache_miss_ns += took_ns
         else:
-            statistics.cache_hit_count += 1
             statistics.cache_hit_ns += took_ns
 
 

@@ -18,6 +18,7 @@ from pybackend.model.open_requests import OpenRequests
 from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.output_check import OutputForm
 from pybackend.model.statistics import FailureReason, ModelStatistics
+from pybackend.model.stream_statistics import StreamStatistics
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
 
 _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
@@ -55,9 +56,16 @@ class Executions(RequestOutcomes):
         self._scheduler: Scheduler | None = None
         self._instances: Sequence[ModelInstance] = ()
         self._form: OutputForm | None = None
+        self._streams: StreamStatistics | None = None
 
     def serve(
-        self, scheduler: Scheduler, instances: Sequence[ModelInstance], form: OutputForm | None, path: ResponsePath
+        self,
+        scheduler: Scheduler,
+        instances: Sequence[ModelInstance],
+        form: OutputForm | None,
+        path: ResponsePath,
+        *,
+        decoupled: bool,
     ) -> None:
         """Start accepting requests; the version is loaded.
 
@@ -66,9 +74,13 @@ class Executions(RequestOutcomes):
             instances: execute them.
             form: for outputs, None if they are sent exactly as the model returns them.
             path: receives all responses.
+            decoupled: requests may have several responses, which are counted one by one.
         """
         self._scheduler, self._instances, self._form = scheduler, instances, form
         self._deliver = guarded(path)
+        if decoupled:
+            self._streams = StreamStatistics(self.statistics.responses, self._deliver)
+            self._deliver = self._streams.on_response
 
     def enqueue(self, pending: PendingRequest) -> None:
         """Queue a request that the cache does not answer.
@@ -93,20 +105,23 @@ class Executions(RequestOutcomes):
         """An instance has returned from ``execute``."""
         statistics, form = self.statistics, self._form
         now_ns = time.monotonic_ns()
-        succeeded = executed = queued_ns = 0
+        succeeded = executed = queued_ns = batch_size = 0
         for pending, response in zip(execution.pending, responses, strict=True):
             if pending.is_filler:
                 _forget(pending, response)
                 continue
+            request = pending.request
+            batch_size += request.batch_size
             if response is None:
                 if pending.answered and pending.succeeded:
-                    statistics.add_success(pending.request, execution.times, now_ns)
+                    statistics.add_success(request, execution.times, now_ns)
                 continue
-            request = pending.request
             if form is not None:
                 form.give_to(response, request.batch_size)
             if response.error is not None:
-                statistics.failures[FailureReason.BACKEND] += 1
+                if self._streams is not None:
+                    self._streams.begin(pending, execution)
+                statistics.add_failure(_reason(pending, response.error), request.queued_ns, now_ns)
             else:
                 executed += request.batch_size
                 succeeded += 1
@@ -115,7 +130,7 @@ class Executions(RequestOutcomes):
         if succeeded:
             statistics.add_successes(succeeded, executed, queued_ns, execution.times, now_ns)
         if succeeded or None in responses:
-            statistics.execution_count += 1
+            statistics.add_execution(batch_size, execution.times, now_ns)
         assert self._scheduler is not None
         self._scheduler.dispatch()
 
@@ -127,11 +142,13 @@ class Executions(RequestOutcomes):
         if self._form is not None and not response.empty:
             self._form.give_to(response, pending.request.batch_size)
         pending.succeeded &= response.error is None
+        if self._streams is not None:
+            self._streams.begin(pending, execution)
         if not response.final:
             self._deliver(pending, response)
             return
         if not pending.succeeded:
-            self.statistics.failures[FailureReason.BACKEND] += 1
+            self.statistics.add_failure(_reason(pending, response.error), pending.request.queued_ns)
         elif execution.times.infer_end_ns:  # otherwise it is counted when its execution ends
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
@@ -207,6 +224,13 @@ class Executions(RequestOutcomes):
             f"model '{self.name}' has no instance that can serve: its process could not be restarted. {cause}",
             ErrorCode.UNAVAILABLE,
         )
+
+
+def _reason(pending: PendingRequest, error: InferenceError | None) -> FailureReason:
+    """The reason for a failure that the model reported."""
+    if pending.cancelled and error is not None and error.code is ErrorCode.CANCELLED:
+        return FailureReason.CANCELED
+    return FailureReason.BACKEND
 
 
 def _forget(filler: PendingRequest, response: InferenceResponse | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
@@ -41,14 +40,13 @@ class RequestOutcomes:
     def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
         """A request was answered from the cache."""
         pending.request.release()
-        self.statistics.success_count += 1
-        self.statistics.success_ns += time.monotonic_ns() - pending.request.queued_ns
+        self.statistics.add_hit(pending.request.queued_ns)
         self._answer(pending, response)
 
     def on_dropped(self, pending: PendingRequest) -> None:
         """A request was cancelled before it was executed: its sender is answered on the next loop turn."""
         pending.answered, pending.succeeded = True, False
-        self.statistics.failures[FailureReason.CANCELED] += 1
+        self.statistics.add_failure(FailureReason.CANCELED, pending.request.queued_ns)
         pending.request.release()
         response = failure(pending.request, self.version, CANCELLED)
         asyncio.get_running_loop().call_soon(self._answer, pending, response)
@@ -62,5 +60,5 @@ class RequestOutcomes:
             pending.request.release()
             if pending.is_filler:
                 continue
-            self.statistics.failures[reason] += 1
+            self.statistics.add_failure(reason, pending.request.queued_ns)
             self._answer(pending, failure(pending.request, self.version, error))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.errors import InferenceError, ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -22,6 +22,7 @@ from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.queue import ModelQueue
 from pybackend.model.source import ModelSource
+from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import VersionLoader
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
@@ -105,7 +106,7 @@ class PythonModel(Model):
         instances = await loader.initialize(version)
         executors = [instance.executor for instance in instances]
         scheduler, path = make_scheduler(version.config, executors, executions, version.states, path)
-        executions.serve(scheduler, instances, form, path)
+        executions.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
         self._queue = ModelQueue(scheduler, answers, instances, executions)
 
     def _on_given_up(self, failure: InferenceError, last_words: str) -> None:
@@ -232,10 +233,15 @@ class PythonModel(Model):
                 tensor.shape = self.signature.shape_for_model(self.signature.inputs[tensor.name], tensor.shape)
         pending = PendingRequest(request, on_response, queue)
         request.queued_ns = time.monotonic_ns()
-        if queue.answers is None:
-            queue.scheduler.enqueue(pending)
-        else:
-            queue.answers.submit(pending)
+        try:
+            if queue.answers is None:
+                queue.scheduler.enqueue(pending)
+            else:
+                queue.answers.submit(pending)
+        except InferenceError as error:
+            reason = FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER
+            self.statistics.add_failure(reason, request.queued_ns)
+            raise
         self.open_requests.enter(request)
         return pending
 

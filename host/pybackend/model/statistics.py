@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,9 @@ from enum import StrEnum
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.execution import ExecutionTimes
 from pybackend.scheduler.scheduler import BatchReason
+
+MOST_BATCH_SIZES = 1000
+"""Limit on the batch sizes that are counted separately, because clients choose them. Totals contain all sizes."""
 
 
 class FailureReason(StrEnum):
@@ -21,12 +25,57 @@ class FailureReason(StrEnum):
 
 
 @dataclass(slots=True)
+class BatchFigures:
+    """Executions of one batch size; times are cumulative nanoseconds."""
+
+    count: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+
+
+@dataclass(slots=True)
+class Duration:
+    """A number of events, and the nanoseconds that they took together."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, took_ns: int) -> None:
+        """Count an event."""
+        self.count += 1
+        self.ns += took_ns
+
+
+@dataclass(slots=True)
+class ResponseFigures:
+    """The responses at one place of their streams.
+
+    Attributes:
+        compute_infer: from the response before it, or the start of the execution, until the model sent it.
+        compute_output: passing it on to the sender of the request.
+        success: the sum of both.
+        fail: errors.
+        empty_response: ends of streams without a response.
+        cancel: ends of streams whose sender had cancelled the request.
+    """
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """Counters of one model version; times are cumulative nanoseconds.
 
     Attributes:
         success_count: requests answered with a result.
         success_ns: from submission to answer, of successful requests.
+        fail_ns: the same of failed requests.
         queue_ns: waiting for an instance.
         compute_input_ns: in the stub, before ``execute``.
         compute_infer_ns: in ``execute``.
@@ -39,11 +88,15 @@ class ModelStatistics:
         cache_miss_ns: time spent on lookups that found nothing, and on inserting the responses.
         failures: failed requests by reason.
         batches: batches that the dynamic batcher sent, by the reason for their size.
+        batch_sizes: executions by the sum of their requests' batch sizes.
+        responses: of decoupled models, by the response's place in its stream.
+        last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
         load_duration_ns: duration of the load.
     """
 
     success_count: int = 0
     success_ns: int = 0
+    fail_ns: int = 0
     queue_ns: int = 0
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
@@ -56,6 +109,9 @@ class ModelStatistics:
     cache_miss_ns: int = 0
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
     batches: Counter[BatchReason] = field(default_factory=Counter)
+    batch_sizes: dict[int, BatchFigures] = field(default_factory=dict)
+    responses: list[ResponseFigures] = field(default_factory=list)
+    last_success_ns: int = 0
     load_duration_ns: int = 0
 
     def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
@@ -75,15 +131,62 @@ class ModelStatistics:
         self.compute_input_ns += (times.infer_start_ns - times.began_ns) * count
         self.compute_infer_ns += (times.infer_end_ns - times.infer_start_ns) * count
         self.compute_output_ns += max(0, now_ns - times.infer_end_ns) * count
+        self.last_success_ns = now_ns
 
     def add_success(self, request: InferenceRequest, times: ExecutionTimes, now_ns: int) -> None:
         """Count a request answered by a response sender; time after ``execute`` does not count as output time."""
         self.add_successes(1, request.batch_size, request.queued_ns, times, now_ns)
         self.compute_output_ns -= max(0, now_ns - times.infer_end_ns)
 
-    def add_pass(self, batch_size: int, took_ns: int) -> None:
+    def add_execution(self, batch_size: int, times: ExecutionTimes, now_ns: int) -> None:
+        """Count a call of ``execute``.
+
+        Args:
+            batch_size: sum of the batch sizes of its requests.
+            times: of the execution.
+            now_ns: the time at which the host had its outputs.
+        """
+        self.execution_count += 1
+        figures = self.batch_sizes.get(batch_size)
+        if figures is None:
+            if len(self.batch_sizes) >= MOST_BATCH_SIZES:
+                return
+            figures = self.batch_sizes[batch_size] = BatchFigures()
+        figures.count += 1
+        figures.compute_input_ns += times.infer_start_ns - times.began_ns
+        figures.compute_infer_ns += times.infer_end_ns - times.infer_start_ns
+        figures.compute_output_ns += now_ns - times.infer_end_ns
+
+    def add_pass(self, batch_size: int, took_ns: int, now_ns: int) -> None:
         """Count a request that other models answered; their statistics contain its queue and compute times."""
         self.success_count += 1
         self.inference_count += batch_size
-        self.execution_count += 1
         self.success_ns += took_ns
+        self.last_success_ns = now_ns
+        self.add_execution(batch_size, ExecutionTimes(now_ns, now_ns, now_ns), now_ns)
+
+    def add_hit(self, queued_ns: int) -> None:
+        """Count a request answered from the response cache; its lookup's time is in :attr:`cache_hit_ns` already."""
+        now_ns = time.monotonic_ns()
+        self.success_count += 1
+        self.cache_hit_count += 1
+        self.success_ns += now_ns - queued_ns
+        self.last_success_ns = now_ns
+
+    def add_failure(self, reason: FailureReason, queued_ns: int, now_ns: int = 0) -> None:
+        """Count a request that was answered with an error.
+
+        Args:
+            reason: the label of the failure counter.
+            queued_ns: the time at which it was queued.
+            now_ns: the time at which it was answered, 0 for now.
+        """
+        self.failures[reason] += 1
+        self.fail_ns += (now_ns or time.monotonic_ns()) - queued_ns
+
+    @property
+    def last_success_unix_ms(self) -> int:
+        """Time of the last successful answer, in milliseconds since 1970; 0 if there was none."""
+        if not self.last_success_ns:
+            return 0
+        return (time.time_ns() - (time.monotonic_ns() - self.last_success_ns)) // 1_000_000

@@ -89,6 +89,27 @@ class ModelCatalogue:
         entry = self.entries.get(name)
         return [] if entry is None else entry.ready_versions()
 
+    def statistics_of(self, name: str, version: str = "") -> list[Model]:
+        """Ready versions, ascending, in the terms of requests for statistics.
+
+        Args:
+            name: the model's name, ``""`` for all models.
+            version: decimal, ``""`` for all versions.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such version, or it is not ready.
+        """
+        if not name:
+            return [model for model in self.models() if model.state is ModelState.READY]
+        number = _version_number(version) if version else None
+        ready = self.ready_versions(name)
+        if not ready:
+            raise InferenceError(f"requested model '{name}' is not available", ErrorCode.INVALID_ARG)
+        found = [model for model in ready if number is None or model.version == str(number)]
+        if not found:
+            raise InferenceError(f"requested model version is not available for model '{name}'", ErrorCode.INVALID_ARG)
+        return found
+
     def models(self) -> Iterator[Model]:
         """Every known version, sorted by name and number."""
         for _, entry in sorted(self.entries.items()):

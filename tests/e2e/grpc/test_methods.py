@@ -41,7 +41,7 @@ def test_health_metadata_and_configuration(server, grpc_client):
 
 @pytest.mark.spec("srv-G01")
 def test_methods_of_the_operations_are_refused_by_name(grpc_client):
-    for call in (grpc_client.get_inference_statistics, grpc_client.get_log_settings):
+    for call in (grpc_client.get_system_shared_memory_status, grpc_client.get_log_settings):
         with pytest.raises(InferenceServerException) as caught:
             call()
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"

@@ -32,6 +32,7 @@ EXTENSIONS = (
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "statistics",
 )
 """Those of the protocol's extensions that this front end has, in the protocol's order."""
 
@@ -48,6 +49,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "ServerMetadata": served.server_metadata,
             "ModelMetadata": served.model_metadata,
             "ModelConfig": served.model_config,
+            "ModelStatistics": served.model_statistics,
             "RepositoryIndex": served.repository_index,
             "RepositoryModelLoad": served.load_model,
             "RepositoryModelUnload": served.unload_model,
@@ -129,6 +131,12 @@ class _Methods:
     async def model_config(self, request: Any) -> Any:
         answer = _message("ModelConfigResponse")
         answer.config.MergeFromString(serialize_config(self._engine.describe(request.name, request.version).document))
+        return answer
+
+    async def model_statistics(self, request: Any) -> Any:
+        answer = _message("ModelStatisticsResponse")
+        async for part in self._engine.statistics(request.name, request.version):
+            answer.MergeFrom(_message("ModelStatisticsResponse", model_stats=part))
         return answer
 
     async def repository_index(self, request: Any) -> Any:

@@ -122,6 +122,20 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         model = engine.describe(model_name(request), version(request))
         return Response(msgspec.json.encode(model.document), media_type=_JSON)
 
+    async def statistics(request: Request) -> Response:
+        name: str = request.path_params.get("model_name", "")
+        parts = [msgspec.json.encode(part)[1:-1] async for part in engine.statistics(name, version(request))]
+        return Response(b'{"model_stats":[%b]}' % b",".join(parts), media_type=_JSON)
+
+    _get(app, "/v2/models/stats", "statistics", "Statistics of all models", statistics)
+    _get(app, "/v2/models/{model_name}/stats", "statistics", "Statistics of a model's versions", statistics)
+    _get(
+        app,
+        "/v2/models/{model_name}/versions/{version:digits}/stats",
+        "statistics",
+        "A version's statistics",
+        statistics,
+    )
     _get(app, "/v2", "metadata", "Name, version and extensions of the server", server)
     _get(app, "/v2/models/{model_name}", "metadata", "Inputs and outputs of a model", metadata)
     _get(
