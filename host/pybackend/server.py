@@ -27,7 +27,10 @@ from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics import MetricsApp
 from pybackend.frontend.tls import tls_context
+from pybackend.frontend.watch import Watch
 from pybackend.model.host_settings import make_host
+from pybackend.observability.access_log import AccessLog
+from pybackend.observability.logging import LOG
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -78,6 +81,7 @@ class Server:
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host)
+        self._watch = Watch(AccessLog() if settings.log.access else None)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)
         self._engine = InferenceEngine(
             self._repository,
@@ -144,6 +148,8 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if LOG.has_file:
+            loop.add_signal_handler(signal.SIGHUP, LOG.reopen)
 
     def _on_signal(self, number: int) -> None:
         log.info("Signal (%d) received.", number)
@@ -173,15 +179,17 @@ class Server:
 
     async def _listen(self, sockets: _Sockets) -> None:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
+        self._watch.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
             self._http = HttpServer(
-                make_app(self._engine, limits, self._kept), InferFrontend(self._engine, limits, self._kept)
+                make_app(self._engine, limits, self._kept),
+                InferFrontend(self._engine, limits, self._kept, self._watch),
             )
             await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:
-            self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept))
+            self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept, self._watch))
             await self._grpc.start(sockets.grpc, sockets.grpc_tls)
             log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
         if sockets.metrics is not None:
@@ -261,6 +269,7 @@ class Server:
             await self._metrics.stop(asyncio.get_running_loop().time())
         if self._cache is not None:
             await self._cache.close()
+        self._watch.close()
         return answered and sent
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from pybackend.observability.logging import LogSettings
+from pybackend.observability.log_settings import LogSettings
 from pybackend.observability.memory import usable_memory_bytes
 
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024

@@ -64,7 +64,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     """
     # Imports create many objects and little garbage: without the collector they take a tenth less time.
     gc.disable()
-    from pybackend.observability.logging import set_up_logging, take_closed_descriptors
+    from pybackend.observability.logging import LOG, take_closed_descriptors
     from pybackend.process.bundle import stage_bundle
     from pybackend.process.launcher import StubLauncher
     from pybackend.process.orphans import Orphans
@@ -73,7 +73,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
-    set_up_logging(settings.log, sys.stdout if visitor is None else sys.stderr)
+    LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
     scan = scan_repositories(settings.repositories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from pybackend import __version__
 from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
-from pybackend.cli.flag_values import add_switch, boolean, integer, verbosity
+from pybackend.cli.flag_values import add_switch, boolean, integer
 from pybackend.cli.host_policy import host_policies, host_policy
+from pybackend.cli.log_flags import add_log_flags, log_settings
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
 from pybackend.errors import ServerError
-from pybackend.observability.logging import LogSettings
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
     DEFAULT_DEBUG_PORT,
@@ -32,7 +33,7 @@ from pybackend.spelling import closest
 
 _REFERENCE_ONLY = re.compile(
     "--(allow-(client-shm|cpu-metrics|gpu-metrics|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port|use-ssl|server-|root-)"
-    "|enable-peer|http-(header|restricted|thread)|log-(file|format)|metrics-(config|interval)"
+    "|enable-peer|http-(header|restricted|thread)|metrics-(config|interval)"
     "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
     "|sagemaker|strict-model-config|trace|vertex-ai)"
 )
@@ -108,6 +109,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_sandbox(serve)
     add_endpoint_flags(serve)
     _add_server(serve)
+    add_log_flags(serve)
     _add_debugging(serve)
     # These commands have separate parsers and are registered here only for the help text.
     commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
@@ -246,15 +248,6 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         help="how long running requests and `finalize` may take at shutdown [30]",
     )
     group.add_argument(
-        "--log-verbose",
-        type=verbosity,
-        nargs="?",
-        const=1,
-        default=0,
-        metavar="LEVEL",
-        help="1 enables verbose lines, including those of models [0]",
-    )
-    group.add_argument(
         "--cache-config",
         action="append",
         type=cache_setting,
@@ -299,9 +292,6 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="the same as --cache-config=local,size=BYTES",
     )
-    add_switch(group, "--log-info", default=True, text="write informational lines")
-    add_switch(group, "--log-warning", default=True, text="write warnings")
-    add_switch(group, "--log-error", default=True, text="write errors")
 
 
 def _add_debugging(serve: argparse.ArgumentParser) -> None:
@@ -382,7 +372,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         exit_timeout_s=given.exit_timeout_secs,
         http=http,
         grpc=grpc,
-        log=LogSettings(given.log_info, given.log_warning, given.log_error, given.log_verbose),
+        log=log_settings(given, os.environ),
         debug=_debug_settings(given),
         host_policies=host_policies(given.host_policy),
         resource_limits=resource_limits(given.rate_limit_resource, enabled=given.rate_limit),

@@ -10,7 +10,7 @@ import numpy as np
 
 from pybackend.client.inference import Answer, Output
 from pybackend.client.values import shape_text
-from pybackend.observability.logging import one_line
+from pybackend.observability.log_lines import one_line
 
 _MOST_VALUES = 24
 """Arrays with more elements show only those at their ends."""

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Sequence
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.observability.logging import AS_IT_IS, one_line
+from pybackend.observability.log_lines import one_line
+from pybackend.observability.logging import AS_IT_IS
 from pybackend.settings import DebugSettings
 from pybackend_wire.host_messages import DebuggerPoint
 

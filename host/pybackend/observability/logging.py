@@ -1,16 +1,18 @@
-"""The server's log, in the reference's line format; informational lines go to stdout, all others to stderr."""
+"""The server's log: informational lines go to stdout and all others to stderr, or all of them to a file."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import sys
-import time
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol, TextIO
 
+from pybackend.observability.log_file import LogFile
+from pybackend.observability.log_lines import LineFormatter, formatter_for
+from pybackend.observability.log_settings import LogSettings
 from pybackend.observability.log_stream import LogStream
 
 _ROOT = "pybackend"
@@ -21,13 +23,9 @@ VERBOSE = logging.DEBUG
 AS_IT_IS = {"as_it_is": True}
 """Passed as ``extra`` with text to copy from the terminal: it is written without stamp and quotes."""
 
-_LETTERS = {logging.ERROR: "E", logging.CRITICAL: "E", logging.WARNING: "W"}
-
-_NOT_ON_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_PARTS_OF_A_LINE = re.compile(r'["\]\\]')
-_PLAIN_FILE = re.compile(r"[\w./ +-]*", re.ASCII)
-
 _STDERR = 2
+
+_SLOW_READER = "its reader was too slow for too long"
 
 _FLUSH_S = 1.0
 """How long shutdown waits for the log's readers."""
@@ -36,100 +34,190 @@ _FLUSH_S = 1.0
 _MODEL_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, VERBOSE)
 
 
-@dataclass(frozen=True)
-class LogSettings:
-    """Which lines are written.
-
-    Attributes:
-        info: informational lines.
-        warning: warnings.
-        error: errors.
-        verbose_level: 0 for none; from 1 on verbose lines are written, including those of models.
-    """
-
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    verbose_level: int = 0
-
-
-_INDENT = "    "
-"""Before the further lines of a record on a terminal, so that none can look like a record."""
-
-
-class LineFormatter(logging.Formatter):
-    """``LMMDD hh:mm:ss.uuuuuu <pid> <file>:<line>] "<message>"``, in UTC.
-
-    Args:
-        breaks_lines: whether a message may have several lines, as people read them on a terminal. Otherwise each record
-            is one line, as programs read them.
-    """
-
-    def __init__(self, *, breaks_lines: bool = False) -> None:
-        super().__init__()
-        self._breaks_lines = breaks_lines
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record. Characters that could end the line or forge a part of it are escaped as in JSON."""
-        if getattr(record, "as_it_is", False):
-            return "\n".join(map(one_line, record.getMessage().split("\n")))
-        now = time.gmtime(record.created)
-        stamp = time.strftime("%m%d %H:%M:%S", now)
-        micros = int(record.created % 1 * 1e6)
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
-        further: list[str] = []
-        if self._breaks_lines:
-            message, *further = message.rstrip("\n").split("\n")
-        letter = _LETTERS.get(record.levelno, "I")
-        quoted = one_line(json.dumps(message, ensure_ascii=False))
-        file = record.filename  # for a model's line, the name sent by its process
-        if not _PLAIN_FILE.fullmatch(file):
-            file = one_line(_PARTS_OF_A_LINE.sub(_escaped, file))
-        first = f"{letter}{stamp}.{micros:06d} {record.process} {file}:{record.lineno}] {quoted}"
-        return "\n".join([first, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
-
-
-def one_line(text: str) -> str:
-    """Untrusted text, made safe for one line of a terminal.
-
-    Control characters, line and paragraph separators and bidirectional marks are escaped as in JSON.
-    """
-    return _NOT_ON_A_LINE.sub(_escaped, text)
-
-
-def _escaped(character: re.Match[str]) -> str:
-    return f"\\u{ord(character[0]):04x}"
-
-
 class _Wanted(logging.Filter):
-    def __init__(self, settings: LogSettings) -> None:
+    def __init__(self, server_log: ServerLog) -> None:
         super().__init__()
-        self._settings = settings
+        self._log = server_log
 
     def filter(self, record: logging.LogRecord) -> bool:
+        settings = self._log.settings
         if record.levelno >= logging.ERROR:
-            return self._settings.error
+            return settings.error
         if record.levelno >= logging.WARNING:
-            return self._settings.warning
+            return settings.warning
         if record.levelno >= logging.INFO:
-            return self._settings.info
-        return self._settings.verbose_level > 0
+            return settings.info
+        return settings.verbose_level > 0
 
 
-class _StreamHandler(logging.Handler):
-    """Sends lines to a :class:`LogStream`."""
+class LineSink(Protocol):
+    """Takes lines and never waits."""
 
-    def __init__(self, stream: LogStream) -> None:
+    def write(self, lines: bytes, /) -> None:
+        """Take whole lines."""
+
+    def flush(self, timeout_s: float, /) -> None:
+        """Wait until everything is written, at most ``timeout_s``."""
+
+
+class _SinkHandler(logging.Handler):
+    """Sends records to a sink."""
+
+    def __init__(self, sink: LineSink, *, breaks_lines: bool) -> None:
         super().__init__()
-        self._stream = stream
+        self.sink = sink
+        self.breaks_lines = breaks_lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._stream.write(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
+        self.sink.write(_encoded(self.format(record)))
 
     def flush(self) -> None:
-        self._stream.flush(_FLUSH_S)
+        self.sink.flush(_FLUSH_S)
+
+
+class _TextSink:
+    """A standard stream that is an object of Python's, and no descriptor."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+
+    def write(self, lines: bytes) -> None:
+        self._output.write(lines.decode())
+
+    def flush(self, _timeout_s: float) -> None:
+        self._output.flush()
+
+
+class ServerLog:
+    """The log of this process. Python has one registry of loggers for a process, and so there is one of these."""
+
+    def __init__(self) -> None:
+        self._settings = LogSettings()
+        self._handlers: list[_SinkHandler] = []
+        self._file: LogFile | None = None
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def settings(self) -> LogSettings:
+        """The settings in force."""
+        return self._settings
+
+    def open(self, settings: LogSettings, informational: TextIO | None) -> None:
+        """Begin to write this package's log; called once, by the command line.
+
+        Args:
+            settings: which lines are written, and where.
+            informational: where informational lines go without a file, such as ``sys.stdout``. All others go to stderr.
+
+        Raises:
+            ServerError: the log file cannot be written.
+        """
+        logger = logging.getLogger(_ROOT)
+        logger.propagate = False
+        logger.handlers.clear()
+        self._settings = settings
+        if settings.file is not None:
+            self._file = LogFile(settings.file, self._lost_notice, self._complain)
+            self._handlers = [_SinkHandler(self._file, breaks_lines=False)]
+        else:
+            self._handlers = _terminal_handlers(informational, self._lost_notice)
+        for handler in self._handlers:
+            handler.addFilter(_Wanted(self))
+            logger.addHandler(handler)
+        self.change()
+
+    def change(self, **changes: Any) -> None:
+        """Change attributes of the settings."""
+        self._settings = replace(self._settings, **changes)
+        for handler in self._handlers:
+            handler.setFormatter(formatter_for(self._settings, breaks_lines=handler.breaks_lines))
+        logging.getLogger(_ROOT).setLevel(VERBOSE if self._settings.verbose_level > 0 else logging.INFO)
+        for changed in self._watchers:
+            changed()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have a function called after each change of the settings."""
+        self._watchers.append(changed)
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        """End :meth:`watch`."""
+        self._watchers.remove(changed)
+
+    @property
+    def has_file(self) -> bool:
+        """True if lines go to a file."""
+        return self._file is not None
+
+    def reopen(self) -> None:
+        """Open the log file again, because somebody has moved it."""
+        if self._file is not None:
+            logging.getLogger(__name__).info("opening the log file again")
+            self._file.reopen()
+
+    def write_lines(self, lines: list[str]) -> None:
+        """Write finished informational lines."""
+        if self._handlers and lines:
+            self._handlers[0].sink.write(_encoded("\n".join(lines)))
+
+    @property
+    def informational(self) -> LineFormatter:
+        """The present form of informational lines."""
+        return formatter_for(self._settings, breaks_lines=bool(self._handlers) and self._handlers[0].breaks_lines)
+
+    def _lost_notice(self, lines: int, reason: str) -> bytes:
+        record = logging.LogRecord(
+            _ROOT, logging.WARNING, __file__, 0, f"dropped {lines} lines of this log: {reason}", (), None
+        )
+        return _encoded(formatter_for(self._settings, breaks_lines=False).format(record))
+
+    def _complain(self, sentence: str) -> None:
+        """Write about the log file to stderr."""
+        record = logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, sentence, (), None)
+        line = _encoded(formatter_for(self._settings, breaks_lines=False).format(record))
+        with suppress(OSError):  # it is closed
+            LogStream(_STDERR, lambda lines: self._lost_notice(lines, _SLOW_READER)).write(line)
+
+
+LOG = ServerLog()
+
+
+def _terminal_handlers(informational: TextIO | None, notice: Callable[[int, str], bytes]) -> list[_SinkHandler]:
+    """Handlers for both standard streams; two in one file or pipe share a queue, so that lines keep their order."""
+    streams: dict[tuple[int, int], LogStream] = {}
+    handlers = []
+    for output, lines in ((informational, _is_informational), (sys.stderr, _is_no_information)):
+        handler = _SinkHandler(_sink_for(output, streams, notice), breaks_lines=_is_terminal(output))
+        handler.addFilter(lines)
+        handlers.append(handler)
+    return handlers
+
+
+def _sink_for(
+    output: TextIO | None, streams: dict[tuple[int, int], LogStream], notice: Callable[[int, str], bytes]
+) -> LineSink:
+    try:
+        descriptor = -1 if output is None else output.fileno()
+        status = os.fstat(descriptor)
+    except OSError:  # closed, or not a file
+        return _Nowhere() if output is None else _TextSink(output)
+    key = (status.st_dev, status.st_ino)
+    if key not in streams:
+        streams[key] = LogStream(descriptor, lambda lines: notice(lines, _SLOW_READER))
+    return streams[key]
+
+
+class _Nowhere:
+    """Takes the lines of a stream that does not exist."""
+
+    def write(self, _lines: bytes) -> None:
+        """Drop them."""
+
+    def flush(self, _timeout_s: float) -> None:
+        """Do nothing."""
+
+
+def _encoded(line: str) -> bytes:
+    return line.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def take_closed_descriptors() -> None:
@@ -139,50 +227,11 @@ def take_closed_descriptors() -> None:
     os.close(descriptor)
 
 
-def set_up_logging(settings: LogSettings, informational: TextIO | None) -> None:
-    """Send this package's log to the terminal. Called once, by the command line.
-
-    Args:
-        settings: which lines are written.
-        informational: where informational lines go, such as ``sys.stdout``. All others go to stderr.
-    """
-    logger = logging.getLogger(_ROOT)
-    logger.propagate = False
-    logger.setLevel(VERBOSE if settings.verbose_level > 0 else logging.INFO)
-    logger.handlers.clear()
-    streams: dict[tuple[int, int], LogStream] = {}
-    for output, lines in ((informational, _is_informational), (sys.stderr, _is_no_information)):
-        handler = _handler_for(output, streams)
-        handler.setFormatter(LineFormatter(breaks_lines=_is_terminal(output)))
-        handler.addFilter(_Wanted(settings))
-        handler.addFilter(lines)
-        logger.addHandler(handler)
-
-
-def _handler_for(output: TextIO | None, streams: dict[tuple[int, int], LogStream]) -> logging.Handler:
-    """A handler for this output; two outputs in one file or pipe share a queue, so that lines keep their order."""
-    try:
-        descriptor = -1 if output is None else output.fileno()
-        status = os.fstat(descriptor)
-    except OSError:  # closed, or not a file
-        return logging.NullHandler() if output is None else logging.StreamHandler(output)
-    key = (status.st_dev, status.st_ino)
-    if key not in streams:
-        streams[key] = LogStream(descriptor, _dropped_notice)
-    return _StreamHandler(streams[key])
-
-
 def _is_terminal(output: TextIO | None) -> bool:
     try:
         return output is not None and output.isatty()
     except ValueError:  # closed
         return False
-
-
-def _dropped_notice(lines: int) -> bytes:
-    message = f"dropped {lines} lines of this log: its reader was too slow for too long"
-    record = logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, message, (), None)
-    return LineFormatter().format(record).encode() + b"\n"
 
 
 def _is_informational(record: logging.LogRecord) -> bool:
@@ -211,6 +260,7 @@ def write_model_line(instance_name: str, pid: int, level: int, file: str, line: 
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)
     record.filename = f"{instance_name}/{record.filename}"
+    record.instance = instance_name
     record.process = pid
     _MODEL.handle(record)
 

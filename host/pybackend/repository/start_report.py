@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from pybackend.observability.logging import one_line
+from pybackend.observability.log_lines import one_line
 from pybackend.repository.entry import ModelStatus
 from pybackend.settings import Settings
 

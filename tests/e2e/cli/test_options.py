@@ -57,6 +57,10 @@ WRONG = {
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
     ),
+    "a log format that is none": (
+        ("serve", "--log-format=xml"),
+        'Bad option: "--log-format". invalid argument for --log_format, got: xml. Write default, ISO8601 or json',
+    ),
 }
 
 CONTRADICTIONS = {
@@ -189,6 +193,9 @@ FLAGS = {
     "--log-info": ("log.info", True, "FALSE", False),
     "--log-warning": ("log.warning", True, "Off", False),
     "--log-error": ("log.error", True, "0", False),
+    "--log-format": ("log.format", "default", "ISO8601", "ISO8601"),
+    "--log-file": ("log.file", None, "x.log", Path("x.log").absolute()),
+    "--log-access": ("log.access", False, "on", True),
     "--backend-directory": (
         "backend_directory",
         Path("/opt/tritonserver/backends"),

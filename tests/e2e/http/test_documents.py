@@ -18,6 +18,7 @@ TENSOR = {"name", "datatype", "shape"}
 METADATA = {"name", "versions", "platform", "inputs", "outputs"}
 STATISTICS = {"model_stats"}
 INDEX = {"name", "version", "state", "reason"}
+LOGGING = {"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"}
 
 # Each route of the protocol that answers with a document, and the members that its document may have.
 DOCUMENTS: dict[tuple[str, str], set[str]] = {
@@ -30,6 +31,8 @@ DOCUMENTS: dict[tuple[str, str], set[str]] = {
     ("get", MODEL + VERSION + "/stats"): STATISTICS,
     ("get", "/v2/models/stats"): STATISTICS,
     ("post", "/v2/repository/index"): INDEX,
+    ("get", "/v2/logging"): LOGGING,
+    ("post", "/v2/logging"): LOGGING,
 }
 CONFIGURATIONS = {("get", MODEL + "/config"), ("get", MODEL + VERSION + "/config")}
 EMPTY = {
@@ -48,7 +51,9 @@ MODELS = ("add_sub", "batched", "identity", "raw", "types")
 
 def ask(server, method: str, path: str, model: str) -> Any:
     body = None
-    if method == "post":
+    if path == "/v2/logging" and method == "post":
+        body = {}
+    elif method == "post":
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
         model = "identity"
     return server.request(method.upper(), path.replace("{model_name}", model).replace("{version}", "1"), body)

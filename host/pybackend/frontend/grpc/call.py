@@ -12,6 +12,7 @@ from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, SHUTTING_DOWN, Cal
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.watch import Exchange
 from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import EncodedMessage
@@ -62,6 +63,7 @@ class Call:
 
     __slots__ = (
         "_counted_bytes",
+        "_exchange",
         "_reader",
         "_received_bytes",
         "_received_then",
@@ -86,6 +88,10 @@ class Call:
         self._received_then = -1
         self._unreleased: list[InferenceResponse] = []
         self._timer: asyncio.TimerHandle | None = None
+        watch = connection.frontend.watch
+        self._exchange: Exchange | None = (
+            watch.begin("grpc", connection.address, b"POST", head.path.encode("latin-1")) if watch.on else None
+        )
         if head.timeout_s is not None:
             self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
 
@@ -216,7 +222,7 @@ class Call:
         """The client has cancelled the call, or its connection has ended."""
         if error is not None:
             self.connection.frontend.malformed(str(error), self.connection.address)
-        self._end()
+        self._end(GrpcStatus.CANCELLED)
         self.release_sent()
         self.on_cancelled()
 
@@ -230,11 +236,15 @@ class Call:
 
     def send(self, message: bytes) -> None:
         """Send a small message."""
+        if self._exchange is not None:
+            self._exchange.sent_bytes += len(message)
         self._send_head()
         self.stream.send_data(PREFIX.pack(0, len(message)) + message)
 
     def send_encoded(self, message: EncodedMessage, response: InferenceResponse) -> None:
         """Send a message, and release the response once its memory is no longer needed."""
+        if self._exchange is not None:
+            self._exchange.sent_bytes += message.nbytes
         self._send_head()
         pieces = message.pieces
         self.stream.send_data(b"".join((PREFIX.pack(0, message.nbytes), pieces[0])))
@@ -253,7 +263,7 @@ class Call:
             self.send_encoded(message, response)
             self.finish()
             return
-        self._end()
+        self._end(sent_bytes=message.nbytes)
         body = b"".join((PREFIX.pack(0, message.nbytes), *message.pieces))
         response.release()
         self.stream.respond(HEAD, body, OK_TRAILERS)
@@ -261,7 +271,7 @@ class Call:
 
     def reply(self, message: bytes) -> None:
         """Send the only message of a successful call, and end it."""
-        self._end()
+        self._end(sent_bytes=len(message))
         self.stream.respond(HEAD, PREFIX.pack(0, len(message)) + message, OK_TRAILERS)
         self._stop_receiving()
 
@@ -276,7 +286,7 @@ class Call:
         """End the call with a status, and everything that it has begun."""
         if self.is_over:
             return
-        self._end()
+        self._end(error.status)
         self.on_cancelled()
         if self.stream.head_sent:
             self.stream.send_trailers(trailers(error.status, error.message))
@@ -307,7 +317,9 @@ class Call:
         if not self.half_closed and not self.stream.waiting_bytes:
             self.stream.reset(ErrorCode.NO_ERROR)
 
-    def _end(self) -> None:
+    def _end(self, status: GrpcStatus | str = GrpcStatus.OK, sent_bytes: int = 0) -> None:
+        if self._exchange is not None and not self.is_over:
+            self._end_exchange(self._exchange, status, sent_bytes)
         self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -321,6 +333,13 @@ class Call:
             self.stream.give_back(unreturned)
         self._reader.clear()
 
+    def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
+        self._exchange = None
+        exchange.status = status.name if isinstance(status, GrpcStatus) else status
+        exchange.received_bytes = self._received_bytes
+        exchange.sent_bytes += sent_bytes
+        exchange.end()
+
 
 class RefusedCall(Call):
     """A call whose head says that it cannot be served: it is over before its first message."""
@@ -331,6 +350,6 @@ class RefusedCall(Call):
         super().__init__(connection, stream, head)
         assert head.refusal is not None
         connection.frontend.malformed(head.refusal.message, connection.address)
-        self._end()
+        self._end(head.refusal.status)
         stream.send_headers(head.refusal.answer, end=True)
         self._stop_receiving()

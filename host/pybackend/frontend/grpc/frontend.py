@@ -10,6 +10,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.watch import Watch
 from pybackend.protocol.grpc_message import InferMessage
 from pybackend.protocol.grpc_request import decode_message
 from pybackend.protocol.infer_plan import InferPlan
@@ -45,9 +46,13 @@ class GrpcFrontend:
         seconds: incremented once a second by the server.
         closing: True once the server stops: no calls are accepted.
         ended: set when a connection has ended.
+        watch: follows calls for the log.
     """
 
-    def __init__(self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> None:
+    def __init__(
+        self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, watch: Watch | None = None
+    ) -> None:
+        self.watch = Watch() if watch is None else watch
         self.engine = engine
         self.limits = limits
         self.kept = kept

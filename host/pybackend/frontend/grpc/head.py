@@ -21,10 +21,12 @@ class Refusal(NamedTuple):
     """The end of a call that cannot be served.
 
     Attributes:
+        status: for the access log.
         message: for the log.
         answer: a head, and nothing else.
     """
 
+    status: str
     message: str
     answer: HeaderBlock
 
@@ -49,19 +51,19 @@ class CallHead:
         self.timeout_s: float | None = None
         self.refusal: Refusal | None = None
         if head.method != b"POST":
-            self.refusal = Refusal("a gRPC call is a POST request", http_error(405))
+            self.refusal = Refusal("HTTP 405", "a gRPC call is a POST request", http_error(405))
             return
         if _CALL.match(self.metadata.get(b"content-type", b"")) is None:
-            self.refusal = Refusal("the content-type of a gRPC call is application/grpc", http_error(415))
+            self.refusal = Refusal("HTTP 415", "the content-type of a gRPC call is application/grpc", http_error(415))
             return
         if self.encoding not in ENCODINGS:
             text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
             answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
-            self.refusal = Refusal(text, answer)
+            self.refusal = Refusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
         try:
             self.timeout_s = _timeout(self.metadata.get(b"grpc-timeout"))
         except CallError as error:
-            self.refusal = Refusal(error.message, trailers_only(error.status, error.message))
+            self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
 
 
 def _timeout(value: bytes | None) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 from pybackend import __version__
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.grpc import reflection
+from pybackend.frontend.grpc import reflection, settings_methods
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.protocol.metadata import tensor_documents
@@ -33,6 +33,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 """Those of the protocol's extensions that this front end has, in the protocol's order."""
 
@@ -53,6 +54,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "RepositoryIndex": served.repository_index,
             "RepositoryModelLoad": served.load_model,
             "RepositoryModelUnload": served.unload_model,
+            "LogSettings": settings_methods.log_settings,
         }.items()
     }
     found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)

@@ -15,7 +15,7 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route
+from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route, settings_routes
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -64,6 +64,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> Fa
     infer_route.add(app, engine, limits)
     generate_route.add(app, engine, limits)
     repository_route.add(app, engine, limits, kept)
+    settings_routes.add(app)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)

@@ -24,6 +24,7 @@ from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionCl
 from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listener import is_secure
+from pybackend.frontend.watch import Watch
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
@@ -68,8 +69,10 @@ class InferFrontend(ConnectionClock):
         heads: cached request heads, parsed.
     """
 
-    def __init__(self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> None:
-        super().__init__(kept)
+    def __init__(
+        self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, watch: Watch | None = None
+    ) -> None:
+        super().__init__(kept, watch)
         self.engine = engine
         self.limits = limits
         self.plans = PlanCaches()
@@ -316,17 +319,13 @@ class InferProtocol(SerialProtocol):
             if body is not None:
                 body.release()
             name = self._refused_model if admission is None else admission.model_name
-            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self._address)
+            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self.address)
             self.answer_error(error)
 
     def refused_connection(self, message: str) -> None:
         """Count a request that is not HTTP."""
         refusals = self._frontend.engine.refusals
-        refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=self._address)
-
-    @property
-    def _address(self) -> str:
-        return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+        refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=self.address)
 
     # The response
 
@@ -364,6 +363,8 @@ class InferProtocol(SerialProtocol):
                 response.release()
                 self.answer_error(error)
                 return
+        if self._exchange is not None:
+            self._exchange.status, self._exchange.sent_bytes = 200, encoded.body_bytes
         if encoded.json_length is None:
             head = _JSON_HEAD % encoded.body_bytes
         else:
@@ -423,10 +424,14 @@ class InferProtocol(SerialProtocol):
 
     def begin_chunks(self) -> None:
         """Send the head of a chunked response."""
+        if self._exchange is not None:
+            self._exchange.status = 200
         self.write(_CHUNKS_HEAD if self._keep_alive else _CHUNKS_HEAD[:-2] + b"connection: close\r\n\r\n")
 
     def write(self, data: bytes) -> None:
         """Send raw bytes."""
+        if self._exchange is not None:
+            self._exchange.sent_bytes += len(data)
         self.transport.write(data)
 
     def waits_for_reader(self, go_on: Callable[[], None]) -> bool:

@@ -20,8 +20,10 @@ from uvicorn.server import ServerState
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.frontend.http.slices import Slices
+from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
+from pybackend.frontend.watch import Exchange, Watch
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -53,10 +55,12 @@ class ConnectionClock:
         slices: the scheduler of long work.
         closing: True once the server stops: connections close after the current response.
         ended: set when a connection has ended.
+        watch: follows requests for the log.
     """
 
-    def __init__(self, kept: KeptBytes) -> None:
+    def __init__(self, kept: KeptBytes, watch: Watch | None = None) -> None:
         self.kept = kept
+        self.watch = Watch() if watch is None else watch
         self.slices = Slices()
         self.seconds = 0
         self.closing = False
@@ -71,6 +75,7 @@ class SerialProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self._clock = clock
+        self._watch = clock.watch
         self._active_at = clock.seconds
         self._checked_at = clock.seconds
         self.pace = Pace()
@@ -100,6 +105,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._bypasses_parser = False
         self._resumes_body = False
         self._keep_alive = True
+        self._exchange: Exchange | None = None
 
     # For subclasses
 
@@ -192,6 +198,9 @@ class SerialProtocol(HttpToolsProtocol):
             if self.recognise(head):
                 self._headers_done = self._claimed = self._bypasses_parser = True
                 self._in_head = False
+                if self._watch.on:
+                    method, target, *_ = head.split(b" ", 2)
+                    self._begin_exchange(method, target)
                 return data[cut:]
             self._head = head
         self._parser_fed = True
@@ -273,14 +282,33 @@ class SerialProtocol(HttpToolsProtocol):
                 "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
             )
         self._resumes_body = self.parser.should_upgrade() and (self._chunked or self._body_left > 0)
+        if self._watch.on:
+            self._begin_exchange(self.parser.get_method(), self.url)
         self._claimed = self.claim()
         if not self._claimed:
             self._start_asgi()
         elif self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    def _begin_exchange(self, method: bytes, target: bytes) -> None:
+        self._exchange = self._watch.begin("http", self.address, method, target)
+        self._exchange.received_bytes = self._body_left
+
+    def _end_exchange(self, exchange: Exchange) -> None:
+        self._exchange = None
+        self.app = self.config.loaded_app
+        exchange.received_bytes -= self._body_left  # a part that never came
+        exchange.end()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the client, empty if it is unknown."""
+        return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body that goes through the parser."""
+        if self._chunked and self._exchange is not None:
+            self._exchange.received_bytes += len(body)
         if not self._claimed:
             super().on_body(body)
         elif self._chunked and not self._message_done:
@@ -304,6 +332,8 @@ class SerialProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers.extend((name.lower(), value) for name, value in headers)
+        if self._exchange is not None:
+            self.app = watched(self.app, self._exchange)
         super().on_headers_complete()
         self._in_asgi = True
 
@@ -311,6 +341,8 @@ class SerialProtocol(HttpToolsProtocol):
         """Handle the end of an ASGI response."""
         self.server_state.total_requests += 1
         self._answer_done = True
+        if self._exchange is not None:
+            self._end_exchange(self._exchange)
         self.flow.resume_reading()  # a body that the application did not read is discarded on arrival
         self._next_if_done()
 
@@ -318,6 +350,8 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _write_error(self, status: int, message: str) -> None:
         body = encode_error(message)
+        if self._exchange is not None:
+            self._exchange.status, self._exchange.sent_bytes = status, len(body)
         close = b"" if self._keep_alive else b"connection: close\r\n"
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
@@ -330,6 +364,8 @@ class SerialProtocol(HttpToolsProtocol):
             # A client that does not read gets no further responses, only those already in the transport.
             self._after_drain = self.answered
             return
+        if self._exchange is not None:
+            self._end_exchange(self._exchange)
         self.server_state.total_requests += 1
         self._answer_done = True
         self._next_if_done()
@@ -408,6 +444,8 @@ class SerialProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side."""
         self._lost = True
+        if self._exchange is not None:
+            self._end_exchange(self._exchange)
         self._drained()  # nothing more is sent, so borrowed memory is released
         self._kept_bytes = self._buffered_bytes = 0
         self._clock.kept.claim(self, 0)

@@ -13,12 +13,14 @@ import sys
 
 import pytest
 
-from pybackend.observability.logging import LineFormatter, write_model_line
+from pybackend.observability.log_lines import LineFormatter
+from pybackend.observability.logging import write_model_line
 
 TALK = """
 import logging, sys
-from pybackend.observability.logging import LogSettings, set_up_logging, wants_model_level, write_model_line
-set_up_logging(LogSettings({settings}), sys.stdout)
+from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.logging import LOG, wants_model_level, write_model_line
+LOG.open(LogSettings({settings}), sys.stdout)
 for number, level in enumerate((logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)):
     logging.getLogger("pybackend.x").log(level, "host %d", number)
     if wants_model_level(number):
@@ -50,8 +52,9 @@ def test_format_of_a_line():
 
 SEVERAL_LINES = """
 import sys
-from pybackend.observability.logging import LogSettings, set_up_logging, write_model_line
-set_up_logging(LogSettings(), sys.stdout)
+from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.logging import LOG, write_model_line
+LOG.open(LogSettings(), sys.stdout)
 text = 'ValueError: "no"\\nTraceback (most recent call last):\\n  File "model.py"\\nE0101 00:00:00.000000 1 x.py:1] forged\\x1b[2J\\n'
 write_model_line("m_0", 4711, 2, "/x/model.py", 5, text)
 write_model_line("m_0", 4711, 0, "/x/model.py", 6, "last")
@@ -156,9 +159,10 @@ def test_outputs_that_are_no_files(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     try:
-        from pybackend.observability.logging import LogSettings, set_up_logging
+        from pybackend.observability.log_settings import LogSettings
+        from pybackend.observability.logging import ServerLog
 
-        set_up_logging(LogSettings(), sys.stdout)
+        ServerLog().open(LogSettings(), sys.stdout)
         write_model_line("m_0", 1, 0, "model.py", 5, "text")
     finally:
         root.propagate, root.level, root.handlers[:] = state

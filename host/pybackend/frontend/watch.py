@@ -1,0 +1,114 @@
+"""Follows requests beside their answers: a verbose line at the beginning, a line of the access log at the end.
+
+While neither is wanted, a front end reads one attribute per request, and makes no object.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pybackend.observability.access_log import Access, AccessLog
+from pybackend.observability.logging import LOG
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PATH = 1000
+
+_NAMES = {"http": "HTTP", "grpc": "gRPC"}
+
+
+class Watch:
+    """Shared by all connections of a server.
+
+    Args:
+        access: receives the answered requests; None for no access log.
+
+    Attributes:
+        on: front ends begin an :class:`Exchange` for each request.
+        access: the access log.
+    """
+
+    def __init__(self, access: AccessLog | None = None) -> None:
+        self.on = False
+        self.access = access
+
+    def open(self) -> None:
+        """Follow the settings of the log from now on."""
+        LOG.watch(self._update)
+        self._update()
+
+    def close(self) -> None:
+        """Write what waits, and follow the settings no longer."""
+        LOG.unwatch(self._update)
+        self.on = False
+        if self.access is not None:
+            self.access.flush()
+
+    def _update(self) -> None:
+        self.on = self.access is not None or LOG.settings.verbose_level > 0
+
+    def begin(self, door: str, client: str, method: bytes, target: bytes) -> Exchange:
+        """A request whose head has arrived.
+
+        Args:
+            door: ``http`` or ``grpc``.
+            client: the client's address.
+            method: the method of HTTP.
+            target: path and query.
+        """
+        path = target.partition(b"?")[0][:_LONGEST_PATH].decode("latin-1")
+        if LOG.settings.verbose_level > 0:
+            log.debug("%s request: %s %s", _NAMES[door], method.decode("latin-1"), path)
+        return Exchange(self, door, client, method.decode("latin-1"), path)
+
+
+class Exchange:
+    """A request and its answer.
+
+    Attributes:
+        status: of the answer; None before there is one.
+        received_bytes: size of the request's body.
+        sent_bytes: size of the answer's body.
+    """
+
+    __slots__ = (
+        "_began_ns",
+        "_client",
+        "_door",
+        "_method",
+        "_path",
+        "_watch",
+        "received_bytes",
+        "sent_bytes",
+        "status",
+    )
+
+    def __init__(self, watch: Watch, door: str, client: str, method: str, path: str) -> None:
+        self._watch = watch
+        self._door = door
+        self._client = client
+        self._method = method
+        self._path = path
+        self._began_ns = time.monotonic_ns()
+        self.status: int | str | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+    def end(self) -> None:
+        """The answer was handed over to be sent, or will never be."""
+        access = self._watch.access
+        if access is not None:
+            access.add(
+                Access(
+                    self._door,
+                    self._client,
+                    self._method,
+                    self._path,
+                    self.status,
+                    self.received_bytes,
+                    self.sent_bytes,
+                    time.monotonic_ns() - self._began_ns,
+                    time.time(),
+                )
+            )

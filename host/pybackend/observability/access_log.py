@@ -1,0 +1,90 @@
+"""A line about every answered request. Lines are formatted and written in batches, after the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import NamedTuple
+
+from pybackend.observability.logging import LOG
+
+_PERIOD_S = 0.1
+"""The longest that a line waits for others."""
+
+_BATCH = 256
+"""Lines that are written together. They take the loop about a millisecond."""
+
+
+class Access(NamedTuple):
+    """A request and its answer.
+
+    Attributes:
+        door: ``http`` or ``grpc``.
+        client: the client's address.
+        method: the method of HTTP.
+        path: the path, without a query.
+        status: the answer's status; None if the client left before its answer.
+        received_bytes: size of the request's body.
+        sent_bytes: size of the answer's body.
+        duration_ns: from the request's head until the answer was handed over to be sent.
+        ended_s: when that was, in seconds since 1970.
+    """
+
+    door: str
+    client: str
+    method: str
+    path: str
+    status: int | str | None
+    received_bytes: int
+    sent_bytes: int
+    duration_ns: int
+    ended_s: float
+
+
+class AccessLog:
+    """Collects the lines of one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Access] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, access: Access) -> None:
+        """Write about a request soon."""
+        self._waiting.append(access)
+        if len(self._waiting) >= _BATCH:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        line, pid = LOG.informational.line, os.getpid()
+        LOG.write_lines(
+            [line(each.ended_s, logging.INFO, pid, "access:0", _message(each), _fields(each)) for each in waiting]
+        )
+
+
+def _message(access: Access) -> str:
+    status = "-" if access.status is None else access.status
+    return (
+        f"{access.door} {access.client} {access.method} {access.path} {status} "
+        f"in={access.received_bytes} out={access.sent_bytes} {access.duration_ns / 1e6:.3f} ms"
+    )
+
+
+def _fields(access: Access) -> dict[str, int | str | float | None]:
+    return {
+        "door": access.door,
+        "client": access.client,
+        "method": access.method,
+        "path": access.path,
+        "status": access.status,
+        "received_bytes": access.received_bytes,
+        "sent_bytes": access.sent_bytes,
+        "duration_ms": round(access.duration_ns / 1e6, 3),
+    }

@@ -1,0 +1,142 @@
+"""The file of ``--log-file``. A thread writes it, so that nobody waits for a slow disk, and a full one ends nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pybackend.errors import ServerError
+from pybackend.observability.log_stream import MOST_WAITING_BYTES
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+_MODE = 0o644
+_LINE_FEED = 0x0A
+
+_TOO_SLOW = "the disk was too slow for too long"
+
+
+class LogFile:
+    """Appends lines to a file.
+
+    Lines that cannot be written are lost, and counted: the file says how many once it can be written again.
+
+    Args:
+        path: the file; it is made if it does not exist.
+        notice: makes the line that reports lost lines, from their number and the reason.
+        complain: takes a sentence about the file that the file itself cannot hold.
+
+    Raises:
+        ServerError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, notice: Callable[[int, str], bytes], complain: Callable[[str], None]) -> None:
+        self._path = path
+        self._notice = notice
+        self._complain = complain
+        try:
+            self._descriptor = _open(path)
+        except OSError as error:
+            raise ServerError(
+                f"Error: --log-file={path} cannot be written: {error.strerror}. Give a file in a directory that the "
+                "server's user may write"
+            ) from None
+        self._changed = threading.Condition()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._lost_lines = 0
+        self._reason = ""
+        self._ends_a_line = True
+        self._reopens = False
+        self._is_writing = False
+        self._writer: threading.Thread | None = None
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines soon."""
+        with self._changed:
+            if self._waiting_bytes + len(lines) > MOST_WAITING_BYTES:
+                self._lost_lines += lines.count(b"\n")
+                self._reason = self._reason or _TOO_SLOW
+                return
+            self._waiting.append(lines)
+            self._waiting_bytes += len(lines)
+            self._wake()
+
+    def reopen(self) -> None:
+        """Open the path again, because the file was moved: lines that come from now on go to the new one."""
+        with self._changed:
+            self._reopens = True
+            self._wake()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything is written, at most ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._reopens or self._is_writing), timeout_s)
+
+    def _wake(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="pybackend-log-file", daemon=True)
+            self._writer.start()
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._reopens)
+                self._is_writing = True
+                batch, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
+                reopens, self._reopens = self._reopens, False
+                lost, reason = self._lost_lines, self._reason
+            if reopens:
+                self._append(batch)
+                batch = b""
+                self._open_again()
+            if lost and batch and self._append(self._notice(lost, reason)):
+                with self._changed:
+                    self._lost_lines -= lost
+                    self._reason = ""
+            self._append(batch)
+
+    def _append(self, data: bytes) -> bool:
+        """Write; False if some of it is lost."""
+        rest = memoryview(data if self._ends_a_line or not data else b"\n" + data)
+        try:
+            while rest:
+                written = os.write(self._descriptor, rest)
+                self._ends_a_line = rest[written - 1] == _LINE_FEED
+                rest = rest[written:]
+        except OSError as error:
+            reason = error.strerror or "it failed"
+            with self._changed:
+                is_first = not self._lost_lines
+                self._lost_lines += bytes(rest).count(b"\n")
+                self._reason = reason
+            if is_first:
+                self._complain(f"the log file {self._path} cannot be written: {reason}. Lines are lost until it can")
+            return False
+        return True
+
+    def _open_again(self) -> None:
+        try:
+            descriptor = _open(self._path)
+        except OSError as error:
+            self._complain(
+                f"the log file {self._path} cannot be opened again: {error.strerror}. Lines go on into the old file"
+            )
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._ends_a_line = descriptor, True
+
+
+def _open(path: Path) -> int:
+    """A descriptor. Opening never waits for the reader of a named pipe; writing may, in the thread.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    descriptor = os.open(path, _FLAGS, _MODE)
+    os.set_blocking(descriptor, True)
+    return descriptor

@@ -1,0 +1,143 @@
+"""The forms of a log line: the reference's two, and JSON. No text can end a line early or pass for another one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.observability.log_settings import LogFormat, LogSettings
+
+_LETTERS = {logging.ERROR: "E", logging.CRITICAL: "E", logging.WARNING: "W"}
+_LEVELS = {logging.ERROR: "ERROR", logging.CRITICAL: "ERROR", logging.WARNING: "WARNING", logging.DEBUG: "VERBOSE"}
+
+_NOT_ON_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_PARTS_OF_A_LINE = re.compile(r'["\]\\]')
+_PLAIN_FILE = re.compile(r"[\w./ +-]*", re.ASCII)
+
+_INDENT = "    "
+"""Before the further lines of a record on a terminal, so that none can look like a record."""
+
+
+class LineFormatter(logging.Formatter):
+    """``<stamp> <pid> <file>:<line>] "<message>"``, in UTC.
+
+    Args:
+        iso8601: the stamp is ``YYYY-MM-DDThh:mm:ssZ L`` and not ``LMMDD hh:mm:ss.uuuuuu``.
+        breaks_lines: a message may have several lines, as people read them on a terminal. Otherwise each record is one
+            line, as programs read them.
+        quotes: the message, or its first line, is quoted as in JSON.
+    """
+
+    def __init__(self, *, iso8601: bool = False, breaks_lines: bool = False, quotes: bool = True) -> None:
+        super().__init__()
+        self._iso8601 = iso8601
+        self._breaks_lines = breaks_lines
+        self._quotes = quotes
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record. Characters that could end the line or forge a part of it are escaped as in JSON."""
+        if getattr(record, "as_it_is", False):
+            return "\n".join(map(one_line, record.getMessage().split("\n")))
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        file = record.filename  # for a model's line, the name sent by its process
+        if not _PLAIN_FILE.fullmatch(file):
+            file = one_line(_PARTS_OF_A_LINE.sub(_escaped, file))
+        return self.line(record.created, record.levelno, record.process or 0, f"{file}:{record.lineno}", message)
+
+    def line(
+        self,
+        created_s: float,
+        level: int,
+        pid: int,
+        place: str,
+        message: str,
+        fields: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A line.
+
+        Args:
+            created_s: seconds since 1970.
+            level: of Python's ``logging``.
+            pid: the process that wrote it.
+            place: file and number of a line, safe to print.
+            message: any text.
+            fields: the message's facts; only JSON shows them.
+        """
+        now = time.gmtime(created_s)
+        letter = _LETTERS.get(level, "I")
+        if self._iso8601:
+            stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', now)} {letter}"
+        else:
+            stamp = f"{letter}{time.strftime('%m%d %H:%M:%S', now)}.{int(created_s % 1 * 1e6):06d}"
+        further: list[str] = []
+        if self._breaks_lines or not self._quotes:
+            message, *further = message.rstrip("\n").split("\n")
+        text = one_line(json.dumps(message, ensure_ascii=False) if self._quotes else message)
+        first = f"{stamp} {pid} {place}] {text}"
+        return "\n".join([first, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
+
+
+class JsonFormatter(LineFormatter):
+    """One JSON object per line: ``time``, ``level``, ``pid``, ``file``, ``line``, ``message``.
+
+    Lines of models have ``instance``, those of the access log the facts of the request.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        instance = getattr(record, "instance", None)
+        place = record.filename if instance is None else record.filename.removeprefix(f"{instance}/")
+        fields: dict[str, Any] = {"file": place, "line": record.lineno}
+        if instance is not None:
+            fields["instance"] = instance
+        return self.line(record.created, record.levelno, record.process or 0, "", message, fields)
+
+    def line(
+        self,
+        created_s: float,
+        level: int,
+        pid: int,
+        place: str,
+        message: str,
+        fields: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A line; see :meth:`LineFormatter.line`. The place is left out."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
+        document = {
+            "time": f"{stamp}.{int(created_s % 1 * 1e6):06d}Z",
+            "level": _LEVELS.get(level, "INFO"),
+            "pid": pid,
+            **(fields or {}),
+            "message": message,
+        }
+        return one_line(json.dumps(document, ensure_ascii=False))
+
+
+def formatter_for(settings: LogSettings, *, breaks_lines: bool) -> LineFormatter:
+    """The formatter that the settings ask for; ``breaks_lines`` for a terminal."""
+    if settings.format is LogFormat.JSON:
+        return JsonFormatter()
+    return LineFormatter(
+        iso8601=settings.format is LogFormat.ISO8601, breaks_lines=breaks_lines, quotes=settings.escapes
+    )
+
+
+def one_line(text: str) -> str:
+    """Untrusted text, made safe for one line of a terminal.
+
+    Control characters, line and paragraph separators and bidirectional marks are escaped as in JSON.
+    """
+    return _NOT_ON_A_LINE.sub(_escaped, text)
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return f"\\u{ord(character[0]):04x}"

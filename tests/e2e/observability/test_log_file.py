@@ -1,0 +1,108 @@
+"""``--log-file`` and ``--log-access``."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpc_client
+
+from tests.e2e.observability.conftest import REQUEST, lines_of
+from tests.support.gates import wait_until
+from tests.support.server import ServerProcess, serving
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.spec("srv-M15")
+def test_a_file_has_all_lines_and_is_opened_again(models, tmp_path):
+    path, moved = tmp_path / "server.log", tmp_path / "server.log.1"
+    server = ServerProcess([models], f"--log-file={path}", "--log-format=ISO8601", "--allow-metrics=false")
+    try:
+        wait_until(lambda: any("successfully loaded 'identity'" in line for line in lines_of(path)), "the model")
+        path.rename(moved)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(path.exists, "the new file")
+        assert "opening the log file again" in lines_of(moved)[-1]
+        assert server.stop() == 0
+    finally:
+        server.stop()
+    assert server.output == ""
+    assert "Signal (15) received." in lines_of(path)[0]
+    everything = lines_of(moved) + lines_of(path)
+    assert [line for line in everything if not re.match(r'\d{4}-\d\d-\d\dT[\d:]+Z [IWE] \d+ [^ ]+:\d+\] "', line)] == []
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(models, tmp_path):
+    server = ServerProcess([models], f"--log-file={tmp_path}/none/server.log")
+    assert server.wait() == 1
+    assert server.output == (
+        f"Error: --log-file={tmp_path}/none/server.log cannot be written: No such file or directory. Give a file in a "
+        "directory that the server's user may write\n"
+    )
+
+
+def test_a_full_disk_is_reported_and_ends_nothing(models):
+    with serving(models, flags=("--log-file=/dev/full", "--http-port=0"), ready=False) as server:
+        server.wait_for(
+            'W.*"the log file /dev/full cannot be written: No space left on device. Lines are lost until it can"'
+        )
+        assert server.process.poll() is None
+        assert server.stop() == 0
+        assert server.output.count("cannot be written") == 1
+
+
+def access_lines(path: Path) -> list[dict]:
+    return [each for each in map(json.loads, lines_of(path)) if "door" in each]
+
+
+def test_the_access_log(models, tmp_path):
+    path = tmp_path / "server.log"
+    server = ServerProcess([models], f"--log-file={path}", "--log-format=json", "--log-access")
+    try:
+        wait_until(lambda: any("successfully loaded 'identity'" in line for line in lines_of(path)), "the model")
+        started = [json.loads(line)["message"] for line in lines_of(path)]
+        port, grpc_port = (
+            int(re.search(rf"Started {name} at [0-9.]+:(\d+)", "\n".join(started))[1])
+            for name in ("HTTPService", "GRPCInferenceService")
+        )
+        body = json.dumps(REQUEST)
+        for method, target, sent, headers in (
+            ("POST", "/v2/models/identity/infer", body, {}),
+            ("POST", "/v2/models/identity/infer?x=secret", body, {}),
+            ("POST", "/v2/models/none/infer", body, {}),
+            ("POST", "/v2/models/identity/infer", iter([body.encode()[:9], body.encode()[9:]]), {}),  # in chunks
+            ("GET", "/v2/health/live", None, {}),
+        ):
+            server.request(method, target, sent, headers, port=port)
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+            assert client.is_server_live()
+            with pytest.raises(grpc_client.InferenceServerException):
+                client.get_model_metadata("none")
+        wait_until(lambda: len(access_lines(path)) >= 7, "the access log")
+        assert server.stop() == 0
+    finally:
+        server.stop()
+    lines = access_lines(path)
+    facts = [tuple(each[name] for name in ("door", "method", "path", "status", "received_bytes")) for each in lines]
+    infer, service = "/v2/models/identity/infer", "/inference.GRPCInferenceService"
+    assert facts == [
+        ("http", "POST", infer, 200, len(body)),
+        ("http", "POST", infer, 200, len(body)),
+        ("http", "POST", "/v2/models/none/infer", 400, len(body)),
+        ("http", "POST", infer, 200, len(body)),
+        ("http", "GET", "/v2/health/live", 200, 0),
+        ("grpc", "POST", f"{service}/ServerLive", "OK", 5),
+        ("grpc", "POST", f"{service}/ModelMetadata", "INVALID_ARGUMENT", 11),
+    ]
+    assert lines[0]["sent_bytes"] > 50
+    assert lines[4]["sent_bytes"] == 0
+    for each in lines:
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", each["client"])
+        assert 0 < each["duration_ms"] < 30_000
+    assert re.fullmatch(
+        rf"http 127\.0\.0\.1:\d+ POST {infer} 200 in={len(body)} out=\d+ [\d.]+ ms", lines[0]["message"]
+    )
