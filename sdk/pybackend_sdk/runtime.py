@@ -87,6 +87,9 @@ class Runtime(Protocol):
     def free_memory_bytes(self) -> int:
         """Free tensor memory of this process, in bytes."""
 
+    def output_buffer(self, nbytes: int) -> "Optional[memoryview]":
+        """Writable memory from which an output is sent without a copy; None if ordinary memory is as good."""
+
 
 _SPAWNED = (
     "multiprocessing started this process afresh, so it has no connection to the server. A forked process keeps the "
@@ -167,6 +170,9 @@ class UnavailableRuntime:
     def free_memory_bytes(self) -> int:
         """0: there is no tensor memory here."""
         return 0
+
+    def output_buffer(self, nbytes: int) -> "Optional[memoryview]":
+        """None: nothing is sent from here."""
 
 
 _bound: Runtime = UnavailableRuntime()

@@ -3,6 +3,8 @@
 On a request's path, bytes become arrays here and arrays become bytes, without unnecessary copies.
 """
 
+from math import prod
+from operator import index
 from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
@@ -12,6 +14,7 @@ from pybackend_sdk.arguments import incompatible, text
 from pybackend_sdk.datatypes import TritonDataType, deserialize_bytes_tensor
 from pybackend_sdk.dlpack_abi import DeviceType
 from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.runtime import current_runtime
 from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
@@ -201,6 +204,54 @@ class Tensor:
         tensor._array = tensor._data if DATATYPES[tensor._datatype].numpy is not None else None
         tensor._copy = False
         return tensor
+
+    @staticmethod
+    def empty(name: str, shape: "Sequence[int]", dtype: Any) -> "Tensor":
+        """Make an output to be filled in place: a large one lies in output memory already, and is sent without a copy.
+
+        Fill ``as_numpy()``, or what another library makes of ``to_dlpack()``, before the response is sent. From then on
+        the memory belongs to the response, and the array is read-only.
+
+        Args:
+            name: the tensor's name, not empty.
+            shape: the dimensions, the batch dimension included.
+            dtype: a NumPy dtype that has a datatype, or ``"BF16"``. Not ``object`` or ``S<n>``: the size of strings is
+                not known before they are there.
+
+        Returns:
+            A tensor with arbitrary contents.
+
+        Raises:
+            TypeError: the name is not text, or NumPy does not understand the dtype or the shape.
+            TritonModelException: the name is empty, the dtype has no datatype of a fixed size, a dimension is negative,
+                or the output memory that this instance may use is exhausted.
+        """
+        tensor = Tensor.__new__(Tensor)
+        tensor._name = _checked_name("empty", name)
+        is_bf16 = isinstance(dtype, str) and dtype == "BF16"
+        dtype = np.dtype(np.uint16 if is_bf16 else dtype)
+        row = BY_NUMPY.get(dtype)
+        if row is None:
+            raise TritonModelException(
+                f"An empty tensor cannot have dtype {dtype}. Tensor '{name}' needs bool, int8-64, uint8-64 or float16-64 "
+                "in native byte order, or 'BF16'."
+            )
+        tensor._datatype = "BF16" if is_bf16 else row.name
+        tensor._data = array = _empty_array(name, shape, dtype)
+        tensor._shape = array.shape
+        tensor._array = None if is_bf16 else array
+        tensor._copy = False
+        return tensor
+
+
+def _empty_array(name: str, shape: "Sequence[int]", dtype: "np.dtype[Any]") -> "np.ndarray":
+    dimensions = [index(dimension) for dimension in shape]
+    if min(dimensions, default=0) < 0:
+        raise TritonModelException(f"Tensor '{name}' cannot have the shape {dimensions}: a dimension is negative.")
+    buffer = current_runtime().output_buffer(prod(dimensions) * dtype.itemsize)
+    if buffer is None:
+        return np.empty(dimensions, dtype)
+    return np.frombuffer(buffer, dtype).reshape(dimensions)
 
 
 def _checked_name(call: str, name: Union[str, bytes]) -> str:

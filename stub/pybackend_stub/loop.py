@@ -191,6 +191,7 @@ class StubLoop:
         assert self._runtime is not None
         channel, receiver, memory, name = self._channel, self._receiver, self._memory, self._instance_name
         self._writer = writer = OutputWriter(channel, receiver, memory, name)
+        self._runtime.outputs = writer
         self._calls = calls = HostCalls(channel, receiver, memory)
         self._runtime.metrics = StubMetrics(calls, name)
         self._runtime.control = ModelControl(calls, writer, name)

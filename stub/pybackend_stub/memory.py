@@ -20,6 +20,23 @@ class OutputBlock(NamedTuple):
     view: memoryview
 
 
+class _LentBlock:
+    """A block of output memory that an array of the model's views.
+
+    Attributes:
+        nbytes: of the array.
+        sent: the host has it, too.
+    """
+
+    __slots__ = ("block", "nbytes", "reference", "sent")
+
+    def __init__(self, block: BlockPlace, nbytes: int, reference: "weakref.ref[Any]") -> None:
+        self.block = block
+        self.nbytes = nbytes
+        self.reference = reference
+        self.sent = False
+
+
 class _Segment:
     """One mapped segment."""
 
@@ -44,6 +61,9 @@ class StubMemory:
         self._released: Deque[BlockPlace] = deque()
         self._watched: Dict[int, weakref.ref[Any]] = {}
         self._progress: Optional[memoryview] = None
+        self._lent: Dict[int, _LentBlock] = {}
+        self._lent_blocks: Dict[BlockPlace, _LentBlock] = {}
+        self._dropped: Deque[int] = deque()
 
     def attach(self, segment: int, descriptor: int, size_bytes: int, role: int) -> None:
         """Map a segment and close its descriptor."""
@@ -59,6 +79,7 @@ class StubMemory:
     def detach(self, segment: int) -> bool:
         """Forget a segment unless its output blocks are in use; its pages go when the last view of them does."""
         with self._lock:
+            self._reclaim()
             found = self._segments.get(segment)
             if found is None or (found.blocks is not None and len(found.blocks)):
                 return False
@@ -100,6 +121,7 @@ class StubMemory:
     def allocate_output(self, nbytes: int) -> "Optional[OutputBlock]":
         """Allocate a block of output memory; None if the attached segments have no room for it."""
         with self._lock:
+            self._reclaim()
             for number, segment in self._segments.items():
                 if segment.blocks is not None:
                     offset = segment.blocks.allocate(nbytes)
@@ -108,8 +130,52 @@ class StubMemory:
         return None
 
     def free_output(self, segment: int, offset: int) -> None:
-        """Free a block that the host has read or dropped."""
+        """Free a block that the host has read or dropped; one that an array views stays until the array goes."""
         with self._lock:
-            found = self._segments.get(segment)
-            if found is not None and found.blocks is not None and offset in found.blocks:
-                found.blocks.release(offset)
+            self._reclaim()
+            lent = self._lent_blocks.get(BlockPlace(segment, offset))
+            if lent is None:
+                self._release(segment, offset)
+            else:
+                lent.sent = False
+
+    def _release(self, segment: int, offset: int) -> None:
+        found = self._segments.get(segment)
+        if found is not None and found.blocks is not None and offset in found.blocks:
+            found.blocks.release(offset)
+
+    # Output memory that models write to
+
+    def lend(self, block: OutputBlock) -> memoryview:
+        """Let the model write to a block of output memory; it is free again when nothing refers to the view any more."""
+        nbytes = len(block.view)
+        buffer = (ctypes.c_char * nbytes).from_buffer(block.view)
+        address = ctypes.addressof(buffer)
+        # Called by the garbage collector, in any thread: nothing here may wait for the lock.
+        reference = weakref.ref(buffer, lambda _: self._dropped.append(address))
+        lent = _LentBlock(BlockPlace(block.segment, block.offset), nbytes, reference)
+        with self._lock:
+            self._lent[address] = self._lent_blocks[lent.block] = lent
+        return memoryview(buffer).cast("B")
+
+    def give(self, address: int, nbytes: int) -> "Optional[BlockPlace]":
+        """Give the host the block that begins at this address; None if it is not lent, or has been given already."""
+        with self._lock:
+            lent = self._lent.get(address)
+            if lent is None or lent.sent or nbytes > lent.nbytes:
+                return None
+            lent.sent = True
+            return lent.block
+
+    @property
+    def lends(self) -> bool:
+        """Whether any array may view output memory."""
+        return bool(self._lent)
+
+    def _reclaim(self) -> None:
+        """Free what dropped arrays viewed, unless the host still has it."""
+        while self._dropped:
+            lent = self._lent.pop(self._dropped.popleft())
+            del self._lent_blocks[lent.block]
+            if not lent.sent:
+                self._release(*lent.block)

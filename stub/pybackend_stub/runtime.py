@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pybackend_stub.model_calls import ModelCalls
     from pybackend_stub.model_control import ModelControl
     from pybackend_stub.responder import Responder
+    from pybackend_stub.tensor_io import OutputWriter
 
 _NO_CALLS_NOW = (
     "BLS is only supported during the 'execute' function. Models can be called after 'initialize' has returned and "
@@ -33,6 +34,7 @@ class StubRuntime(UnavailableRuntime):
         metrics: registers and changes custom metrics; None before ``initialize``.
         control: loads and unloads models; None before ``initialize`` and from ``finalize`` on.
         responder: makes response senders; None until ``initialize`` has returned.
+        outputs: places outputs; None before ``initialize``.
     """
 
     reason = "It is available from 'initialize' until 'finalize'."
@@ -44,6 +46,7 @@ class StubRuntime(UnavailableRuntime):
         self.metrics: Optional[StubMetrics] = None
         self.control: Optional[ModelControl] = None
         self.responder: Optional[Responder] = None
+        self.outputs: Optional[OutputWriter] = None
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Send a line to the host, whose log level decides whether it appears."""
@@ -113,3 +116,6 @@ class StubRuntime(UnavailableRuntime):
         if self.control is None:
             return super().is_model_ready(model_name, model_version)
         return self.control.is_ready(model_name, model_version)
+
+    def output_buffer(self, nbytes: int) -> "Optional[memoryview]":
+        return None if self.outputs is None else self.outputs.buffer(nbytes)

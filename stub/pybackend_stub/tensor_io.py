@@ -1,7 +1,7 @@
 """Converts between places on the wire and the tensors that models see."""
 
 import threading
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -143,11 +143,32 @@ class OutputWriter:
         nbytes = len(payload) if kind is bytes else payload.nbytes if kind is np.ndarray else memoryview(payload).nbytes
         if nbytes <= INLINE_BYTES and tail.nbytes <= MOST_INLINE_BYTES:
             return TAIL, tail.append(payload.tobytes() if kind is np.ndarray else bytes(payload)), nbytes
-        block = self._memory.allocate_output(nbytes) or self._grow(nbytes)
+        if self._memory.lends and kind is np.ndarray:
+            given = self._memory.give(payload.__array_interface__["data"][0], nbytes)
+            if given is not None:
+                payload.flags.writeable = False  # a later edit would change a response that is on its way
+                return given.segment, given.offset, nbytes
+        block = self.allocate(nbytes)
         target = np.frombuffer(block.view, dtype=np.uint8)
         source = payload if kind is np.ndarray else np.frombuffer(payload, dtype=np.uint8)
         np.copyto(target, source.reshape(-1).view(np.uint8))
         return block.segment, block.offset, nbytes
+
+    def allocate(self, nbytes: int) -> OutputBlock:
+        """Allocate a block of output memory.
+
+        Raises:
+            OutputMemoryExhausted: the host refuses more memory.
+        """
+        return self._memory.allocate_output(nbytes) or self._grow(nbytes)
+
+    def buffer(self, nbytes: int) -> "Optional[memoryview]":
+        """Memory from which an output is sent without a copy; None if it is so small that it travels in a frame.
+
+        Raises:
+            OutputMemoryExhausted: the host refuses more memory.
+        """
+        return self._memory.lend(self.allocate(nbytes)) if nbytes > INLINE_BYTES else None
 
     def _grow(self, nbytes: int) -> OutputBlock:
         """Wait for a block of memory that the host adds or frees."""

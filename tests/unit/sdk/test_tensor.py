@@ -221,3 +221,19 @@ def test_bytes_of_odd_shapes(shape):
 
 def test_repr_is_the_native_modules():
     assert repr(Tensor("X", _array())).startswith("<c_python_backend_utils.Tensor object at 0x")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", np.float16, np.dtype("int64")], ids=str)
+def test_an_empty_tensor_without_a_server_is_an_ordinary_array(dtype):
+    tensor = Tensor.empty("X", (2, 3), dtype)
+    assert tensor.shape() == [2, 3]
+    assert tensor.as_numpy().dtype == np.dtype(dtype)
+    tensor.as_numpy()[...] = 1
+    assert bytes(memoryview(tensor._payload())) == np.ones((2, 3), dtype).tobytes()
+
+
+def test_an_empty_tensor_takes_the_runtimes_memory(runtime):
+    memory = bytearray(24)
+    runtime.output_buffer = lambda nbytes: memoryview(memory) if nbytes == len(memory) else None
+    Tensor.empty("X", [2, 3], np.float32).as_numpy()[...] = 1
+    assert memory == np.ones(6, np.float32).tobytes()
