@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
+import zlib
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -146,7 +148,14 @@ REQUESTS = {
     "left over": ("identity", *binary_body({"inputs": [tensor(parameters={"binary_data_size": 8})]}, b"123456789")),
     "JSON too large": ("identity", GOOD + b" " * LIMIT, {}),
     "raw too large": ("raw", bytes(LIMIT + 8), RAW),
-    "compressed": ("identity", GOOD, {"Content-Encoding": "gzip"}),
+    "not compressed": ("identity", GOOD, {"Content-Encoding": "gzip"}),
+    "compressed": ("identity", gzip.compress(GOOD), {"Content-Encoding": "gzip", "Accept-Encoding": "deflate"}),
+    "large and compressed": (
+        "identity",
+        zlib.compress(text(inputs=[tensor(shape=[12_000], data=[0] * 12_000)])),
+        {"Content-Encoding": "deflate"},
+    ),
+    "no such compression": ("identity", GOOD, {"Content-Encoding": "br"}),
     "identity encoding": ("identity", GOOD, {"Content-Encoding": "identity"}),
     "error from the model": (
         "probe",
@@ -163,7 +172,7 @@ def test_both_ways_answer_alike(ports, model, body, headers, chunked):
     path = f"/v2/models/{model}/infer"
     request = post_chunked(path, [body[:10], body[10:]], headers) if chunked else post(path, body, headers)
     own, plain = (ask(port, request) for port in ports)
-    about = ("content-type", "inference-header-content-length", "content-length")
+    about = ("content-type", "inference-header-content-length", "content-length", "accept-encoding", "content-encoding")
     assert [plain.headers.get(name) for name in about] == [own.headers.get(name) for name in about]
     assert (plain.status, plain.body) == (own.status, own.body)
 

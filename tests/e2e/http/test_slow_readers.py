@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def private_bytes(server):
     """What the server's process keeps beside shared memory."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+@pytest.mark.spec("srv-H15")
+def test_the_decompressed_bytes_of_a_body_count(server):
+    """Fifty kilobytes that become more than the limit."""
+    body = zlib.compress(b'{"inputs":[' + b" " * (LIMIT + MIB), 1)
+    for _ in range(2):
+        with connected(server.port) as connection:
+            connection.send(post("/v2/models/generator/infer", body, {"Content-Encoding": "deflate"}))
+            reply = connection.reply()
+            assert (reply.status, "--http-memory-limit" in reply.error) == (503, True)
+            connection.send(generate(3))
+            assert numbers_of(connection.reply()).tolist() == [START, START + 1, START + 2]
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "binary"])

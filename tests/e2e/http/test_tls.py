@@ -67,7 +67,7 @@ def secure(files, repository):
         yield server
 
 
-@pytest.mark.spec("srv-H48")
+@pytest.mark.spec("srv-H48", "srv-H15")
 def test_https(secure, files):
     trusting = ssl.create_default_context(cafile=files / "root.pem")
     url = f"https://127.0.0.1:{secure.port}"
@@ -78,6 +78,10 @@ def test_https(secure, files):
     with client:
         for array in (np.ones(3, np.float32), LARGE, np.ones(5, np.float32)):
             found = client.infer("identity", inputs(tritonclient.http, array)).as_numpy("OUT")
+            np.testing.assert_array_equal(found, array)
+        packed = {"request_compression_algorithm": "gzip", "response_compression_algorithm": "deflate"}
+        for array in (np.ones(3, np.float32), LARGE[:100_000]):
+            found = client.infer("identity", inputs(tritonclient.http, array), **packed).as_numpy("OUT")
             np.testing.assert_array_equal(found, array)
     document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [300_000], "data": [0.5] * 300_000}]}
     request = urllib.request.Request(f"{url}/v2/models/identity/infer", json.dumps(document).encode())

@@ -16,6 +16,7 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route, settings_routes
+from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -184,4 +185,5 @@ def _refuse_while_exiting(engine: InferenceEngine) -> None:
 
 async def _inference_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)
-    return Response(encode_error(error.message), STATUS[error.code], media_type=_JSON)
+    headers = {"accept-encoding": ACCEPTED} if isinstance(error, UnsupportedCodingError) else None
+    return Response(encode_error(error.message), STATUS[error.code], headers, media_type=_JSON)

@@ -39,22 +39,6 @@ HTTP_CLIENT = Sender("http", refuse_stream=_refuse_stream)
 """The policy of the infer routes, which allow one response each."""
 
 
-def check_encoding(encoding: str) -> None:
-    """Refuse a compressed body.
-
-    Args:
-        encoding: value of ``Content-Encoding``; empty if there is none.
-
-    Raises:
-        InferenceError: UNSUPPORTED.
-    """
-    if encoding.lower() not in {"", "identity"}:
-        raise InferenceError(
-            "Unsupported compression type: this server takes request bodies without content-encoding only",
-            ErrorCode.UNSUPPORTED,
-        )
-
-
 def decode_body(
     body: bytes, header_length: bytes | None, admission: Admission, limits: BodyLimits, plans: PlanCache
 ) -> InferPlan:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from uvicorn.config import Config
@@ -16,14 +16,24 @@ from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
+from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding
+from pybackend.frontend.http.body_receiver import BodyReceiver
+from pybackend.frontend.http.compressed_body import Body, CompressedBody
+from pybackend.frontend.http.content_coding import (
+    ACCEPTED,
+    UnsupportedCodingError,
+    answer_coding,
+    compressed,
+    request_coding,
+)
 from pybackend.frontend.http.errors import STATUS
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, check_encoding, decode_body
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
 from pybackend.frontend.http.model_path import plain_version
-from pybackend.frontend.http.piecewise_answer import PiecewiseAnswer
+from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
-from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listener import is_secure
+from pybackend.frontend.slices import Slices
 from pybackend.frontend.watch import Watch
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -43,10 +53,16 @@ MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _CHUNKS_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+_BINARY_CHUNKS_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
     b"content-length: %d\r\n\r\n"
 )
+
+_ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 
 
 class _Head(NamedTuple):
@@ -57,6 +73,7 @@ class _Head(NamedTuple):
     header_length: bytes | None
     body_bytes: int
     takes_chunks: bool
+    coding: Coding | None
 
 
 class InferFrontend(ConnectionClock):
@@ -103,12 +120,13 @@ class InferProtocol(SerialProtocol):
         self._admission: Admission | None = None
         self._header_length: bytes | None = None
         self._parts: list[bytes] = []
-        self._body: StreamedBody | None = None
+        self._body: Body | None = None
         self._refusal: InferenceError | None = None
         self._refused_model = ""
         self._format: OutputFormat | None = None
         self._pending: PendingRequest | None = None
         self._takes_chunks = True
+        self.coding: Coding | None = None
 
     # The request
 
@@ -117,7 +135,7 @@ class InferProtocol(SerialProtocol):
         known = self._frontend.heads.get(head)
         if known is None:
             return False
-        name, version, self._header_length, self._body_left, self._takes_chunks = known
+        name, version, self._header_length, self._body_left, self._takes_chunks, self.coding = known
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
         except InferenceError as error:
@@ -132,26 +150,31 @@ class InferProtocol(SerialProtocol):
         name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
         version = plain_version(found[2].decode()) if found[2] else ""
         self._takes_chunks = self.parser.get_http_version() == "1.1"
-        encoding = b""
+        encodings, accepted = [], []
         for field, value in self.headers:
             size = len(field)
             if size == 31 and field.lower() == b"inference-header-content-length":
                 self._header_length = value
             elif size == 16 and field.lower() == b"content-encoding":
-                encoding = value
+                encodings.append(value)
+            elif size == 15 and field.lower() == b"accept-encoding":
+                accepted.append(value)
+        if accepted and self._takes_chunks:
+            self.coding = answer_coding(b",".join(accepted))
         # Large bodies bypass the parser, which would copy them once more.
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
-            if encoding:
-                check_encoding(encoding.decode("latin-1"))
-            if self._chunked or self._bypasses_parser:
-                length = None if self._chunked else self._body_left
-                self._body = StreamedBody(
-                    self._admission, self._header_length, length, self._frontend.limits, self._drop_slowest_sender
-                )
+            coding = request_coding(b",".join(encodings)) if encodings else None
+            if self._chunked or self._bypasses_parser or coding is not None:
+                length = None if self._chunked or coding is not None else self._body_left
+                limits = self._frontend.limits
+                body = StreamedBody(self._admission, self._header_length, length, limits, self._drop_slowest_sender)
+                self._body = body if coding is None else CompressedBody(body, coding, limits)
             elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
-                self._remember(_Head(name, version, self._header_length, self._body_left, self._takes_chunks))
+                self._remember(
+                    _Head(name, version, self._header_length, self._body_left, self._takes_chunks, self.coding)
+                )
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read a response.
             self._refusal, self._refused_model = error, name
@@ -183,18 +206,18 @@ class InferProtocol(SerialProtocol):
             if body.work is not None:
                 if not was_busy:
                     self._work(body, self._go_on_receiving)
-            elif self._body_left and body.room() is not None:
+            elif self._body_left and isinstance(body, StreamedBody) and body.room() is not None:
                 # From here on the kernel writes directly into the tensor's memory.
-                self.transport.set_protocol(_BodyReceiver(self, body))
+                self.transport.set_protocol(BodyReceiver(self, body))
         except InferenceError as error:
             self._refuse(body, error)
 
-    def _keep_of(self, body: StreamedBody) -> None:
+    def _keep_of(self, body: Body) -> None:
         """Account for bytes of a body buffered outside its model's memory."""
         if body.private_bytes > MAX_KEPT_BYTES or self._kept_bytes:
             self.keep(body.private_bytes)
 
-    def _work(self, body: StreamedBody, go_on: Callable[[], None]) -> None:
+    def _work(self, body: Body, go_on: Callable[[], None]) -> None:
         """Do a body's work in slices; the client may continue to send, up to a limit."""
 
         def step() -> bool:
@@ -230,8 +253,14 @@ class InferProtocol(SerialProtocol):
             self._keep_of(body)
         if self._message_done:
             self.claimed_complete()
-        elif self._refusal is None and self._body_left and not self._chunked and body.room() is not None:
-            self.transport.set_protocol(_BodyReceiver(self, body))
+        elif (
+            self._refusal is None
+            and self._body_left
+            and not self._chunked
+            and isinstance(body, StreamedBody)
+            and body.room() is not None
+        ):
+            self.transport.set_protocol(BodyReceiver(self, body))
 
     def received_directly(self, body: StreamedBody, count: int) -> None:
         """Handle ``count`` bytes written by the receiver."""
@@ -275,7 +304,7 @@ class InferProtocol(SerialProtocol):
             self._body.release()
         super().make_room()
 
-    def _refuse(self, body: StreamedBody, error: InferenceError) -> None:
+    def _refuse(self, body: Body, error: InferenceError) -> None:
         self._refusal = error
         body.release()
 
@@ -339,7 +368,7 @@ class InferProtocol(SerialProtocol):
             return
         assert self._format is not None
         if is_large(response, self._format):
-            PiecewiseAnswer(self, response, self._format, takes_chunks=self._takes_chunks).begin()
+            answer_in_pieces(self, response, self._format, takes_chunks=self._takes_chunks)
             return
         try:
             encoded = encode_response(response, self._format)
@@ -356,6 +385,11 @@ class InferProtocol(SerialProtocol):
 
     def send(self, encoded: EncodedResponse, response: InferenceResponse) -> None:
         """Send a complete response, and release it once it is sent."""
+        if self.coding is not None:
+            if encoded.body_bytes > DEFLATED_SLICE_BYTES:
+                answer_compressed(self, encoded, response)
+                return
+            encoded = compressed(encoded, self.coding)
         if encoded.body_bytes > MAX_KEPT_BYTES:
             try:
                 self.keep(max(encoded.body_bytes, self._kept_bytes))
@@ -369,8 +403,7 @@ class InferProtocol(SerialProtocol):
             head = _JSON_HEAD % encoded.body_bytes
         else:
             head = _BINARY_HEAD % (encoded.json_length, encoded.body_bytes)
-        if not self._keep_alive:
-            head = head[:-2] + b"connection: close\r\n\r\n"
+        head = self._head_of(head)
         if (encoded.borrows_memory or encoded.body_bytes > MAX_KEPT_BYTES) and not is_secure(self.transport):
             self._write_borrowed(head, encoded, response)
         else:
@@ -380,6 +413,12 @@ class InferProtocol(SerialProtocol):
                 self.keep(0)  # from now on the transport's buffer counts
             self.transport.write(whole)
             self.answered()
+
+    def _head_of(self, head: bytes) -> bytes:
+        """The head with the fields that few answers have."""
+        if self.coding is not None:
+            head = b"%bcontent-encoding: %b\r\n\r\n" % (head[:-2], self.coding.value.encode())
+        return head if self._keep_alive else head[:-2] + b"connection: close\r\n\r\n"
 
     def _write_borrowed(self, head: bytes, encoded: EncodedResponse, response: InferenceResponse) -> None:
         """Send views of the response's memory, and release it only after the kernel has taken the last byte.
@@ -407,7 +446,9 @@ class InferProtocol(SerialProtocol):
     def answer_error(self, error: InferenceError) -> None:
         """Send an error response."""
         self.keep(0)
-        self._write_error(STATUS[error.code], error.message)
+        self._write_error(
+            STATUS[error.code], error.message, _ACCEPTED if isinstance(error, UnsupportedCodingError) else b""
+        )
         self.answered()
 
     # The response in pieces
@@ -422,11 +463,11 @@ class InferProtocol(SerialProtocol):
         """True once the client or the server has closed the connection."""
         return self._lost or self._closing
 
-    def begin_chunks(self) -> None:
-        """Send the head of a chunked response."""
+    def begin_chunks(self, json_length: int | None = None) -> None:
+        """Send the head of a chunked response; with ``json_length``, binary tensors follow JSON of that length."""
         if self._exchange is not None:
             self._exchange.status = 200
-        self.write(_CHUNKS_HEAD if self._keep_alive else _CHUNKS_HEAD[:-2] + b"connection: close\r\n\r\n")
+        self.write(self._head_of(_CHUNKS_HEAD if json_length is None else _BINARY_CHUNKS_HEAD % json_length))
 
     def write(self, data: bytes) -> None:
         """Send raw bytes."""
@@ -451,29 +492,3 @@ class InferProtocol(SerialProtocol):
             self._pending.cancel()
         if self._body is not None and not self._message_done:
             self._body.release()
-
-
-class _BodyReceiver(asyncio.BufferedProtocol):
-    """Replaces the connection's protocol while the bytes of large tensors arrive."""
-
-    def __init__(self, owner: InferProtocol, body: StreamedBody) -> None:
-        self._owner = owner
-        self._body = body
-
-    def get_buffer(self, sizehint: int) -> Any:
-        return self._body.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._owner.received_directly(self._body, nbytes)
-
-    def eof_received(self) -> None:
-        self._owner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._owner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.connection_lost(exc)

@@ -13,7 +13,10 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody, check_encoding
+from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
+from pybackend.frontend.http.compressed_body import Body, CompressedBody
+from pybackend.frontend.http.content_coding import answer_coding, compressed, request_coding
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
@@ -116,7 +119,7 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-async def _done(body: StreamedBody) -> None:
+async def _done(body: Body) -> None:
     """Do the pending work, in turns with other requests."""
     work = body.work
     if work is not None:
@@ -136,6 +139,11 @@ async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> 
     return body.collected(pieces)
 
 
+def _field(request: Request, name: str) -> bytes:
+    """The value of a field; several of one name joined by commas."""
+    return ",".join(request.headers.getlist(name)).encode("latin-1")
+
+
 def _content_length(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_LENGTH_DIGITS:
         raise InferenceError("Content-Length is not a number of bytes", ErrorCode.INVALID_ARG)
@@ -152,13 +160,19 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) 
         if response.error is not None:
             raise response.error.again()
         encoded = await _encoded(response, output_format)
+        coding = answer_coding(_field(request, "accept-encoding"))
+        if coding is not None and encoded.body_bytes > DEFLATED_SLICE_BYTES:
+            encoded = await asyncio.to_thread(compressed, encoded, coding)
+        elif coding is not None:
+            encoded = compressed(encoded, coding)
         # Another server's transport may keep its input, so it gets a copy and never the shared memory.
         content = b"".join((encoded.header_json, *encoded.chunks))
     finally:
         response.release()
+    headers = {} if coding is None else {"content-encoding": coding.value}
     if encoded.json_length is None:
-        return Response(content, media_type="application/json")
-    headers = {"inference-header-content-length": str(encoded.json_length)}
+        return Response(content, media_type="application/json", headers=headers)
+    headers["inference-header-content-length"] = str(encoded.json_length)
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
@@ -171,15 +185,16 @@ async def _submitted(
         InferenceError: the request is refused.
     """
     admission = engine.open(model_name(request), version(request), HTTP_CLIENT)
-    check_encoding(request.headers.get("content-encoding", ""))
+    coding = request_coding(_field(request, "content-encoding"))
     length = request.headers.get("content-length")
     header_length = request.headers.get("inference-header-content-length")
-    body = StreamedBody(
+    streamed = StreamedBody(
         admission,
         None if header_length is None else header_length.encode("latin-1"),
-        None if length is None else _content_length(length),
+        None if length is None or coding is not None else _content_length(length),
         limits,
     )
+    body = streamed if coding is None else CompressedBody(streamed, coding, limits)
     try:
         async for piece in request.stream():
             if piece:

@@ -1,20 +1,23 @@
-"""A response encoded while it is sent: one slice of work per turn of the loop, and none while the client does not read.
+"""A response encoded or compressed while it is sent: a slice of work per turn of the loop, and none while the client does not read.
 
-``infer_protocol`` uses it for large JSON responses. Numbers are sent in chunks as they are made, so that no more than a
-few hundred kilobytes are buffered. Responses that must be complete before the first byte is sent (strings that may
-prove not to be text, JSON before binary tensors, responses to HTTP/1.0) are collected first, and count as buffered
-while they grow.
+``infer_protocol`` uses it for large responses. Numbers in JSON, and whatever is compressed, are sent in chunks as they are
+made, so that no more than a few hundred kilobytes are buffered. Responses that must be complete before the first byte is
+sent (strings that may prove not to be text, JSON before binary tensors, responses to HTTP/1.0) are collected first, and
+count as buffered while they grow.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.http.slices import Slices
+from pybackend.frontend.compression import Coding, deflated
+from pybackend.frontend.http.content_coding import LEVEL
+from pybackend.frontend.slices import Slices
 from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse
 from pybackend.protocol.json_pieces import PiecewiseResponse
@@ -40,8 +43,12 @@ class Connection(Protocol):
             InferenceError: UNAVAILABLE; the server's limit is reached.
         """
 
-    def begin_chunks(self) -> None:
-        """Send the head of a chunked response."""
+    @property
+    def coding(self) -> Coding | None:
+        """The compression of responses; None for none."""
+
+    def begin_chunks(self, json_length: int | None = None) -> None:
+        """Send the head of a chunked response; with ``json_length``, binary tensors follow JSON of that length."""
 
     def write(self, data: bytes) -> None:
         """Send raw bytes."""
@@ -62,27 +69,23 @@ class Connection(Protocol):
         """Close the connection in the middle of a response that cannot be completed."""
 
 
-class PiecewiseAnswer:
-    """One response.
+class _Answer:
+    """A response that is made in pieces.
 
     Args:
         connection: the connection to send it on.
-        response: the response to encode; it is released when it was sent, or will not be.
-        output_format: from the request's plan.
-        takes_chunks: the client speaks HTTP/1.1.
+        response: released when it was sent, or will not be.
+        pieces: its body; empty ones only mark units of work.
+        kept_bytes: what it holds until it is released.
     """
 
     def __init__(
-        self, connection: Connection, response: InferenceResponse, output_format: OutputFormat, *, takes_chunks: bool
+        self, connection: Connection, response: InferenceResponse, pieces: Iterator[bytes], kept_bytes: int
     ) -> None:
         self._connection = connection
         self._response = response
-        self._body = PiecewiseResponse(response, output_format)
-        self._pieces = self._body.json_pieces()
-        self._collected: list[bytes] | None = None
-        if self._body.has_binary or self._body.may_fail or not takes_chunks:
-            self._collected = []
-        self._kept_bytes = self._body.held_bytes
+        self._pieces = pieces
+        self._kept_bytes = kept_bytes
 
     def begin(self) -> None:
         """Start sending the response, or an error if the server has no room to buffer it."""
@@ -92,9 +95,11 @@ class PiecewiseAnswer:
             self._response.release()
             self._connection.answer_error(error)
             return
-        if self._collected is None:
-            self._connection.begin_chunks()
+        self._open()
         self._go_on()
+
+    def _open(self) -> None:
+        """Send the head, if it comes first."""
 
     def _go_on(self) -> None:
         self._connection.slices.add(self._step)
@@ -104,8 +109,7 @@ class PiecewiseAnswer:
             self._end()
             return False
         try:
-            piece = next(self._pieces, None)
-            return self._send(piece) if self._collected is None else self._collect(self._collected, piece)
+            return self._take(next(self._pieces, None))
         except InferenceError as error:
             self._fail(error)
         except Exception:  # the client gets a response, whatever the model's outputs do to the encoder
@@ -113,7 +117,48 @@ class PiecewiseAnswer:
             self._fail(InferenceError("internal error: see the server's log"))
         return False
 
-    def _send(self, piece: bytes | None) -> bool:
+    def _take(self, piece: bytes | None) -> bool:
+        """Handle the next piece, None after the last one; True if there are more, and the connection is ready for them."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self._response.release()
+        self._connection.keep(0)
+
+    def _fail(self, error: InferenceError) -> None:
+        """Handle an error of the encoder."""
+        self._end()
+        self._connection.answer_error(error)
+
+
+class _ChunkedAnswer(_Answer):
+    """Sends each piece as it is made, and compressed if the client asks for it.
+
+    Args:
+        connection: as for :class:`_Answer`.
+        response: likewise.
+        pieces: the body before compression.
+        kept_bytes: as for :class:`_Answer`.
+        json_length: length of its JSON part, if binary tensors follow.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        response: InferenceResponse,
+        pieces: Iterable[Buffer],
+        kept_bytes: int,
+        json_length: int | None = None,
+    ) -> None:
+        coding = connection.coding
+        made = map(bytes, pieces) if coding is None else deflated(pieces, coding, LEVEL)
+        super().__init__(connection, response, made, kept_bytes)
+        self._json_length = json_length
+
+    def _open(self) -> None:
+        self._connection.begin_chunks(self._json_length)
+
+    def _take(self, piece: bytes | None) -> bool:
         connection = self._connection
         if piece is None:
             connection.write(b"0\r\n\r\n")
@@ -124,24 +169,49 @@ class PiecewiseAnswer:
             connection.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return not connection.waits_for_reader(self._go_on)
 
-    def _collect(self, collected: list[bytes], piece: bytes | None) -> bool:
-        connection = self._connection
+    def _fail(self, error: InferenceError) -> None:
+        self._end()
+        self._connection.abort()
+
+
+class _CollectedAnswer(_Answer):
+    """Collects the pieces of the JSON part, and sends the response when all is there."""
+
+    def __init__(self, connection: Connection, response: InferenceResponse, body: PiecewiseResponse) -> None:
+        super().__init__(connection, response, body.json_pieces(), body.held_bytes)
+        self._body = body
+        self._collected: list[bytes] = []
+
+    def _take(self, piece: bytes | None) -> bool:
         if piece is None:
-            connection.send(self._body.collected(collected), self._response)
+            self._connection.send(self._body.collected(self._collected), self._response)
             return False
         if piece:
             self._kept_bytes += len(piece)
-            connection.keep(self._kept_bytes)
-            collected.append(piece)
+            self._connection.keep(self._kept_bytes)
+            self._collected.append(piece)
         return True
 
-    def _end(self) -> None:
-        self._response.release()
-        self._connection.keep(0)
 
-    def _fail(self, error: InferenceError) -> None:
-        self._end()
-        if self._collected is None:
-            self._connection.abort()
-        else:
-            self._connection.answer_error(error)
+def answer_in_pieces(
+    connection: Connection, response: InferenceResponse, output_format: OutputFormat, *, takes_chunks: bool
+) -> None:
+    """Begin to send a response that is large as JSON.
+
+    Args:
+        connection: the connection to send it on.
+        response: the response to encode; it is released when it was sent, or will not be.
+        output_format: from the request's plan.
+        takes_chunks: the client speaks HTTP/1.1.
+    """
+    body = PiecewiseResponse(response, output_format)
+    if body.has_binary or body.may_fail or not takes_chunks:
+        _CollectedAnswer(connection, response, body).begin()
+    else:
+        _ChunkedAnswer(connection, response, body.json_pieces(), body.held_bytes).begin()
+
+
+def answer_compressed(connection: Connection, encoded: EncodedResponse, response: InferenceResponse) -> None:
+    """Begin to send a response that is encoded, and takes long to compress, to a client that takes chunks."""
+    pieces = [encoded.header_json, *encoded.chunks]
+    _ChunkedAnswer(connection, response, pieces, encoded.body_bytes, encoded.json_length).begin()

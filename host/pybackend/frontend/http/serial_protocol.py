@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
-from pybackend.frontend.http.slices import Slices
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
+from pybackend.frontend.slices import Slices
 from pybackend.frontend.watch import Exchange, Watch
 from pybackend.protocol.metadata import encode_error
 
@@ -348,14 +348,14 @@ class SerialProtocol(HttpToolsProtocol):
 
     # Responses to claimed requests
 
-    def _write_error(self, status: int, message: str) -> None:
+    def _write_error(self, status: int, message: str, fields: bytes = b"") -> None:
         body = encode_error(message)
         if self._exchange is not None:
             self._exchange.status, self._exchange.sent_bytes = status, len(body)
         close = b"" if self._keep_alive else b"connection: close\r\n"
         self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (status, _PHRASES.get(status, b"Error"), close, len(body), body)
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b%bcontent-length: %d\r\n\r\n%b"
+            % (status, _PHRASES.get(status, b"Error"), fields, close, len(body), body)
         )
 
     def answered(self) -> None:

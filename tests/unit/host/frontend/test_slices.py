@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pybackend.frontend.http.slices import Slices
+from pybackend.frontend.slices import Slices
 
 
 def test_one_slice_per_turn():
