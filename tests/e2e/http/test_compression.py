@@ -162,7 +162,7 @@ def test_unknown_compressions(server, coding):
     assert server.infer("types", document([1]), {"Content-Encoding": "Identity"}).status == 200
 
 
-@pytest.mark.spec("srv-H15", "srv-H32")
+@pytest.mark.spec("srv-H15")
 def test_generate_takes_no_compression(server):
     reply = server.request("POST", "/v2/models/types/generate", b"{}", {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (400, "Unsupported content-encoding, only 'identity' is supported.")

@@ -51,7 +51,7 @@ def answer_coding(value: bytes) -> Coding | None:
     """The compression that a client prefers: the first one with the highest weight.
 
     Args:
-        value: of ``Accept-Encoding``. Of its members, ``gzip``, ``deflate`` and ``identity`` count.
+        value: of ``Accept-Encoding``. Only ``gzip``, ``deflate`` and ``identity`` count.
 
     Returns:
         None for an answer that is not compressed.

@@ -64,6 +64,8 @@ _BINARY_HEAD = (
 
 _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 
+_DONE = object()
+
 
 class _Head(NamedTuple):
     """The parsed head of a small infer request."""
@@ -226,19 +228,17 @@ class InferProtocol(SerialProtocol):
                 body.release()
                 return False
             try:
-                next(work)
-            except StopIteration:
-                body.work = None
-                go_on()
+                if next(work, _DONE) is _DONE:
+                    body.work = None
+                self._keep_of(body)
             except InferenceError as error:
                 self._refuse(body, error)
-                go_on()
             except Exception:  # the client gets a response, whatever it sent
                 log.exception("A request could not be read")
                 self._refuse(body, InferenceError("internal error: see the server's log"))
-                go_on()
-            else:
+            if body.work is not None:
                 return True
+            go_on()
             return False
 
         self.flow.pause_reading()
@@ -249,8 +249,6 @@ class InferProtocol(SerialProtocol):
         self.flow.resume_reading()
         body = self._body
         assert body is not None
-        if self._refusal is None:
-            self._keep_of(body)
         if self._message_done:
             self.claimed_complete()
         elif (
