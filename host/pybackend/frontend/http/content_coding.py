@@ -46,6 +46,22 @@ def request_coding(value: bytes) -> Coding | None:
     return coding
 
 
+def refuse_compressed(value: bytes) -> None:
+    """Refuse any compression, on routes other than inference.
+
+    Args:
+        value: as for :func:`request_coding`.
+
+    Raises:
+        InferenceError: UNSUPPORTED; the body is compressed.
+    """
+    if request_coding(value) is not None:
+        raise InferenceError(
+            "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
+            ErrorCode.UNSUPPORTED,
+        )
+
+
 @lru_cache(maxsize=256)
 def answer_coding(value: bytes) -> Coding | None:
     """The compression that a client prefers: the first one with the highest weight.

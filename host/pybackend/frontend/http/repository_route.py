@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.frontend.http.infer_body import check_encoding
+from pybackend.frontend.http.content_coding import refuse_compressed
 from pybackend.frontend.http.infer_route import ERRORS
 from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.frontend.kept_bytes import KeptBytes
@@ -110,7 +110,7 @@ async def _body_of(request: Request, limits: BodyLimits, kept: KeptBytes) -> Asy
     Raises:
         InferenceError: it is compressed or too large, or there is no memory for it.
     """
-    check_encoding(request.headers.get("content-encoding", ""))
+    refuse_compressed(request.headers.get("content-encoding", "").encode("latin-1"))
     keeper, body = _Body(), bytearray()
     try:
         async for piece in request.stream():
