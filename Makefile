@@ -16,6 +16,9 @@ BENCH_ARGS  ?=
 # The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
 PYTHON      ?=
 
+# How often more a test of garbage tries: make fuzz TIMES=1000
+TIMES       ?= 100
+
 # The protobuf schema.
 SCHEMA := host/pybackend/schema
 
@@ -24,17 +27,20 @@ MERMAID_VERSION := 11.17.2
 MERMAID_SHA512  := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106
 MERMAID         := build/mermaid/mermaid.min.js
 
+# The packages of the clients in JavaScript, where there is npm.
+NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/node_modules/.installed)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format schema bench docs clean
+.PHONY: help demo test lint format fuzz schema bench docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(MARK)-examples ## start a server on the examples and call each with an unmodified Triton client
+demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and call each with an unmodified Triton client
 	@$(BIN)/python examples/demo.py
 
-test: lint ## the linters, then every test
+test: lint $(NODE_MODULES) ## the linters, then every test
 	@# A file's tests share servers: they run in one process.
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -47,6 +53,10 @@ lint: $(MARK)-dev ## ruff, mypy and the import contracts
 format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+
+fuzz: $(MARK)-dev ## feed the decoders of requests garbage, for much longer than the tests do
+	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \
+	  tests/unit/host/protocol tests/unit/host/frontend/http/test_infer_body.py
 
 schema: $(MARK)-dev ## compile the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I $(SCHEMA)/definitions --include_imports \
@@ -71,6 +81,13 @@ $(MERMAID): Makefile
 	@npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null
 	@echo "$(MERMAID_SHA512)  $(@D)/mermaid-$(MERMAID_VERSION).tgz" | sha512sum --check --quiet
 	@tar -xzOf $(@D)/mermaid-$(MERMAID_VERSION).tgz package/dist/mermaid.min.js > $@
+
+# --- Clients in JavaScript ---
+
+# Without the network, what needs them is skipped.
+examples/clients/node_modules/.installed: examples/clients/package.json
+	@npm install --no-package-lock --no-audit --no-fund --silent --prefix $(<D) && touch $@ || \
+	  echo "npm could not install the packages of $<: the clients and tests that need them are skipped"
 
 # --- The environment ---
 

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import importlib.util
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,12 @@ PACKED = {"packed_environment": "readable_sizes"}
 
 NOT_TO_BE_HAD = {4, 7}
 """What `pybackend pack` exits with where no package index answers, or what it needs is not installed."""
+
+RUNNERS = {".py": sys.executable, ".sh": "sh", ".mjs": "node", ".cjs": "node"}
+"""The program that runs a client, by the end of its file's name."""
+
+CLIENT_NEEDS = {"client_curl.sh": "curl", "client_requests.py": "requests", "client_grpc.cjs": "@grpc/grpc-js"}
+"""Clients that need more than their language: a program, a package of Python, a package of npm."""
 
 READ_METRICS = {"custom_metrics", "response_cache"}
 """Examples whose clients look at the metrics page too."""
@@ -56,7 +63,7 @@ class DemoError(Exception):
 
 def find_examples():
     """The folders here that hold a client and a model repository, in alphabetical order."""
-    return sorted(client.parent for client in HERE.glob("*/client.py") if (client.parent / "model_repository").is_dir())
+    return sorted(models.parent for models in HERE.glob("*/model_repository") if find_clients(models.parent))
 
 
 @functools.cache
@@ -109,13 +116,32 @@ def control_flags(models):
 
 
 def find_clients(example):
-    """The example's clients: client.py calls over HTTP, client_grpc.py (where there is one) over gRPC."""
-    return sorted(example.glob("client*.py"))
+    """The example's clients: those with grpc in their name call over gRPC, the others over HTTP."""
+    return sorted(client for client in example.glob("client*") if client.suffix in RUNNERS)
+
+
+def missing_tool(client):
+    """What keeps this client from running here, or None."""
+    runner, need = RUNNERS[client.suffix], CLIENT_NEEDS.get(client.name)
+    if shutil.which(runner) is None:
+        return f"there is no {runner}"
+    if need is None:
+        return None
+    if client.suffix == ".py":
+        return None if importlib.util.find_spec(need) else f"{need} is not installed (pip install {need})"
+    if client.suffix == ".sh":
+        return None if shutil.which(need) else f"there is no {need}"
+    installed = (client.parent / "node_modules" / need).is_dir()
+    return (
+        None
+        if installed
+        else f"{need} is not installed (npm install --prefix {client.parent.relative_to(HERE.parent)})"
+    )
 
 
 def client_flags(client, server):
     """The flags that lead a client to this server."""
-    if client.name == "client_grpc.py":
+    if "grpc" in client.name:
         return ["--url", server.addresses["GRPCInferenceService"]]
     flags = ["--url", server.url]
     if client.parent.name in READ_METRICS:
@@ -127,7 +153,7 @@ def run_client(client, server):
     """Runs one client; returns (whether it passed, what it printed)."""
     try:
         done = subprocess.run(
-            [sys.executable, str(client), *client_flags(client, server)],
+            [RUNNERS[client.suffix], str(client), *client_flags(client, server)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -263,6 +289,10 @@ def demo(names):
             failed = []
             for client in (client for example in examples for client in find_clients(example)):
                 name = f"{client.parent.name}/{client.name}"
+                reason = missing_tool(client)
+                if reason:
+                    print(f"\nSKIP: {name}: {reason}")
+                    continue
                 print(f"\n--- examples/{name} {' '.join(client_flags(client, server))}")
                 passed, printed = run_client(client, server)
                 print(printed, end="")

@@ -22,20 +22,22 @@ def load_demo() -> ModuleType:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per example; what cannot run here is skipped by name."""
+    """One test per example, or per client; what cannot run here is skipped by name."""
+    demo = load_demo()
     if "example" in metafunc.fixturenames:
-        demo = load_demo()
+        examples = demo.find_examples()
+        metafunc.parametrize("example", [pytest.param(each, id=each.name, marks=_marks(each)) for each in examples])
+    if "client" in metafunc.fixturenames:
+        clients = [client for example in demo.find_examples() for client in demo.find_clients(example)]
         metafunc.parametrize(
-            "example",
-            [
-                pytest.param(
-                    example,
-                    id=example.name,
-                    marks=[getattr(pytest.mark, demo.NEEDS[example.name])] if example.name in demo.NEEDS else [],
-                )
-                for example in demo.find_examples()
-            ],
+            "client",
+            [pytest.param(each, id=f"{each.parent.name}-{each.name}", marks=_marks(each.parent)) for each in clients],
         )
+
+
+def _marks(example: Path) -> list[pytest.MarkDecorator]:
+    needs = load_demo().NEEDS
+    return [getattr(pytest.mark, needs[example.name])] if example.name in needs else []
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +48,11 @@ def demo() -> ModuleType:
 @pytest.fixture(autouse=True)
 def _can_run_here(request: pytest.FixtureRequest, demo: ModuleType) -> None:
     """An example whose environment cannot be packed here is skipped with what ``pybackend pack`` says."""
-    if "example" in request.fixturenames and (reason := demo.missing(request.getfixturevalue("example"))):
-        pytest.skip(reason)
+    names = request.fixturenames
+    if "example" in names or "client" in names:
+        example = request.getfixturevalue("example") if "example" in names else request.getfixturevalue("client").parent
+        if reason := demo.missing(example):
+            pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.validation import validate_bytes_tensors
 from pybackend.protocol.grpc_arriving import ArrivingMessage
 from pybackend.protocol.grpc_message import MOST_FIELDS, split_message
 from pybackend.protocol.grpc_request import decode_message, plan_arriving
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend_wire.bytes_tensor import encode_elements
+from tests.support.fuzzing import examples
 
 LIMITS = BodyLimits()
 
@@ -80,7 +82,7 @@ MESSAGES = st.builds(
 
 
 @given(data=MESSAGES, draw=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_any_cuts_give_the_same_request(signature, data, draw):
     cuts = draw.draw(st.lists(st.integers(0, len(data)), max_size=6))
     wanted = facts(whole(data, signature))
@@ -91,7 +93,7 @@ def test_any_cuts_give_the_same_request(signature, data, draw):
 
 
 @given(data=MESSAGES, draw=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_a_broken_message_is_refused_or_means_the_same(signature, data, draw):
     broken = bytearray(data)
     broken[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
@@ -166,3 +168,86 @@ def test_what_precedes_the_tensors_is_bounded_while_it_arrives(signature, refusa
     code, text = refusal(in_pieces, data, range(0, len(data), 10), signature, limits=BodyLimits(100))
     assert code is ErrorCode.INVALID_ARG
     assert text.startswith("request message size of 110 bytes without raw_input_contents exceeds")
+
+
+# --- messages that no client would write ---
+
+NUMBERS = st.sampled_from([0, 1, -1, 2, 5, 2**31, 2**62, 2**63 - 1, -(2**63)])
+PARAMETER_VALUES = st.sampled_from(
+    [{}, {"int64_param": -1}, {"int64_param": 3}, {"uint64_param": 2**64 - 1}, {"string_param": "ü"}, {"bool_param": True},
+     {"double_param": float("nan")}]
+)  # fmt: skip
+PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "k", "triton_x", "classification",
+         "triton_enable_empty_final_response", "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"]
+    ),
+    PARAMETER_VALUES,
+    max_size=3,
+)  # fmt: skip
+CONTENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "fp32_contents": st.lists(st.floats(width=32), max_size=3),
+        "int_contents": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+        "bytes_contents": st.lists(st.binary(max_size=9), max_size=3),
+    },
+)
+INPUTS = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["X", "T", "", "ü"]),
+        "datatype": st.sampled_from(["FP32", "BYTES", "INT8", "BF16", "FP33", ""]),
+        "shape": st.lists(NUMBERS, max_size=3) | st.just([1]) | st.just([1] * 70),
+    },
+    optional={"parameters": PARAMETERS, "contents": CONTENTS},
+)
+STRANGE = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUTS, max_size=3)},
+    optional={
+        "model_version": st.sampled_from(["", "1", "-1", "x"]),
+        "id": st.text("aü\0", max_size=3),
+        "parameters": PARAMETERS,
+        "outputs": st.lists(
+            st.fixed_dictionaries({"name": st.sampled_from(["Y", "Z", ""])}, optional={"parameters": PARAMETERS}),
+            max_size=2,
+        ),
+        "raw_input_contents": st.lists(
+            st.sampled_from([b"", bytes(4), bytes(5), b"\1\0\0\0a", b"\xff" * 8]), max_size=3
+        ),
+    },
+).map(lambda fields: service_pb2.ModelInferRequest(**fields).SerializeToString())
+
+
+@st.composite
+def mutated(draw):
+    """A message, strange or not, of which a few bytes are others, too many or missing."""
+    data = bytearray(draw(STRANGE | MESSAGES))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.sampled_from([0, 1, 1, 2, 9]))] = draw(st.binary(max_size=4))
+    return bytes(data)
+
+
+@given(data=mutated() | st.binary(max_size=60), cuts=st.lists(st.integers(0, 200), max_size=3))
+@examples(300)
+def test_garbage_is_refused_or_read_in_whichever_pieces_it_comes(signature, data, cuts):
+    outcomes = []
+    plans = PlanCache()
+    cuts = [min(cut, len(data)) for cut in cuts]
+    for read in (
+        lambda: whole(data, signature, plans),
+        lambda: whole(data, signature, plans),
+        lambda: in_pieces(data, cuts, signature),
+    ):
+        try:
+            plan = read()
+            validate_bytes_tensors(plan.request, signature)
+            outcomes.append(repr(facts(plan)))
+        except InferenceError as error:
+            outcomes.append(error.code)
+    first, again, pieces = outcomes
+    assert again == first, "a head that was seen before means the same"
+    # Large messages are read in the order of their fields only; else pieces differ in which mistake is met first.
+    assert isinstance(first, str) or not isinstance(pieces, str)
+    if isinstance(pieces, str):
+        assert pieces == first

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.protocol.grpc_message import MOST_FIELDS, parse_part, split_message
 from pybackend.protocol.limits import BodyLimits
+from tests.support.fuzzing import examples
 from tests.support.protobuf_messages import contents_of
 
 Request = service_pb2.ModelInferRequest
@@ -44,7 +45,7 @@ def in_other_order(fields, order):
 
 
 @given(contents=ANY)
-@settings(max_examples=150)
+@examples(150)
 def test_the_parts_of_any_message_are_the_message(contents):
     theirs = Request(**contents)
     assert put_together(split_message(theirs.SerializeToString(), LIMITS)) == theirs.SerializeToString(
@@ -53,7 +54,7 @@ def test_the_parts_of_any_message_are_the_message(contents):
 
 
 @given(contents=ANY, data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_the_order_of_fields_makes_no_difference(contents, data):
     order = data.draw(st.permutations(range(len(contents))))
     written = in_other_order(list(contents.items()), order)
@@ -62,7 +63,7 @@ def test_the_order_of_fields_makes_no_difference(contents, data):
 
 
 @given(contents=ANY, data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_a_broken_message_is_refused_where_protobuf_refuses_it(contents, data):
     written = bytearray(Request(**contents).SerializeToString())
     for _ in range(data.draw(st.integers(0, 3))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -19,6 +19,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import DATATYPES
+from tests.support.fuzzing import examples
 
 LIMITS = BodyLimits()
 INVALID, INTERNAL, NOT_FOUND = ErrorCode.INVALID_ARG, ErrorCode.INTERNAL, ErrorCode.NOT_FOUND
@@ -141,7 +142,7 @@ TENSORS = st.sampled_from(sorted(LISTS)).flatmap(lambda name: st.tuples(st.just(
     raw=st.booleans(),
     request_id=st.text(st.characters(exclude_categories=["Cs"])),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_any_request_of_the_client_is_read(make_signature, tensors, raw, request_id):
     names = [f"T{number}" for number in range(len(tensors))]
     blobs = [

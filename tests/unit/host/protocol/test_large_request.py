@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.errors import InferenceError
@@ -18,6 +18,7 @@ from pybackend.protocol.json_outline import LARGEST_SKELETON_BYTES
 from pybackend.protocol.large_request import parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.dtypes import DATATYPES
+from tests.support.fuzzing import examples
 
 NAN = float("nan")
 
@@ -220,7 +221,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.sampled_from(["INT32", "BYTES", "FP32", "BOOL"]), json_values), min_size=1, max_size=2),
     st.integers(1, 12),

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.errors import InferenceError
@@ -17,6 +17,7 @@ from pybackend.protocol.infer_request import parse_infer
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.raw_request import parse_raw
 from pybackend_wire.dtypes import DATATYPES
+from tests.support.fuzzing import examples
 
 GOOD = {
     "id": "42",
@@ -109,7 +110,7 @@ def mutated(draw: st.DrawFn) -> Any:
 
 
 @given(mutated(), st.booleans(), st.sampled_from([None, 0, 15, 16, 17, 32]))
-@settings(max_examples=600, deadline=None)
+@examples(600)
 def test_mutated_documents(add_sub, document, has_length, available):
     text = json.dumps(document).encode()
     both_ways(text, add_sub, has_length=has_length, available=available)
@@ -146,7 +147,7 @@ def test_mutated_texts(add_sub, infer, seed):
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_bytes(add_sub, text):
     outcome(
         parse_infer,
@@ -161,7 +162,7 @@ def test_any_bytes(add_sub, text):
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 @given(data=values, shape=st.lists(st.integers(0, 3), max_size=3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_data_for_any_datatype(make_signature, datatype, data, shape):
     document = {"inputs": [{"name": "X", "datatype": datatype, "shape": shape, "data": data}]}
     text = json.dumps(document).encode()
@@ -169,7 +170,7 @@ def test_any_data_for_any_datatype(make_signature, datatype, data, shape):
 
 
 @given(st.binary(max_size=40), st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(-1, 3), max_size=3))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_raw_body(make_signature, body, datatype, dims):
     signature = make_signature(("X", datatype, dims))
     outcome(parse_raw, body, signature, model_version="", limits=BodyLimits())
