@@ -32,6 +32,7 @@ from pybackend_wire import messages
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"`((?:pybackend|pybackend_\w+)(?:\.\w+)+)`")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES = [path for path in PAGES if "node_modules" not in path.parts]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
 MOST_LINES = 150
 LONG_PAGES = frozenset({"reference/conformance.md", "operators/attacks.md"})
