@@ -20,6 +20,7 @@ from tests.bench import (
     ladder,
     large_tensors,
     loadgen,
+    noise,
     one_client,
     packing,
     progress,
@@ -66,6 +67,10 @@ def _sandbox(results: Results, _launchers: Sequence[servers.Launcher], scratch: 
 
 def _ladder(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.ladder = ladder.measure(launchers, results.plan, scratch)
+
+
+def _noisy(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.noisy = noise.measure(launchers, results.plan, scratch)
 
 
 def _batched(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
@@ -119,6 +124,7 @@ _SECTIONS: dict[str, Section] = {
     "footprint": _footprint,
     "sandbox": _sandbox,
     "ladder": _ladder,
+    "noisy": _noisy,
     "batched": _batched,
     "large": _large,
     "growth": _growth,

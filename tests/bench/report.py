@@ -17,6 +17,7 @@ def render(results: Results) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     sections = (
         _ladder,
+        _noisy,
         _batched,
         _calls,
         _ensembles,
@@ -41,6 +42,10 @@ def _ladder(results: Results) -> str:
     return _under_load("Small tensors (CPU per request)", results.ladder)
 
 
+def _noisy(results: Results) -> str:
+    return _under_load("Small tensors on a busy machine (CPU per request)", results.noisy)
+
+
 def _batched(results: Results) -> str:
     return _under_load("Batches (CPU per request)", results.batched)
 
@@ -61,12 +66,13 @@ def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
                 f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
                 f"{load_median(windows, lambda r: r.client_cpu_us):.1f}",
                 _foreign(r.foreign_cores for r in windows),
+                _foreign(r.steal_cores for r in windows),
                 sum(r.errors for r in windows),
                 len(windows),
             ]
         )
     header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
-    header += ["both", "client CPU us", "foreign cores", "errors", "rounds"]
+    header += ["both", "client CPU us", "foreign cores", "stolen cores", "errors", "rounds"]
     return _section(title, header, rows)
 
 

@@ -34,6 +34,7 @@ class Results:
     plan: Plan
     machine: dict[str, str]
     ladder: list[LoadSample] = field(default_factory=list)
+    noisy: list[LoadSample] = field(default_factory=list)
     batched: list[LoadSample] = field(default_factory=list)
     large: list[LoadSample] = field(default_factory=list)
     growth: list[GrowthSample] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Results:
 
     def loads(self, server: str, workload: str, connections: int) -> dict[int, LoadResult]:
         """The windows of one server under one load, by round."""
-        samples = (*self.ladder, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
+        samples = (*self.ladder, *self.noisy, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
         return {
             sample.round: sample.result
             for sample in (*samples, *self.stream, *self.strings, *self.sandbox)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, instances, packing, servers, startup
+from tests.bench import bodies, instances, noise, packing, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -22,6 +22,9 @@ CPU_VERSUS_REFERENCE = 0.4
 HOST_CPU_VERSUS_ECHO = 1.2
 THROUGHPUT_VERSUS_REFERENCE = 2.0
 LATENCY_VERSUS_REFERENCE = 1.0
+NOISY_CPU_VERSUS_REFERENCE = 0.35
+NOISY_THROUGHPUT_VERSUS_REFERENCE = 2.5
+NOISY_LATENCY_VERSUS_REFERENCE = 1.0
 BATCHED_THROUGHPUT_VERSUS_REFERENCE = 1.3
 BATCHED_CPU_VERSUS_REFERENCE = 0.6
 CALL_VERSUS_REFERENCE = 0.5
@@ -63,6 +66,7 @@ def judge(results: Results) -> list[Verdict]:
     """Judge every target for which this run has the samples."""
     return [
         *_load_verdicts(results),
+        *_noisy_verdicts(results),
         *_batched_verdicts(results),
         *_call_verdicts(results),
         *_ensemble_verdicts(results),
@@ -102,6 +106,27 @@ def _load_verdicts(results: Results) -> Iterator[Verdict]:
             f"{workload}, 1 connection: p50 against the reference's",
             _ratios(results, workload, 1, servers.REFERENCE, _p50_us),
             LATENCY_VERSUS_REFERENCE,
+        )
+
+
+def _noisy_verdicts(results: Results) -> Iterator[Verdict]:
+    many = results.plan.busy_connections
+    for kind in noise.KINDS:
+        workload = noise.workload_name(BINARY, kind)
+        yield from _at_most(
+            f"{workload}, {many} connections: CPU of host + stub against the reference's",
+            _ratios(results, workload, many, servers.REFERENCE, _cpu_us),
+            NOISY_CPU_VERSUS_REFERENCE,
+        )
+        yield from _at_least(
+            f"{workload}, {many} connections: infer/s against the reference's",
+            _ratios(results, workload, many, servers.REFERENCE, lambda r: r.infer_per_s),
+            NOISY_THROUGHPUT_VERSUS_REFERENCE,
+        )
+        yield from _at_most(
+            f"{workload}, 1 connection: p50 against the reference's",
+            _ratios(results, workload, 1, servers.REFERENCE, _p50_us),
+            NOISY_LATENCY_VERSUS_REFERENCE,
         )
 
 
