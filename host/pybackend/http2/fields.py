@@ -1,4 +1,4 @@
-"""Rules for header fields that hold in both directions (RFC 9113 section 8.2)."""
+"""Header fields, and the rules for them that hold in both directions (RFC 9113 section 8.2)."""
 
 from __future__ import annotations
 
@@ -17,3 +17,55 @@ VALUE: Final = re.compile(rb"(?![ \t])[^\x00\r\n]*+(?<![ \t])\Z")
 CONNECTION_SPECIFIC: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
+
+_JUDGED: Final = frozenset({b"host", b"content-length"})
+
+Fault = tuple[str, str]
+"""The section of RFC 9113 that a field breaks, and how."""
+
+
+class Field:
+    """A received field. It is checked once, when it is received as text; repetitions are indexes into a table of fields.
+
+    Attributes:
+        pair: name and value.
+        name: its name.
+        value: its value.
+        size: its size in header tables and header sections (RFC 7541 section 4.1).
+        is_pseudo: its name begins with a colon.
+        is_plain: it is valid among ordinary fields, and no other field matters to it.
+        pseudo_fault: the rule that its value breaks in a pseudo-header field.
+    """
+
+    __slots__ = ("is_plain", "is_pseudo", "name", "pair", "pseudo_fault", "size", "value")
+
+    def __init__(self, name: bytes, value: bytes) -> None:
+        self.pair = (name, value)
+        self.name = name
+        self.value = value
+        self.size = len(name) + len(value) + FIELD_OVERHEAD_BYTES
+        self.is_pseudo = name[:1] == b":"
+        self.pseudo_fault: Fault | None = None
+        if self.is_pseudo:
+            self.is_plain = False
+            if not VALUE.match(value):
+                text = f"pseudo-header field {name[:80]!r} has NUL, CR, LF or outer blanks in its value"
+                self.pseudo_fault = ("8.2.1", text)
+        else:
+            self.is_plain = name not in _JUDGED and self.fault is None
+
+    @property
+    def fault(self) -> Fault | None:
+        """The rule for ordinary fields that it breaks."""
+        name, value = self.name, self.value
+        if not NAME.match(name):
+            if name[:1] == b":":
+                return "8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers"
+            return "8.2.1", f"field name {name[:80]!r} is empty, has capitals or forbidden characters"
+        if not VALUE.match(value):
+            return "8.2.1", f"field {name[:80]!r} has NUL, CR, LF or outer blanks in its value"
+        if name in CONNECTION_SPECIFIC:
+            return "8.2.2", f"field {name[:80]!r} is about a connection of HTTP/1.1"
+        if name == b"te" and value != b"trailers":
+            return "8.2.2", f"field te is {value[:80]!r}, and only 'trailers' is allowed"
+        return None

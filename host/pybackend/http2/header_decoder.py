@@ -1,4 +1,4 @@
-"""Received header blocks: decompressed with ``hpack``, checked, and remembered by their bytes.
+"""Received header blocks: decompressed, checked, and remembered by their bytes.
 
 A client repeats its header blocks: once its encoder has put the fields into the dynamic table, each request is a handful of
 indexes. The meaning of such bytes stays the same as long as the table does. So a block that leaves the table as it was is remembered
@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 
 import hpack
-from hpack.table import HeaderTable
 
+from pybackend.http2.decompression import Decompressor
 from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
-from pybackend.http2.fields import FIELD_OVERHEAD_BYTES
+from pybackend.http2.fields import Field
 from pybackend.http2.request_head import Fields, RequestHead, read_request, read_trailers
 from pybackend.http2.settings import HARD_FACTOR
 
@@ -33,18 +33,6 @@ class HeaderListTooLarge(StreamError):
     """The header section has more bytes or fields than the server accepts; the stream gets status 431."""
 
 
-class _WatchedTable(HeaderTable):
-    """A dynamic table that notes additions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = False
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.changed = True
-        super().add(name, value)
-
-
 class HeaderDecoder:
     """The decoder of one connection.
 
@@ -57,13 +45,11 @@ class HeaderDecoder:
         self._known_bytes = 0
         self._max_list_bytes = max_list_bytes
         self._max_fields = max_fields
-        self._table = _WatchedTable()
-        self._decoder = hpack.Decoder(max_header_list_size=max_list_bytes * HARD_FACTOR)
-        self._decoder.header_table = self._table
+        self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR)
 
     def allow_table(self, size: int) -> None:
         """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
-        self._decoder.max_allowed_table_size = size
+        self._decompressor.max_table_bytes = size
         self._forget()
 
     def request(self, block: bytes) -> RequestHead:
@@ -78,7 +64,7 @@ class HeaderDecoder:
             return known
         section, list_bytes = self._decompress(block)
         head = read_request(section)
-        if not self._table.changed:
+        if not self._decompressor.changed:
             self._remember(block, head, list_bytes + len(block))
         return head
 
@@ -94,12 +80,11 @@ class HeaderDecoder:
             except StreamError:
                 return
 
-    def _decompress(self, block: bytes) -> tuple[Sequence[tuple[bytes, bytes]], int]:
-        self._table.changed = bool(block) and block[0] & _SIZE_UPDATE_BITS == _SIZE_UPDATE
-        if self._table.changed and _TOO_MANY_SIZE_UPDATES.match(block):
+    def _decompress(self, block: bytes) -> tuple[Sequence[Field], int]:
+        if block and block[0] & _SIZE_UPDATE_BITS == _SIZE_UPDATE and _TOO_MANY_SIZE_UPDATES.match(block):
             raise RemoteProtocolError(ErrorCode.COMPRESSION_ERROR, "4.3", "a header block resizes its table too often")
         try:
-            section: Sequence[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
+            section, list_bytes = self._decompressor.decode(block)
         except hpack.OversizedHeaderListError as error:
             raise RemoteProtocolError(
                 ErrorCode.ENHANCE_YOUR_CALM,
@@ -112,9 +97,8 @@ class HeaderDecoder:
                 "4.3",
                 f"a header block cannot be decompressed: {str(error)[:_MOST_REASON_CHARACTERS]}",
             ) from error
-        if self._table.changed:
+        if self._decompressor.changed and self.known:
             self._forget()
-        list_bytes = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in section)
         if list_bytes > self._max_list_bytes or len(section) > self._max_fields:
             raise HeaderListTooLarge(
                 ErrorCode.ENHANCE_YOUR_CALM,

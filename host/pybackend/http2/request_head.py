@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pybackend.http2.errors import ErrorCode, StreamError
-from pybackend.http2.fields import CONNECTION_SPECIFIC, NAME, VALUE
+from pybackend.http2.fields import Field
 
 Fields = tuple[tuple[bytes, bytes], ...]
 """Names and values in the order in which they were received."""
@@ -43,43 +43,40 @@ class RequestHead:
         return f"RequestHead({self.method!r} {self.path!r}, {len(self.fields)} fields)"
 
 
-def read_request(section: Sequence[tuple[bytes, bytes]]) -> RequestHead:
+def read_request(section: Sequence[Field]) -> RequestHead:
     """Check a request's header section.
 
     Raises:
         StreamError: the request is malformed.
     """
     pseudo: dict[bytes, bytes] = {}
-    rest = 0
-    for name, value in section:
-        if name[:1] != b":":
-            break
-        if name not in _PSEUDO:
-            raise malformed("8.3.1", f"a request has the pseudo-header field {name[:80]!r}")
-        if name in pseudo:
-            raise malformed("8.3.1", f"pseudo-header field {name[:80]!r} is repeated")
-        if not VALUE.match(value):
-            raise malformed("8.2.1", f"pseudo-header field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
-        pseudo[name] = value
-        rest += 1
-    fields = tuple((name, value) for name, value in section[rest:])
+    pairs: list[tuple[bytes, bytes]] = []
+    others: list[Field] = []
+    for field in section:
+        if field.is_plain:
+            pairs.append(field.pair)
+        elif field.is_pseudo and not pairs:
+            _add_pseudo(pseudo, field)
+        else:
+            pairs.append(field.pair)
+            others.append(field)
     _check_pseudo(pseudo)
-    for name, value in fields:
-        _check_field(name, value)
-    _check_host(pseudo, fields)
-    return RequestHead(pseudo, fields, _content_length(fields))
+    length = None
+    for field in others:
+        length = _judge(field, pseudo, length)
+    return RequestHead(pseudo, tuple(pairs), length)
 
 
-def read_trailers(section: Sequence[tuple[bytes, bytes]]) -> Fields:
+def read_trailers(section: Sequence[Field]) -> Fields:
     """Check the fields that follow a request's body.
 
     Raises:
         StreamError: they are malformed.
     """
-    fields = tuple((name, value) for name, value in section)
-    for name, value in fields:
-        _check_field(name, value)
-    return fields
+    for field in section:
+        if not field.is_plain and field.fault is not None:
+            raise malformed(*field.fault)
+    return tuple(field.pair for field in section)
 
 
 def malformed(section: str, message: str) -> StreamError:
@@ -106,36 +103,29 @@ def _check_pseudo(pseudo: dict[bytes, bytes]) -> None:
         raise malformed("8.3.1", ":authority contains user information")
 
 
-def _check_field(name: bytes, value: bytes) -> None:
-    if not NAME.match(name):
-        if name[:1] == b":":
-            raise malformed("8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers")
-        raise malformed("8.2.1", f"field name {name[:80]!r} is empty, has capitals or forbidden characters")
-    if not VALUE.match(value):
-        raise malformed("8.2.1", f"field {name[:80]!r} has NUL, CR, LF or outer blanks in its value")
-    if name in CONNECTION_SPECIFIC:
-        raise malformed("8.2.2", f"field {name[:80]!r} is about a connection of HTTP/1.1")
-    if name == b"te" and value != b"trailers":
-        raise malformed("8.2.2", f"field te is {value[:80]!r}, and only 'trailers' is allowed")
+def _add_pseudo(pseudo: dict[bytes, bytes], field: Field) -> None:
+    name = field.name
+    if name not in _PSEUDO:
+        raise malformed("8.3.1", f"a request has the pseudo-header field {name[:80]!r}")
+    if name in pseudo:
+        raise malformed("8.3.1", f"pseudo-header field {name[:80]!r} is repeated")
+    if field.pseudo_fault is not None:
+        raise malformed(*field.pseudo_fault)
+    pseudo[name] = field.value
 
 
-def _check_host(pseudo: dict[bytes, bytes], fields: Fields) -> None:
-    authority = pseudo.get(b":authority")
-    if authority is None:
-        return
-    for name, value in fields:
-        if name == b"host" and value.lower() != authority.lower():
-            raise malformed("8.3.1", f"host {value[:80]!r} is not :authority {authority[:80]!r}")
-
-
-def _content_length(fields: Fields) -> int | None:
-    length: int | None = None
-    for name, value in fields:
-        if name != b"content-length":
-            continue
+def _judge(field: Field, pseudo: dict[bytes, bytes], length: int | None) -> int | None:
+    """Check a field that is not plain; returns the body's length as far as it is known."""
+    name, value = field.pair
+    if field.fault is not None:
+        raise malformed(*field.fault)
+    if name == b"content-length":
         if not value.isdigit() or len(value) > 18:
             raise malformed("8.1.1", f"content-length {value[:80]!r} is not a length")
         if length is not None and length != int(value):
             raise malformed("8.1.1", "two content-length fields contradict each other")
-        length = int(value)
+        return int(value)
+    authority = pseudo.get(b":authority")
+    if authority is not None and name == b"host" and value.lower() != authority.lower():
+        raise malformed("8.3.1", f"host {value[:80]!r} is not :authority {authority[:80]!r}")
     return length

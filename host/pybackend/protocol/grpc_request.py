@@ -12,7 +12,7 @@ from typing import Any
 
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
@@ -54,12 +54,14 @@ def decode_message(
         InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
             unregistered shared memory.
     """
-    plan = plans.get(message.head)
-    if plan is not None and _attach(plan, message.raw):
-        _apply_parameters(plan, message)
+    plan = plans.filled(message.head, message.raw)
+    if plan is not None:
+        if message.id or message.parameters:
+            _apply_parameters(plan, message)
         return plan
     plan = _plan_unknown(message, signature, model_version, limits, plans, [len(data) for data in message.raw])
-    _attach(plan, message.raw)
+    for (tensor, _), data in zip(plan.binary_inputs, message.raw, strict=False):
+        tensor.data = data
     return plan
 
 
@@ -92,17 +94,6 @@ def plan_arriving(
 def no_data_error(tensor_name: str, model_name: str) -> InferenceError:
     """The error for an input without contents for which there is no raw tensor."""
     return invalid(f"unable to find data for input tensor '{tensor_name}' for model '{model_name}' in request.")
-
-
-def _attach(plan: InferPlan, raw: list[Buffer]) -> bool:
-    """Give the inputs their tensors; False if these have other sizes than those for which the plan was made."""
-    if len(raw) < len(plan.binary_inputs):
-        return False
-    for (tensor, size), data in zip(plan.binary_inputs, raw, strict=False):
-        if len(data) != size and ITEMSIZE[tensor.datatype]:
-            return False
-        tensor.data = data
-    return True
 
 
 def _apply_parameters(plan: InferPlan, message: InferMessage) -> None:

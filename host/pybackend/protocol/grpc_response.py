@@ -6,15 +6,16 @@ numbers, so the raw tensors come last, each after its tag and length. protobuf w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.shape import INT64_MAX
-from pybackend.inference.tensor import Buffer
-from pybackend.protocol.infer_plan import SMALL_BYTES, OutputFormat
+from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
 from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
 from pybackend.schema.messages import message_class
@@ -24,8 +25,10 @@ LARGEST_MESSAGE_BYTES = 2**31 - 1
 
 FINAL = "triton_final_response"
 
-_ID, _RAW = 3 << 3 | 2, 6 << 3 | 2  # tags of ModelInferResponse
-_INFER_RESPONSE = 2 << 3 | 2  # tag of ModelStreamInferResponse
+_ID, _RAW = bytes((3 << 3 | 2,)), bytes((6 << 3 | 2,))  # tags of ModelInferResponse
+_INFER_RESPONSE = bytes((2 << 3 | 2,))  # tag of ModelStreamInferResponse
+
+_MOST_HEADERS = 512
 
 
 class EncodedMessage:
@@ -56,7 +59,7 @@ def encode_message(response: InferenceResponse, output_format: OutputFormat) -> 
         InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
             cannot be sent.
     """
-    return _encode(response, output_format, response.parameters)
+    return _encode(response, output_format, _parameters(response.parameters) if response.parameters else b"")
 
 
 def encode_stream_message(response: InferenceResponse, output_format: OutputFormat) -> EncodedMessage:
@@ -71,10 +74,12 @@ def encode_stream_message(response: InferenceResponse, output_format: OutputForm
     Raises:
         InferenceError: as for :func:`encode_message`.
     """
-    inner = _encode(response, output_format, {**(response.parameters or {}), FINAL: response.final})
-    head = bytes((_INFER_RESPONSE,)) + _varint(inner.nbytes)
-    first = inner.pieces[0]
-    inner.pieces[0] = head + first
+    if response.parameters:
+        inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}))
+    else:
+        inner = _encode(response, output_format, _final_flag(response.final))
+    head = _INFER_RESPONSE + _varint(inner.nbytes)
+    inner.pieces[0] = head + inner.pieces[0]
     inner.nbytes += len(head)
     _check_size(inner.nbytes)
     return inner
@@ -100,27 +105,55 @@ def encode_stream_error(error: InferenceError, request_id: str, response: Infere
     return written
 
 
-def _encode(
-    response: InferenceResponse, output_format: OutputFormat, parameters: Mapping[str, ParameterValue] | None
-) -> EncodedMessage:
-    outputs = wanted_outputs(response.outputs, output_format)
-    layout = []
-    name_length = len(response.model_name)
+class _Header(NamedTuple):
+    """What recurs in the responses of a model whose outputs have the same shapes.
+
+    Attributes:
+        model: the fields before the id.
+        tensors: the outputs.
+        tags: what precedes each raw tensor.
+        nbytes: length of all of these and of the raw tensors.
+        is_small: every raw tensor is short enough to be copied.
+    """
+
+    model: bytes
+    tensors: bytes
+    tags: tuple[bytes, ...]
+    nbytes: int
+    is_small: bool
+
+
+_headers: dict[tuple[str | int, ...], _Header] = {}
+"""By the names of model and version, and name, datatype, size and dimensions of each output."""
+
+
+def _encode(response: InferenceResponse, output_format: OutputFormat, parameters: bytes) -> EncodedMessage:
+    outputs = response.outputs if output_format is ALL_BINARY else wanted_outputs(response.outputs, output_format)
+    layout: list[str | int] = [response.model_name, response.model_version]
     for tensor in outputs:
-        name_length += len(tensor.name)
-        layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), len(tensor.data)))
-    header_of = _header if name_length <= LONGEST_CACHED_NAMES else _header.__wrapped__
-    model, tensors, tags = header_of(response.model_name, response.model_version, tuple(layout))
-    parts: list[Buffer] = [model]  # small pieces, to be joined
+        layout += (tensor.name, tensor.datatype, len(tensor.data))
+        layout += tensor.shape
+    key = tuple(layout)
+    header = _headers.get(key)
+    if header is None:
+        header = _make_header(key, response, outputs)
+    model, tensors, tags, nbytes, is_small = header
+    parts: list[Buffer] = [model]
     if response.id:
-        request_id = response.id.encode("utf-8", "replace")
-        parts += (bytes((_ID,)), _varint(len(request_id)), request_id)
+        parts += _id(response.id)
+        nbytes += sum(map(len, parts[1:]))
     if parameters:
-        parts.append(_parameters(parameters))
+        parts.append(parameters)
+        nbytes += len(parameters)
     parts.append(tensors)
+    _check_size(nbytes)
+    if is_small:
+        for tag, tensor in zip(tags, outputs, strict=True):
+            parts += (tag, tensor.data)
+        return EncodedMessage([b"".join(parts)], nbytes, False)
     pieces: list[Buffer] = []
     borrows_memory = False
-    for tensor, tag in zip(outputs, tags, strict=True):
+    for tag, tensor in zip(tags, outputs, strict=True):
         parts.append(tag)
         data = tensor.data
         if len(data) <= SMALL_BYTES:
@@ -131,21 +164,34 @@ def _encode(
         borrows_memory = borrows_memory or type(data) is not bytes
     if parts:
         pieces.append(b"".join(parts))
-    nbytes = sum(map(len, pieces))
-    _check_size(nbytes)
     return EncodedMessage(pieces, nbytes, borrows_memory)
 
 
-@lru_cache(maxsize=512)
-def _header(
-    model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
-) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-    """The fields before the id, the outputs, and what precedes each raw tensor."""
+def _make_header(key: tuple[str | int, ...], response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
     of = message_class("inference.ModelInferResponse")
-    model = of(model_name=_text(model_name), model_version=model_version).SerializeToString()
-    outputs = [{"name": _text(name), "datatype": datatype, "shape": shape} for name, datatype, shape, _ in layout]
-    tags = tuple(bytes((_RAW,)) + _varint(size) for _, _, _, size in layout)
-    return model, of(outputs=outputs).SerializeToString(), tags
+    name_length = len(response.model_name) + sum(len(tensor.name) for tensor in outputs)
+    model = of(model_name=_text(response.model_name), model_version=response.model_version).SerializeToString()
+    described = [{"name": _text(each.name), "datatype": each.datatype, "shape": each.shape} for each in outputs]
+    tensors = of(outputs=described).SerializeToString()
+    sizes = [len(tensor.data) for tensor in outputs]
+    tags = tuple(_RAW + _varint(size) for size in sizes)
+    nbytes = len(model) + len(tensors) + sum(sizes) + sum(map(len, tags))
+    header = _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
+    if name_length <= LONGEST_CACHED_NAMES:
+        if len(_headers) >= _MOST_HEADERS:
+            _headers.clear()
+        _headers[key] = header
+    return header
+
+
+def _id(request_id: str) -> tuple[bytes, bytes, bytes]:
+    written = request_id.encode("utf-8", "replace")
+    return _ID, _varint(len(written)), written
+
+
+@lru_cache(maxsize=2)
+def _final_flag(final: bool) -> bytes:
+    return _parameters({FINAL: final})
 
 
 def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:

@@ -7,12 +7,14 @@ bytes, which is more than half of the codec's cost for a small request.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
+from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_HEADER_BYTES = 4096
 MOST_PLANS = 256
@@ -57,6 +59,32 @@ class PlanCache:
             inputs.append(copy)
             binary.append((copy, size))
         plan = InferPlan(request, binary, known.binary_bytes, known.output_format)
+        plan.checked = Checked.HEADER
+        return plan
+
+    def filled(self, header: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
+        """A private copy of the plan for this header, with the bytes of its tensors.
+
+        Args:
+            header: as for :meth:`get`.
+            raw: the bytes of the binary tensors, perhaps followed by others.
+
+        Returns:
+            None if the header is not cached, or the tensors have other sizes than those for which the plan was made.
+        """
+        known = self._plans.get(header)
+        if known is None or len(raw) < len(known.binary_inputs):
+            return None
+        template = known.request
+        request = InferenceRequest(template.model_name, template.model_version)
+        inputs = request.inputs
+        for (tensor, size), data in zip(known.binary_inputs, raw, strict=False):
+            if len(data) != size and ITEMSIZE[tensor.datatype]:
+                return None
+            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
+        request.requested_outputs = template.requested_outputs
+        request.batch_size = template.batch_size
+        plan = InferPlan(request, [], 0, known.output_format)
         plan.checked = Checked.HEADER
         return plan
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, SHUTTING_DOWN, CallError, trailers, trailers_only
-from pybackend.frontend.grpc.framing import PREFIX, MessageReader
+from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.watch import Exchange
@@ -61,37 +61,23 @@ class Call:
         is_over: the end was sent, or the call was cancelled.
     """
 
-    __slots__ = (
-        "_counted_bytes",
-        "_exchange",
-        "_reader",
-        "_received_bytes",
-        "_received_then",
-        "_returned_bytes",
-        "_timer",
-        "_unreleased",
-        "connection",
-        "half_closed",
-        "head",
-        "is_over",
-        "stream",
-    )
+    # Defaults of the class, which most calls never change: making a call is a good part of a small one.
+    half_closed = False
+    is_over = False
+    _reader: MessageReader | None = None
+    _received_bytes = _returned_bytes = _counted_bytes = 0
+    _received_then = -1
+    _unreleased: Sequence[InferenceResponse] = ()
+    _timer: asyncio.TimerHandle | None = None
+    _exchange: Exchange | None = None
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         self.connection = connection
         self.stream = stream
         self.head = head
-        self.half_closed = False
-        self.is_over = False
-        self._reader = MessageReader(head.encoding, connection.frontend.limits)
-        self._received_bytes = self._returned_bytes = self._counted_bytes = 0
-        self._received_then = -1
-        self._unreleased: list[InferenceResponse] = []
-        self._timer: asyncio.TimerHandle | None = None
         watch = connection.frontend.watch
-        self._exchange: Exchange | None = (
-            watch.begin("grpc", connection.address, b"POST", head.path.encode("latin-1")) if watch.on else None
-        )
+        if watch.on:
+            self._exchange = watch.begin("grpc", connection.address, b"POST", head.path.encode("latin-1"))
         if head.timeout_s is not None:
             self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
 
@@ -134,31 +120,33 @@ class Call:
             self.stream.give_back(len(payload))
             return
         self.half_closed = ended
-        self._received_bytes += len(payload)
-        self._reader.feed(payload)
-        self.go_on()
+        size = len(payload)
+        self._received_bytes += size
+        message = None
+        if self._reader is None:
+            message = whole_message(payload) if self.accepts_messages() else None
+            if message is not None:
+                self._returned_bytes += size
+                self.stream.give_back(size)
+            else:
+                self._reader = MessageReader(self.head.encoding, self.connection.frontend.limits)
+        if message is None and self._reader is not None:
+            self._reader.feed(payload)
+        self.go_on(message)
 
     def on_trailers(self, _trailers: Fields) -> None:
         """The client's messages have ended."""
         self.half_closed = True
         self.go_on()
 
-    def go_on(self) -> None:
-        """Answer the messages that have arrived."""
+    def go_on(self, message: bytes | None = None) -> None:
+        """Answer a message that has arrived whole, and those that the reader has."""
         if self.is_over:
             return
-        reader = self._reader
         try:
-            while self.accepts_messages():
-                message = reader.next()
-                if message is None:
-                    self._check_end()
-                    break
+            if message is not None:
                 self.on_message(message)
-                if self.is_over:
-                    return
-            if not self.is_over:
-                self._settle()
+            self._read()
         except InferenceError as error:
             self.connection.frontend.refused(error, self.connection.address)
             self.fail(CallError.of(error))
@@ -169,6 +157,23 @@ class Call:
             log.exception("A gRPC call to %s failed", self.head.path)
             self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
 
+    def _read(self) -> None:
+        reader = self._reader
+        if reader is None:
+            if self.half_closed and not self.is_over and self.accepts_messages():
+                self.on_half_close()
+            return
+        while not self.is_over and self.accepts_messages():
+            message = reader.next()
+            if message is None:
+                self._check_end()
+                break
+            self.on_message(message)
+        if not self.is_over:
+            self._settle(reader)
+            if not reader.held_bytes:
+                self._reader = None
+
     def _check_end(self) -> None:
         if not self.half_closed:
             return
@@ -178,14 +183,14 @@ class Call:
             )
         self.on_half_close()
 
-    def _settle(self) -> None:
+    def _settle(self, reader: MessageReader) -> None:
         """Count the bytes that are held, and give the client back those of which more must follow, or which are used."""
-        held = self._reader.held_bytes
+        held = reader.held_bytes
         if held != self._counted_bytes:
             self.connection.count_held(held - self._counted_bytes)
             self._counted_bytes = held
         if held and self.accepts_messages():
-            self._reader.compact()
+            reader.compact()
             held = 0  # the rest of this message may exceed the window
         unreturned = self._received_bytes - self._returned_bytes - held
         if unreturned > 0:
@@ -216,7 +221,7 @@ class Call:
     @property
     def held_bytes(self) -> int:
         """Bytes of messages that have arrived and were not answered yet."""
-        return self._reader.held_bytes
+        return 0 if self._reader is None else self._reader.held_bytes
 
     def on_reset(self, _code: int, error: RemoteProtocolError | None) -> None:
         """The client has cancelled the call, or its connection has ended."""
@@ -251,7 +256,7 @@ class Call:
         for piece in pieces[1:]:
             self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
         if message.borrows_memory:
-            self._unreleased.append(response)
+            self._unreleased = [*self._unreleased, response]
             if not self.stream.waiting_bytes:
                 self.release_sent()
         else:
@@ -304,7 +309,7 @@ class Call:
 
     def release_sent(self) -> None:
         """Release responses whose memory was sent, as soon as the transport has let it go."""
-        unreleased, self._unreleased = self._unreleased, []
+        unreleased, self._unreleased = self._unreleased, ()
         for response in unreleased:
             self.connection.when_written(response.release)
 
@@ -331,7 +336,8 @@ class Call:
         if unreturned:
             self._returned_bytes = self._received_bytes
             self.stream.give_back(unreturned)
-        self._reader.clear()
+        if self._reader is not None:
+            self._reader.clear()
 
     def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
         self._exchange = None
@@ -343,8 +349,6 @@ class Call:
 
 class RefusedCall(Call):
     """A call whose head says that it cannot be served: it is over before its first message."""
-
-    __slots__ = ()
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)

@@ -108,7 +108,9 @@ class GrpcConnection(asyncio.Protocol):
                 self._flush()
             self.transport.close()
             return
-        self._flush()
+        self._greeted = True
+        if self.http2.has_output or self._shutting_down or self._when_written:
+            self._flush()
 
     def flush_soon(self) -> None:
         """Write at the end of this loop turn: answers of one turn leave together."""
@@ -126,12 +128,16 @@ class GrpcConnection(asyncio.Protocol):
         if self._shutting_down and not http2.streams:
             http2.finish_shutdown()
         while not self._write_paused and http2.has_output:
-            self.transport.writelines(http2.take_output())
-        if not self._write_paused:
+            pieces = http2.take_output()
+            if len(pieces) == 1:
+                self.transport.write(pieces[0])
+            else:
+                self.transport.writelines(pieces)
+        if self._when_written and not self._write_paused:
             self._let_go()
         if self._write_paused or http2.waiting_bytes or self._unread_bytes:
             self._count_unread()
-        if http2.is_finished and not self._write_paused:
+        if self._shutting_down and not self._write_paused and http2.is_finished:
             self.transport.close()
 
     def _let_go(self) -> None:
@@ -179,8 +185,7 @@ class GrpcConnection(asyncio.Protocol):
         call_head = head.memo
         if call_head is None:
             call_head = head.memo = CallHead(head)
-        assert isinstance(call_head, CallHead)
-        call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)
+        call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)  # type: ignore[arg-type,attr-defined]
         if ended:
             call.on_trailers(())
         return call

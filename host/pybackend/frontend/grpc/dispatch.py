@@ -41,8 +41,6 @@ class Dispatch:
 class UnknownCall(Call):
     """A call of a method that does not exist; it is over before its first message."""
 
-    __slots__ = ()
-
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         message = f"this server has no method {head.path[:200]}"

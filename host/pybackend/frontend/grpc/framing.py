@@ -24,6 +24,14 @@ ENCODINGS = frozenset({b"identity", *_WINDOW_BITS})
 ACCEPTED = b"identity, deflate, gzip"
 
 
+def whole_message(payload: bytes | memoryview) -> bytes | None:
+    """The message in a piece of data that has exactly one, not compressed; None if this may be otherwise."""
+    if type(payload) is not bytes or len(payload) < PREFIX_BYTES:
+        return None
+    flag, size = PREFIX.unpack_from(payload)
+    return None if flag or size != len(payload) - PREFIX_BYTES else payload[PREFIX_BYTES:]
+
+
 class MessageReader:
     """Cuts the data of one stream into messages.
 

@@ -11,6 +11,7 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.watch import Watch
+from pybackend.protocol.grpc_layouts import MessageLayouts
 from pybackend.protocol.grpc_message import InferMessage
 from pybackend.protocol.grpc_request import decode_message
 from pybackend.protocol.infer_plan import InferPlan
@@ -41,6 +42,7 @@ class GrpcFrontend:
         engine: handles the requests.
         limits: bounds of messages.
         kept: the account of bytes buffered for clients.
+        layouts: cached layouts of earlier messages.
         plans: cached plans of earlier requests.
         connections: all open ones.
         seconds: incremented once a second by the server.
@@ -56,6 +58,7 @@ class GrpcFrontend:
         self.engine = engine
         self.limits = limits
         self.kept = kept
+        self.layouts = MessageLayouts()
         self.plans = PlanCaches()
         self.connections: set[Connection] = set()
         self.seconds = 0

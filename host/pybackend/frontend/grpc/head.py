@@ -13,6 +13,8 @@ from pybackend.protocol.grpc_status import GrpcStatus
 _CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)
 """The content type of a call: messages are in protobuf, and not in JSON or another encoding."""
 
+_USUAL_TYPES = frozenset({b"application/grpc", b"application/grpc+proto"})
+
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -53,22 +55,23 @@ class CallHead:
         if head.method != b"POST":
             self.refusal = Refusal("HTTP 405", "a gRPC call is a POST request", http_error(405))
             return
-        if _CALL.match(self.metadata.get(b"content-type", b"")) is None:
+        content_type = self.metadata.get(b"content-type", b"")
+        if content_type not in _USUAL_TYPES and _CALL.match(content_type) is None:
             self.refusal = Refusal("HTTP 415", "the content-type of a gRPC call is application/grpc", http_error(415))
             return
         if self.encoding not in ENCODINGS:
             text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
             answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
             self.refusal = Refusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
-        try:
-            self.timeout_s = _timeout(self.metadata.get(b"grpc-timeout"))
-        except CallError as error:
-            self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
+        timeout = self.metadata.get(b"grpc-timeout")
+        if timeout is not None:
+            try:
+                self.timeout_s = _timeout(timeout)
+            except CallError as error:
+                self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
 
 
-def _timeout(value: bytes | None) -> float | None:
-    if value is None:
-        return None
+def _timeout(value: bytes) -> float:
     found = _TIMEOUT.match(value)
     if found is None:
         text = f"grpc-timeout {value.decode('latin-1')!r} is no time: write up to 8 digits and one of H, M, S, m, u, n"

@@ -6,14 +6,11 @@ import logging
 
 from pybackend.engine.admission import Sender
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
-from pybackend.frontend.grpc.head import CallHead
-from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_message import split_message
 from pybackend.protocol.grpc_response import encode_message
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.protocol.infer_plan import OutputFormat
@@ -34,12 +31,8 @@ _SENDER = Sender(PROTOCOL, refuse_stream=_refuse_stream)
 class InferCall(Call):
     """A call of ``ModelInfer``."""
 
-    __slots__ = ("_format", "_pending")
-
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
-        super().__init__(connection, stream, head)
-        self._pending: PendingRequest | None = None
-        self._format: OutputFormat | None = None
+    _pending: PendingRequest | None = None
+    _format: OutputFormat | None = None
 
     def on_message(self, message: bytes) -> None:
         """Submit the request."""
@@ -51,7 +44,7 @@ class InferCall(Call):
             return
         name = ""
         try:
-            parts = split_message(message, frontend.limits)
+            parts = frontend.layouts.split(message, frontend.limits)
             name = parts.model_name
             admission, plan = frontend.plan(parts, _SENDER)
             self._format = plan.output_format

@@ -15,7 +15,6 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_message import split_message
 from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
 
@@ -58,8 +57,6 @@ class StreamInferCall(Call):
     produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the call.
     """
 
-    __slots__ = ("_in_order", "_open", "_status_on_error")
-
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         self._open: set[_Request] = set()
@@ -78,7 +75,7 @@ class StreamInferCall(Call):
         name = request_id = ""
         request = _Request(ordered=True)
         try:
-            parts = split_message(message, frontend.limits)
+            parts = frontend.layouts.split(message, frontend.limits)
             name, request_id = parts.model_name, parts.id
             if frontend.closing:
                 raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)

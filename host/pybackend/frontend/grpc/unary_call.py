@@ -53,8 +53,6 @@ class Method:
 class MethodCall(Call):
     """A call of a :class:`Method`."""
 
-    __slots__ = ("_count", "_method", "_task")
-
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         super().__init__(connection, stream, head)
         self._method = method

@@ -1,0 +1,79 @@
+"""Messages whose beginning is known are cut as any other message is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from pybackend.errors import InferenceError
+from pybackend.protocol import grpc_layouts
+from pybackend.protocol.grpc_layouts import MessageLayouts
+from pybackend.protocol.grpc_message import split_message
+from pybackend.protocol.limits import BodyLimits
+
+LIMITS = BodyLimits()
+
+
+def request(*raw: bytes, **fields: object) -> bytes:
+    made = service_pb2.ModelInferRequest(model_name="m", inputs=[{"name": "A"}], raw_input_contents=raw, **fields)
+    return made.SerializeToString()
+
+
+def parts_of(message: object) -> dict[str, object]:
+    return {name: getattr(message, name) for name in ("model_name", "model_version", "id", "parameters", "head", "raw")}
+
+
+def outcome(split, data: bytes) -> object:
+    try:
+        return parts_of(split(data, LIMITS))
+    except InferenceError as error:
+        return error.message
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 4, 5, 127, 128, 4096, 4097]), max_size=3)
+
+
+@given(
+    sizes=st.lists(st.tuples(SIZES, st.sampled_from(["", "7"]), st.binary(max_size=3)), min_size=1, max_size=6),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=80)
+def test_any_messages_after_each_other_are_cut_as_without_memory(sizes, data):
+    layouts = MessageLayouts()
+    for lengths, request_id, filling in sizes:
+        message = bytearray(request(*(bytes(size) for size in lengths), id=request_id) + filling)
+        for _ in range(2):
+            assert outcome(layouts.split, bytes(message)) == outcome(split_message, bytes(message))
+            message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+
+
+def test_a_message_of_the_same_length_with_other_tensors_is_another_message():
+    layouts = MessageLayouts()
+    for sizes in ((4, 8), (8, 4), (4, 8), (12 + 2,)):
+        message = request(*(bytes([size]) * size for size in sizes))
+        for _ in range(2):
+            assert [len(raw) for raw in layouts.split(message, LIMITS).raw] == list(sizes)
+
+
+def test_the_head_of_a_known_message_is_one_object():
+    layouts = MessageLayouts()
+    first, second, third = (layouts.split(request(bytes([n]) * 4), LIMITS) for n in range(3))
+    assert second.head is third.head
+    assert first.head == second.head
+    assert third.raw == [bytes([2]) * 4]
+
+
+@pytest.mark.parametrize("varied", ["name", "size"])
+def test_the_memory_is_bounded(varied):
+    layouts = MessageLayouts()
+    for number in range(grpc_layouts.MOST_LAYOUTS * 2 + 1):
+        message = (
+            request(bytes(number % 4000), model_version=str(number))
+            if varied == "size"
+            else request(b"1234", model_version=f"{number:05}")
+        )
+        layouts.split(message, LIMITS)
+    assert len(layouts._layouts) <= grpc_layouts.MOST_LAYOUTS
+    assert len(layouts._beginnings) <= grpc_layouts.MOST_LAYOUTS
