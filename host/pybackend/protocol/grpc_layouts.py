@@ -55,6 +55,10 @@ class MessageLayouts:
         self._beginnings: dict[int, int] = {}  # bytes up to the first raw tensor's, by the message's length
         self._layouts: dict[bytes, _Layout] = {}
 
+    def __len__(self) -> int:
+        """The layouts that are remembered, or the lengths if these are more."""
+        return max(len(self._layouts), len(self._beginnings))
+
     def split(self, data: bytes, limits: BodyLimits) -> InferMessage:
         """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc_message.split_message`."""
         begin = self._beginnings.get(len(data))

@@ -106,7 +106,7 @@ def encode_stream_error(error: InferenceError, request_id: str, response: Infere
 
 
 class _Header(NamedTuple):
-    """What recurs in the responses of a model whose outputs have the same shapes.
+    """The recurring part of the responses of a model whose outputs have the same shapes.
 
     Attributes:
         model: the fields before the id.

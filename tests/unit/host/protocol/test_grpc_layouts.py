@@ -75,5 +75,4 @@ def test_the_memory_is_bounded(varied):
             else request(b"1234", model_version=f"{number:05}")
         )
         layouts.split(message, LIMITS)
-    assert len(layouts._layouts) <= grpc_layouts.MOST_LAYOUTS
-    assert len(layouts._beginnings) <= grpc_layouts.MOST_LAYOUTS
+        assert len(layouts) <= grpc_layouts.MOST_LAYOUTS
