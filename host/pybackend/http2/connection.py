@@ -68,7 +68,8 @@ class ServerConnection:
         """The stream whose DATA frame has arrived in part, and how many bytes of its payload follow next on the wire.
 
         They may be read from the socket into memory of the user's choice. Then :meth:`payload_stored` takes the place of
-        :meth:`receive`, and ``on_data`` is called only for the end of the request, with no bytes.
+        :meth:`receive`, and ``on_data`` is called only for the end of the request, with no bytes. These bytes must be given back as
+        those of ``on_data``.
         """
         return self._incoming.expected_payload
 

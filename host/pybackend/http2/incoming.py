@@ -219,8 +219,6 @@ class Incoming:
             raise LocalProtocolError(f"{count} bytes were not expected: see expected_payload")
         if payload.stream.content_left is not None:
             payload.stream.content_left -= count
-        if not payload.stream.receiving:
-            self._core.give_back(count)
         payload.left -= count
         self._finish_payload()
         self._is_unfinished = self._payload is not None

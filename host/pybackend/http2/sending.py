@@ -18,7 +18,7 @@ _JOINED_BYTES: Final = 4096
 """Shorter pieces are joined; longer ones are handed out as they are."""
 
 _LARGEST_TURN_BYTES: Final = 64 * 1024
-"""Of one stream, before the next one has its turn; peers accept frames of 16 KB by default."""
+"""Of one stream, before the next one has its turn; peers accept frames of 16 KB by default. A stream without company has no such limit."""
 
 MOST_DIRECT_BYTES: Final = 64 * 1024
 """Data that bypasses the queues between two calls of :meth:`Sender.take`."""
@@ -38,8 +38,8 @@ class SendingStream(Protocol):
     send_window: int
     waiting_bytes: int
 
-    def begin_frame(self, count: int) -> bool:
-        """Count a frame of so much data; returns whether it ends the stream."""
+    def begin_turn(self, count: int) -> bool:
+        """Count so much data as sent; returns whether it ends the stream."""
 
     def move_data(self, count: int, pieces: list[bytes | memoryview]) -> None:
         """Move so much data from the queue to a list."""
@@ -141,30 +141,36 @@ class Sender:
         return _joined(pieces)
 
     def _let_streams_send(self, limit_bytes: int) -> None:
-        """One frame per stream in turn, while the connection's window and the limit last."""
+        """Each stream in turn, while the connection's window and the limit last."""
         ready, made = self.ready, 0
+        turn_bytes = min(_LARGEST_TURN_BYTES, self.max_frame_bytes)
         while ready and made < limit_bytes and self.window > 0:
             stream = ready.popleft()
             stream.in_line = False
             if stream.send_window > 0:  # else the peer has made its window smaller meanwhile
-                made += self._send_frame(stream)
+                made += self._send_turn(stream, turn_bytes if ready else max(turn_bytes, limit_bytes - made))
 
-    def _send_frame(self, stream: SendingStream) -> int:
-        """Send one DATA frame of a stream, and its end if that was all; returns the bytes made."""
-        count = min(self.window, stream.send_window, stream.waiting_bytes, self.max_frame_bytes, _LARGEST_TURN_BYTES)
-        self.window -= count
-        self.waiting_bytes -= count
-        ends = stream.begin_frame(count)
-        self.pieces.append(frames.HEADER.pack(count << 8, frames.END_STREAM if ends else 0, stream.id))
-        stream.move_data(count, self.pieces)
+    def _send_turn(self, stream: SendingStream, limit_bytes: int) -> int:
+        """Send DATA frames of one stream, and its end if that was all; returns the bytes made."""
+        total = left = min(self.window, stream.send_window, stream.waiting_bytes, limit_bytes)
+        self.window -= total
+        self.waiting_bytes -= total
+        ends = stream.begin_turn(total)
+        pieces, stream_id = self.pieces, stream.id
+        while left:
+            count = min(left, self.max_frame_bytes)
+            left -= count
+            flags = frames.END_STREAM if ends and not left else 0
+            pieces.append(frames.HEADER.pack(count << 8, flags, stream_id))
+            stream.move_data(count, pieces)
         self._views = True
         if self.guard.spent:
-            self.guard.data_moved(FORGIVEN_PER_FRAME)
+            self.guard.data_moved(FORGIVEN_PER_FRAME * -(-total // self.max_frame_bytes))
         if stream.waiting_bytes:
             self.enqueue(stream)
         else:
             stream.queue_is_empty()
-        return frames.HEADER_BYTES + count
+        return total
 
 
 def _joined(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:

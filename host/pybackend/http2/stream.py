@@ -80,6 +80,7 @@ class Stream:
         sending: the answer may go on; False once its end was queued, and after a reset.
         waiting_bytes: data of the answer that waits for windows or for ``take_output``.
         sent_bytes: data of the answer that was handed out.
+        lent_bytes: see :meth:`lend`.
     """
 
     # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
@@ -91,6 +92,7 @@ class Stream:
     sent_bytes = 0
     sent_when_last_checked = -1
     in_line = False
+    lent_bytes = 0
     _credit = 0
     _queue: deque[memoryview] | None = None
     _trailers: HeaderBlock | None = None
@@ -259,6 +261,19 @@ class Stream:
         self._credit = credit
         if self.receiving and credit * 2 >= self._initial_window:
             self._announce_credit()
+        if self.lent_bytes:
+            lent = min(count, self.lent_bytes)
+            self.lent_bytes -= lent
+            count -= lent
+        self._owner.give_back(count)
+
+    def lend(self, count: int) -> None:
+        """Allow the client to send so many bytes more on the connection, and not on this stream: for bytes that the user keeps.
+
+        They must still be given back: then the stream may go on too. So a stream that pauses holds up no other one. The user bounds the
+        memory of all streams that pause: each can have as much as its window.
+        """
+        self.lent_bytes += count
         self._owner.give_back(count)
 
     def change_receive_window(self, difference: int) -> None:
@@ -270,8 +285,8 @@ class Stream:
 
     # --- between stream, sender and connection ---
 
-    def begin_frame(self, count: int) -> bool:
-        """Count a frame of so much data; returns whether it ends the stream."""
+    def begin_turn(self, count: int) -> bool:
+        """Count so much data as sent; returns whether it ends the stream."""
         self.send_window -= count
         self.waiting_bytes -= count
         self.sent_bytes += count

@@ -69,9 +69,14 @@ class ArrivingMessage:
         """
         view = memoryview(data)
         while view:
-            if self._room is not None:
-                taken = self._fill(view)
-            elif self._surplus_bytes:
+            room = self._room
+            if room is not None:
+                taken = min(len(view), len(room))
+                room[:taken] = view[:taken]
+                self.stored(taken)
+                view = view[taken:]
+                continue
+            if self._surplus_bytes:
                 taken = min(len(view), self._surplus_bytes)
                 self._surplus_bytes -= taken
             elif self._plan is None:
@@ -80,6 +85,31 @@ class ArrivingMessage:
                 taken = self._take_tag(view)
             self._left_bytes -= taken
             view = view[taken:]
+
+    @property
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes, if they belong to a tensor. Bytes that are written there are not fed: see :meth:`stored`."""
+        return self._room
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes that are held outside the tensors' memory."""
+        return len(self._collected)
+
+    def stored(self, count: int) -> None:
+        """Record that the next bytes were written to :attr:`room`.
+
+        Raises:
+            InferenceError: there is no memory for them.
+        """
+        room = self._room
+        assert room is not None
+        assert self._tensor is not None
+        self._left_bytes -= count
+        self._filled_bytes += count
+        if self._tensor.lease is not None:
+            self._tensor.lease.arrived(self._filled_bytes)
+        self._room = room[count:] if count < len(room) else None
 
     def finish(self) -> InferPlan:
         """The request, once all bytes have arrived.
@@ -162,14 +192,3 @@ class ArrivingMessage:
             self._room = self._make_room(tensor, size)
         else:
             tensor.data = b""
-
-    def _fill(self, view: memoryview) -> int:
-        assert self._room is not None
-        assert self._tensor is not None
-        count = min(len(view), len(self._room))
-        self._room[:count] = view[:count]
-        self._filled_bytes += count
-        if self._tensor.lease is not None:
-            self._tensor.lease.arrived(self._filled_bytes)
-        self._room = self._room[count:] if count < len(self._room) else None
-        return count

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pybackend.errors import InferenceError
+from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, SHUTTING_DOWN, CallError, trailers, trailers_only
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.frontend import GrpcFrontend
@@ -29,12 +30,14 @@ class CallConnection(Protocol):
         loop: the event loop.
         address: the client's, for logs.
         is_secure: the connection has TLS: its transport gets copies of memory that is used again.
+        arriving_count: calls of which a large message is arriving.
     """
 
     frontend: GrpcFrontend
     loop: asyncio.AbstractEventLoop
     address: str
     is_secure: bool
+    arriving_count: int
 
     def flush_soon(self) -> None:
         """Write what was sent at the end of this loop turn."""
@@ -65,6 +68,7 @@ class Call:
     half_closed = False
     is_over = False
     _reader: MessageReader | None = None
+    _arriving: ArrivingRequest | None = None
     _received_bytes = _returned_bytes = _counted_bytes = 0
     _received_then = -1
     _unreleased: Sequence[InferenceResponse] = ()
@@ -89,6 +93,17 @@ class Call:
         Raises:
             CallError, InferenceError: the call ends with this status.
         """
+        raise NotImplementedError
+
+    receives_large = False
+    """Large messages are infer requests, which :meth:`begin_large` receives; others are collected."""
+
+    def begin_large(self, nbytes: int) -> ArrivingRequest:
+        """Called with the size of a large message when its first bytes have arrived; raises as :meth:`on_message` does."""
+        raise NotImplementedError
+
+    def on_arrived(self, arrived: ArrivingRequest) -> None:
+        """Called when the whole of a large message has arrived; raises as :meth:`on_message` does."""
         raise NotImplementedError
 
     def on_half_close(self) -> None:
@@ -123,16 +138,37 @@ class Call:
         size = len(payload)
         self._received_bytes += size
         message = None
-        if self._reader is None:
+        if self._arriving is not None:
+            payload = self._feed(self._arriving, payload)
+        elif self._reader is None:
             message = whole_message(payload) if self.accepts_messages() else None
             if message is not None:
                 self._returned_bytes += size
                 self.stream.give_back(size)
-            else:
+        if message is None and payload:
+            if self._reader is None:
                 self._reader = MessageReader(self.head.encoding, self.connection.frontend.limits)
-        if message is None and self._reader is not None:
             self._reader.feed(payload)
         self.go_on(message)
+
+    @staticmethod
+    def _feed(arriving: ArrivingRequest, payload: bytes | memoryview) -> bytes | memoryview:
+        """Give a large message its next bytes; returns those that follow it."""
+        rest = payload[arriving.left_bytes :]
+        arriving.feed(payload[: arriving.left_bytes] if rest else payload)
+        return rest
+
+    @property
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes of the client, if they belong to a large tensor."""
+        return None if self._arriving is None else self._arriving.room
+
+    def stored(self, count: int) -> None:
+        """The next bytes of the client were written to :attr:`room`."""
+        assert self._arriving is not None
+        self._received_bytes += count
+        self._arriving.stored(count)
+        self.go_on()
 
     def on_trailers(self, _trailers: Fields) -> None:
         """The client's messages have ended."""
@@ -158,49 +194,78 @@ class Call:
             self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
 
     def _read(self) -> None:
-        reader = self._reader
-        if reader is None:
-            if self.half_closed and not self.is_over and self.accepts_messages():
-                self.on_half_close()
-            return
-        while not self.is_over and self.accepts_messages():
-            message = reader.next()
-            if message is None:
-                self._check_end()
-                break
-            self.on_message(message)
+        while not self.is_over and self.accepts_messages() and self._read_message():
+            pass
         if not self.is_over:
-            self._settle(reader)
-            if not reader.held_bytes:
-                self._reader = None
+            self._settle()
+
+    def _read_message(self) -> bool:
+        """Answer the next message; False if more of it must come first."""
+        arriving, reader = self._arriving, self._reader
+        if arriving is not None:
+            if not arriving.is_complete:
+                self._check_end()
+                return False
+            self._arriving = None
+            self.connection.arriving_count -= 1
+            self.on_arrived(arriving)
+            return True
+        if reader is None:
+            self._check_end()
+            return False
+        large = reader.take_large(LARGE_MESSAGE_BYTES) if self.receives_large else None
+        if large is not None:
+            nbytes, pieces = large
+            arriving = self._arriving = self.begin_large(nbytes)
+            self.connection.arriving_count += 1
+            for piece in pieces:
+                arriving.feed(piece)
+            return True
+        message = reader.next()
+        if message is None:
+            self._check_end()
+            return False
+        self.on_message(message)
+        return True
 
     def _check_end(self) -> None:
         if not self.half_closed:
             return
-        if self.held_bytes:
+        if self.held_bytes or self._arriving is not None:
             raise CallError(
                 GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {self.held_bytes} bytes are left"
             )
         self.on_half_close()
 
-    def _settle(self, reader: MessageReader) -> None:
+    def _settle(self) -> None:
         """Count the bytes that are held, and give the client back those of which more must follow, or which are used."""
-        held = reader.held_bytes
-        if held != self._counted_bytes:
-            self.connection.count_held(held - self._counted_bytes)
-            self._counted_bytes = held
-        if held and self.accepts_messages():
-            reader.compact()
-            held = 0  # the rest of this message may exceed the window
-        unreturned = self._received_bytes - self._returned_bytes - held
+        unreturned = self._received_bytes - self._returned_bytes
+        reader = self._reader
+        held = 0
+        if reader is not None:
+            held = reader.held_bytes
+            if not held:
+                self._reader = None
+        counted = held if self._arriving is None else held + self._arriving.private_bytes
+        if counted != self._counted_bytes:
+            self.connection.count_held(counted - self._counted_bytes)
+            self._counted_bytes = counted
+        waits = held > 0 and not self.accepts_messages()
+        if waits:
+            unreturned -= held
+        elif held and reader is not None:
+            reader.compact()  # the rest of this message may exceed the window
         if unreturned > 0:
             self._returned_bytes += unreturned
             self.stream.give_back(unreturned)
+        if waits:
+            self.stream.lend(held - self.stream.lent_bytes)  # other streams must not wait for this one
 
     @property
     def is_incomplete(self) -> bool:
         """The client has sent a part of a message, and must send the rest."""
-        return self.held_bytes > 0 and not self.is_over and self.accepts_messages()
+        begun = self._arriving is not None or self.held_bytes > 0
+        return begun and not self.is_over and self.accepts_messages()
 
     def check_progress(self) -> None:
         """Called now and then: end a call of whose message nothing has come since the previous time."""
@@ -338,6 +403,10 @@ class Call:
             self.stream.give_back(unreturned)
         if self._reader is not None:
             self._reader.clear()
+        if self._arriving is not None:
+            self._arriving.release()
+            self._arriving = None
+            self.connection.arriving_count -= 1
 
     def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
         self._exchange = None

@@ -26,6 +26,9 @@ MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 _FREE_BYTES = 64 * 1024
 """Bytes of incomplete messages that every connection may have without being counted."""
 
+_DIRECT_BYTES = 64 * 1024
+"""A smaller rest of a frame or tensor costs less to copy than to receive apart."""
+
 _KEEPALIVE = b"are you?"
 _KEEPALIVE_SECONDS = 20
 """A client with open calls that is silent for as long as an idle connection may be gets a PING, and this time to answer."""
@@ -60,6 +63,7 @@ class GrpcConnection(asyncio.Protocol):
         is_secure: the connection has TLS.
         http2: the protocol's state.
         held_bytes: bytes of messages that are incomplete, or must wait.
+        arriving_count: calls of which a large message is arriving.
     """
 
     def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -74,6 +78,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write_paused = self._lost = False
         self._when_written: list[Callable[[], None]] = []
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
+        self.arriving_count = 0
         self._received_bytes = self._received_then = self._unsent_then = 0
         self._checked_at = self._active_at = self._looked_at = frontend.seconds
         self._transfer: _Transfer | None = None
@@ -101,14 +106,49 @@ class GrpcConnection(asyncio.Protocol):
         try:
             self.http2.receive(data)
         except RemoteProtocolError as error:
-            self.frontend.malformed(str(error), self.address)
             if not self._greeted and _HTTP_1.match(data):
+                self.frontend.malformed(str(error), self.address)
                 self.transport.write(_NOT_HTTP_2)
+                self.transport.close()
             else:
-                self._flush()
-            self.transport.close()
+                self._end_broken(error)
             return
         self._greeted = True
+        if self.arriving_count and self.next_room(_DIRECT_BYTES) is not None:
+            self.transport.set_protocol(_PayloadReceiver(self))
+        self._flush_if_needed()
+
+    def _end_broken(self, error: RemoteProtocolError) -> None:
+        self.frontend.malformed(str(error), self.address)
+        self._flush()
+        self.transport.close()
+
+    def next_room(self, least_bytes: int) -> memoryview | None:
+        """Memory for the next bytes of the client, if so many at least belong to a large tensor."""
+        expected = self.http2.expected_payload
+        if expected is None or expected[1] < least_bytes:
+            return None
+        call = expected[0].receiver
+        room = call.room if isinstance(call, Call) else None
+        return None if room is None or len(room) < least_bytes else room[: expected[1]]
+
+    def received_directly(self, count: int) -> None:
+        """Handle bytes that the receiver has written to a tensor's memory."""
+        expected = self.http2.expected_payload
+        assert expected is not None
+        call = expected[0].receiver
+        assert isinstance(call, Call)
+        self._received_bytes += count
+        self._active_at = self.frontend.seconds
+        call.stored(count)
+        try:
+            self.http2.payload_stored(count)
+        except RemoteProtocolError as error:
+            self._end_broken(error)
+            return
+        self._flush_if_needed()
+
+    def _flush_if_needed(self) -> None:
         if self.http2.has_output or self._shutting_down or self._when_written:
             self._flush()
 
@@ -269,7 +309,9 @@ class GrpcConnection(asyncio.Protocol):
         http2 = self.http2
         if self._write_paused:
             return _Transfer.ANSWER
-        if http2.is_amid_frame or (self.held_bytes and any(call.is_incomplete for call in self._calls())):
+        if http2.is_amid_frame or (
+            (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self._calls())
+        ):
             return _Transfer.MESSAGE
         return _Transfer.WINDOW if http2.waiting_bytes else None
 
@@ -319,3 +361,48 @@ class GrpcConnection(asyncio.Protocol):
         """End now."""
         self.http2.close(ErrorCode.NO_ERROR)
         self.transport.abort()
+
+
+class _PayloadReceiver(asyncio.BufferedProtocol):
+    """Replaces the connection's protocol while the bytes of a large tensor arrive: the kernel writes them to their place."""
+
+    def __init__(self, owner: GrpcConnection) -> None:
+        self._owner = owner
+        self._room: memoryview | None = None
+        self._spare = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """The rest of the tensor or of its frame, or other memory if the call has ended meanwhile."""
+        self._room = self._owner.next_room(1)
+        if self._room is not None:
+            return self._room
+        self._spare = memoryview(bytearray(_DIRECT_BYTES))
+        return self._spare
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have arrived."""
+        owner = self._owner
+        if self._room is None:
+            owner.transport.set_protocol(owner)
+            owner.data_received(bytes(self._spare[:nbytes]))
+            return
+        self._room = None
+        owner.received_directly(nbytes)
+        if owner.next_room(1) is None:
+            owner.transport.set_protocol(owner)
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self._owner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The kernel has taken all data."""
+        self._owner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection was closed."""
+        self._owner.connection_lost(exc)

@@ -77,6 +77,33 @@ class MessageReader:
         self._head, self._at, self.held_bytes = b"", 0, 0
         self._parts.clear()
 
+    def take_large(self, least_bytes: int) -> tuple[int, list[bytes | memoryview | bytearray]] | None:
+        """Take what has arrived of the next message if it is large and not compressed.
+
+        Args:
+            least_bytes: messages up to this size are left to :meth:`next`.
+
+        Returns:
+            The message's size, and its first bytes: all that were held, unless another message follows them.
+        """
+        if self.held_bytes <= PREFIX_BYTES:
+            return None
+        if len(self._head) - self._at < PREFIX_BYTES:
+            self._join()
+        flag, size = PREFIX.unpack_from(self._head, self._at)
+        if flag or not least_bytes < size <= LARGEST_MESSAGE_BYTES:
+            return None
+        if self.held_bytes > PREFIX_BYTES + size:
+            self._join()
+        begin = self._at + PREFIX_BYTES
+        if self.held_bytes > PREFIX_BYTES + size:
+            self._at = begin + size
+            self.held_bytes -= PREFIX_BYTES + size
+            return size, [memoryview(self._head)[begin : self._at]]
+        pieces = [memoryview(self._head)[begin:], *self._parts]
+        self.clear()
+        return size, pieces
+
     def next(self) -> bytes | None:
         """The next message, decompressed; None if it is not complete.
 

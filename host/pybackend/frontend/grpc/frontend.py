@@ -13,7 +13,7 @@ from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.watch import Watch
 from pybackend.protocol.grpc_layouts import MessageLayouts
 from pybackend.protocol.grpc_message import InferMessage
-from pybackend.protocol.grpc_request import decode_message
+from pybackend.protocol.grpc_request import decode_message, plan_arriving
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
@@ -65,8 +65,13 @@ class GrpcFrontend:
         self.closing = False
         self.ended = asyncio.Event()
 
-    def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
+    def plan(self, message: InferMessage, sender: Sender, *, arriving: bool = False) -> tuple[Admission, InferPlan]:
         """The request in a message, and its admission to the model.
+
+        Args:
+            message: its parts.
+            sender: the client's properties.
+            arriving: its raw tensors have not arrived yet.
 
         Raises:
             InferenceError: the model does not serve, or the request is invalid.
@@ -74,7 +79,8 @@ class GrpcFrontend:
         admission = self.engine.open(message.model_name, message.model_version, sender)
         signature = admission.signature
         plans = self.plans.of(signature)
-        return admission, decode_message(message, signature, admission.model_version, self.limits, plans)
+        read = plan_arriving if arriving else decode_message
+        return admission, read(message, signature, admission.model_version, self.limits, plans)
 
     def refused(self, error: InferenceError, address: str, model: str = "") -> None:
         """Count a request that was answered with this error before a model had accepted it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from pybackend.engine.admission import Sender
+from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
@@ -13,7 +14,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import encode_message
 from pybackend.protocol.grpc_status import GrpcStatus
-from pybackend.protocol.infer_plan import OutputFormat
+from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,13 @@ _SENDER = Sender(PROTOCOL, refuse_stream=_refuse_stream)
 class InferCall(Call):
     """A call of ``ModelInfer``."""
 
+    receives_large = True
     _pending: PendingRequest | None = None
     _format: OutputFormat | None = None
 
     def on_message(self, message: bytes) -> None:
         """Submit the request."""
-        if self._format is not None:
-            raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
+        self._check_first()
         frontend = self.connection.frontend
         if frontend.closing:
             self.fail(SHUTTING_DOWN)
@@ -46,12 +47,37 @@ class InferCall(Call):
         try:
             parts = frontend.layouts.split(message, frontend.limits)
             name = parts.model_name
-            admission, plan = frontend.plan(parts, _SENDER)
-            self._format = plan.output_format
-            self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+            self._submit(*frontend.plan(parts, _SENDER))
         except InferenceError as error:
-            frontend.refused(error, self.connection.address, name)
-            self.fail(CallError.of(error))
+            self._refuse(error, name)
+
+    def begin_large(self, nbytes: int) -> ArrivingRequest:
+        """Receive the request's tensors directly."""
+        self._check_first()
+        return ArrivingRequest(nbytes, self.connection.frontend, _SENDER, drops_rest=False)
+
+    def on_arrived(self, arrived: ArrivingRequest) -> None:
+        """Submit the request."""
+        if self.connection.frontend.closing:
+            arrived.release()
+            self.fail(SHUTTING_DOWN)
+            return
+        try:
+            self._submit(*arrived.finish())
+        except InferenceError as error:
+            self._refuse(error, arrived.model_name)
+
+    def _check_first(self) -> None:
+        if self._format is not None:
+            raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
+
+    def _submit(self, admission: Admission, plan: InferPlan) -> None:
+        self._format = plan.output_format
+        self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+
+    def _refuse(self, error: InferenceError, model_name: str) -> None:
+        self.connection.frontend.refused(error, self.connection.address, model_name)
+        self.fail(CallError.of(error))
 
     def on_half_close(self) -> None:
         """The client has sent all of it."""

@@ -6,8 +6,9 @@ import logging
 from collections import deque
 from functools import partial
 
-from pybackend.engine.admission import Sender
+from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
@@ -16,7 +17,7 @@ from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
-from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
+from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class StreamInferCall(Call):
     produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the call.
     """
 
+    receives_large = True
+
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         self._open: set[_Request] = set()
@@ -73,19 +76,40 @@ class StreamInferCall(Call):
         """Submit a request."""
         frontend = self.connection.frontend
         name = request_id = ""
-        request = _Request(ordered=True)
         try:
             parts = frontend.layouts.split(message, frontend.limits)
             name, request_id = parts.model_name, parts.id
-            if frontend.closing:
-                raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
-            admission, plan = frontend.plan(parts, _SENDER)
-            request.ordered = not admission.is_decoupled
-            request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-            request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
+            self._submit(*frontend.plan(parts, _SENDER))
         except InferenceError as error:
-            frontend.refused(error, self.connection.address, name)
-            request.ordered, request.response = True, encode_stream_error(error, request_id)
+            self._refuse(error, name, request_id)
+
+    def begin_large(self, nbytes: int) -> ArrivingRequest:
+        """Receive a request's tensors directly."""
+        return ArrivingRequest(nbytes, self.connection.frontend, _SENDER, drops_rest=True)
+
+    def on_arrived(self, arrived: ArrivingRequest) -> None:
+        """Submit a request."""
+        try:
+            self._submit(*arrived.finish())
+        except InferenceError as error:
+            self._refuse(error, arrived.model_name, arrived.request_id)
+
+    def _submit(self, admission: Admission, plan: InferPlan) -> None:
+        if self.connection.frontend.closing:
+            admission.release()
+            raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
+        request = _Request(ordered=not admission.is_decoupled)
+        request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
+        request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
+        self._add(request)
+
+    def _refuse(self, error: InferenceError, model_name: str, request_id: str) -> None:
+        self.connection.frontend.refused(error, self.connection.address, model_name)
+        request = _Request(ordered=True)
+        request.response = encode_stream_error(error, request_id)
+        self._add(request)
+
+    def _add(self, request: _Request) -> None:
         self._open.add(request)
         if request.ordered:
             self._in_order.append(request)

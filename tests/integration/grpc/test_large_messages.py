@@ -1,0 +1,196 @@
+"""Large messages in frames of any size, several at a time; and streams that wait while others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2
+
+from tests.support import http2
+from tests.support.engine import engine_on
+from tests.support.grpc_calls import INFER, SERVER_LIVE, STREAM_INFER, framed, grpc_port
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+WINDOW = 4  # SETTINGS_INITIAL_WINDOW_SIZE
+FRAME = 5  # SETTINGS_MAX_FRAME_SIZE
+OPEN_WINDOWS = {f"id_{WINDOW}": 2**30, f"id_{FRAME}": 2**20}
+ELEMENTS = 400_000
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """Runs a test's coroutine with a client of a port; the model ``numbers`` sends back its input."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "numbers", IDENTITY, identity_config("TYPE_FP32"))
+
+    def run(scenario, **settings):
+        async def serve():
+            async with engine_on(repository) as engine, grpc_port(engine) as opened:
+                async with await opened.connect(**settings) as client:
+                    client.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, http2.u32(2**30)))
+                    await client.settled()
+                    await scenario(opened, client)
+                while opened.frontend.connections:
+                    opened.frontend.ended.clear()
+                    await opened.frontend.ended.wait()
+                assert opened.frontend.kept.used_bytes == 0
+                model = engine.repository.find("numbers")
+                return model.input_memory_bytes
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(asyncio.wait_for(serve(), 55))
+
+    return run
+
+
+def request(values, **fields):
+    made = service_pb2.ModelInferRequest(model_name="numbers", **fields)
+    made.inputs.add(name="IN", datatype="FP32", shape=[len(values)])
+    made.raw_input_contents.append(values.tobytes())
+    return framed(made.SerializeToString())
+
+
+def numbers(seed):
+    return np.arange(seed, seed + ELEMENTS, dtype=np.float32)
+
+
+def answers(body, of):
+    """The messages of a body."""
+    found = []
+    while body:
+        size = int.from_bytes(body[1:5], "big")
+        found.append(of.FromString(body[5 : 5 + size]))
+        body = body[5 + size :]
+    return found
+
+
+def cut(data, sizes):
+    """The data in frames of these sizes, over and over."""
+    at = 0
+    for size in itertools.cycle(sizes):
+        yield data[at : at + size], at + size >= len(data)
+        at += size
+        if at >= len(data):
+            return
+
+
+def send(client, stream, data):
+    """The rest of a call, in large frames."""
+    for frame, ended in cut(data, [1_000_000]):
+        client.send(stream, frame, ended=ended)
+
+
+def call(client, data):
+    stream = client.open(INFER)
+    send(client, stream, data)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[1_000_000], [16_384], [70_000, 3, 200_000], [65_536, 1]],
+    ids=["large frames", "usual frames", "any frames", "a byte between"],
+)
+def test_calls_whose_frames_alternate(port, sizes):
+    async def scenario(_port, client):
+        streams = [client.open(INFER) for _ in range(3)]
+        parts = [cut(request(numbers(stream), id=str(stream)), sizes) for stream in streams]
+        for frames in itertools.zip_longest(*parts):
+            for stream, frame in zip(streams, frames, strict=True):
+                if frame is not None:
+                    client.send(stream, frame[0], ended=frame[1])
+        for stream in streams:
+            assert (await client.status(stream))[0] == "0"
+            (answer,) = answers(client.bodies[stream], service_pb2.ModelInferResponse)
+            assert answer.id == str(stream)
+            assert answer.raw_output_contents == [numbers(stream).tobytes()]
+
+    assert port(scenario, **OPEN_WINDOWS) > 0, "large inputs go through shared memory"
+
+
+def test_a_stream_of_large_and_small_messages(port):
+    few = np.arange(3, dtype=np.float32)
+    sent = [few, numbers(1), numbers(2), few, few, numbers(3)]
+
+    async def scenario(_port, client):
+        stream = client.open(STREAM_INFER)
+        for data, ended in cut(b"".join(map(request, sent)), [1_000_000, 100_000]):
+            client.send(stream, data, ended=ended)
+        assert (await client.status(stream))[0] == "0"
+        found = answers(client.bodies[stream], service_pb2.ModelStreamInferResponse)
+        assert [each.infer_response.raw_output_contents[0] for each in found] == [each.tobytes() for each in sent]
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_an_error_in_a_large_message_is_one_answer_of_the_stream(port):
+    wrong = request(numbers(1), id="wrong", outputs=[{"name": "MISSING"}])
+
+    async def scenario(_port, client):
+        stream = client.open(STREAM_INFER)
+        for data, ended in cut(wrong + request(numbers(2), id="right"), [300_000]):
+            client.send(stream, data, ended=ended)
+        assert (await client.status(stream))[0] == "0"
+        first, second = answers(client.bodies[stream], service_pb2.ModelStreamInferResponse)
+        assert first.error_message.startswith("unexpected inference output 'MISSING' for model 'numbers'")
+        assert first.infer_response.id == "wrong"
+        assert second.infer_response.id == "right"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_an_error_in_a_large_call_needs_no_more_of_it(port):
+    async def scenario(_port, client):
+        stream = client.open(INFER)
+        client.send(stream, request(numbers(1), outputs=[{"name": "MISSING"}])[:300_000])
+        status, message = await client.status(stream)
+        assert status == "3"
+        assert message.startswith("unexpected inference output 'MISSING'")
+        client.send(stream, bytes(100_000))  # on its way before the client knew
+        assert (await client.status(call(client, request(numbers(2)))))[0] == "0"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+@pytest.mark.parametrize("leave", ["reset", "disconnect"])
+def test_a_client_that_leaves_in_the_middle_of_a_tensor(port, leave):
+    async def scenario(opened, client):
+        stream = client.open(INFER)
+        whole = request(numbers(1))
+        client.send(stream, whole[:1_000_000])
+        await client.settled()
+        (connection,) = opened.frontend.connections
+        assert connection.arriving_count == 1
+        if leave == "disconnect":
+            client.write(http2.frame(http2.DATA, 0, stream, whole[1_000_000:])[:200_000])
+            return
+        client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
+        await client.settled()
+        assert connection.arriving_count == 0
+        assert connection.http2.unreturned_bytes == 0
+        assert (await client.status(call(client, whole)))[0] == "0"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_streams_that_wait_hold_up_no_other_one(port):
+    """Five streams fill their windows while nobody reads their answers: more than the window of the connection."""
+    small = framed(service_pb2.ModelInferRequest(model_name="missing").SerializeToString())
+
+    async def scenario(opened, client):
+        for _ in range(5):
+            stream = client.open(STREAM_INFER)
+            filling = small * (4_000_000 // len(small))
+            for data, _ in cut(filling, [1_000_000]):
+                client.send(stream, data)
+        live = client.call(SERVER_LIVE, framed(b""))
+        client.write(http2.frame(http2.WINDOW_UPDATE, 0, live, http2.u32(1000)))
+        assert (await client.status(live))[0] == "0"
+        assert opened.frontend.kept.used_bytes > 16_000_000
+        assert not client.returned.keys() - {0}
+
+    port(scenario, **{f"id_{WINDOW}": 0})
