@@ -19,6 +19,10 @@ PYTHON      ?=
 # How often more a test of garbage tries: make fuzz TIMES=1000
 TIMES       ?= 100
 
+# A long run of mixed requests:          make soak REQUESTS=100000, or make soak SOAK_ARGS="--minutes 10"
+REQUESTS    ?= 1000000
+SOAK_ARGS   ?= --requests $(REQUESTS)
+
 # The protobuf schema.
 SCHEMA := host/pybackend/schema
 
@@ -32,7 +36,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format fuzz schema bench docs clean
+.PHONY: help demo test lint format fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +68,12 @@ schema: $(MARK)-dev ## compile the .proto files
 
 bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the reference server
 	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+soak: $(MARK)-dev ## send a million mixed requests, kill processes meanwhile, and compare what the server holds before and after
+	$(BIN)/python -m tests.bench.soak $(SOAK_ARGS)
+
+peers: $(MARK)-dev ## run perf_analyzer, the client of KServe and schemathesis, which it fetches, against a server
+	$(BIN)/python -m tests.peers
 
 docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build the site into site/
 	@# With --quiet, no warning counts for --strict.

@@ -1,0 +1,1 @@
+"""A long run of mixed requests: what a server holds before and after a million of them."""
