@@ -25,7 +25,7 @@ from pybackend.frontend.http.serial_protocol import ConnectionClock
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
-from pybackend.frontend.metrics import MetricsApp
+from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.tls import tls_context
 from pybackend.frontend.watch import Watch
 from pybackend.model.host_settings import make_host
@@ -93,6 +93,7 @@ class Server:
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
@@ -193,7 +194,9 @@ class Server:
             await self._grpc.start(sockets.grpc, sockets.grpc_tls)
             log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
         if sockets.metrics is not None:
-            metrics = MetricsApp(self._repository, self._engine.refusals, self._services.metrics, self._cache)
+            gpu_count = self._repository.host.gpu_count
+            metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
+            self._measuring = asyncio.create_task(metrics.measure())
             self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
@@ -267,6 +270,8 @@ class Server:
         sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in ports)))
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
+        if self._measuring is not None:
+            self._measuring.cancel()
         if self._cache is not None:
             await self._cache.close()
         self._watch.close()

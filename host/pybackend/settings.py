@@ -107,6 +107,29 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True)
+class MetricsSettings:
+    """The contents of the metrics page.
+
+    Attributes:
+        cpu: show CPU and memory of the machine.
+        gpu: show the machine's GPUs.
+        interval_s: how often figures of the machine are taken.
+        counter_latencies: show counters of latencies.
+        summary_latencies: show quantiles of latencies.
+        summary_quantiles: the quantiles, from 0 to 1.
+        histogram_latencies: show histograms of the times to first responses.
+    """
+
+    cpu: bool = True
+    gpu: bool = True
+    interval_s: float = 2.0
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+    histogram_latencies: bool = False
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """The response cache.
 
@@ -186,6 +209,7 @@ class Settings:
         exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
         http: the HTTP and metrics endpoints.
         grpc: the gRPC endpoint.
+        metrics: the contents of the metrics page.
         log: which log lines are written.
         debug: models under a debugger.
         cache: the response cache, None for none.
@@ -212,6 +236,7 @@ class Settings:
     exit_timeout_s: float = 30
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     debug: DebugSettings = DebugSettings()
     cache: CacheSettings | None = None

@@ -120,6 +120,7 @@ class ModelCalls:
 
     def __init__(self, engine: InferenceEngine, open_bytes: OpenBytes, on_queued: Callable[[OpenCall], None]) -> None:
         self._engine = engine
+        self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
         self._on_queued = on_queued
         self._loop = asyncio.get_running_loop()
@@ -398,6 +399,8 @@ class ModelCalls:
         caller = call.caller
         caller.reply(call.message.call, final=final, result=result)
         if final:
+            error = result[0] if result is not None else None
+            self._answers.add("OK" if error is None else ErrorCode(error[0]).name)
             outbox = self._outboxes.get(caller)
             if outbox is not None:
                 outbox.open.pop(call.message.call, None)

@@ -17,6 +17,7 @@ from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
 from pybackend.cli.flag_values import add_switch, boolean, integer
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.log_flags import add_log_flags, log_settings
+from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, metrics_warnings
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
 from pybackend.errors import ServerError
@@ -32,8 +33,8 @@ from pybackend.settings import (
 from pybackend.spelling import closest
 
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(client-shm|cpu-metrics|gpu-metrics|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port|use-ssl|server-|root-)"
-    "|enable-peer|http-(header|restricted|thread)|metrics-(config|interval)"
+    "--(allow-(client-shm|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port|use-ssl|server-|root-)"
+    "|enable-peer|http-(header|restricted|thread)"
     "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
     "|sagemaker|strict-model-config|trace|vertex-ai)"
 )
@@ -108,6 +109,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_environments(serve)
     _add_sandbox(serve)
     add_endpoint_flags(serve)
+    add_metrics_flags(serve)
     _add_server(serve)
     add_log_flags(serve)
     _add_debugging(serve)
@@ -372,6 +374,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         exit_timeout_s=given.exit_timeout_secs,
         http=http,
         grpc=grpc,
+        metrics=metrics_settings(given),
         log=log_settings(given, os.environ),
         debug=_debug_settings(given),
         host_policies=host_policies(given.host_policy),
@@ -384,7 +387,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
-        warnings=backend_warnings(given.backend_config),
+        warnings=(*backend_warnings(given.backend_config), *metrics_warnings(given.metrics_config)),
     )
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
+from pybackend.engine.answers import Answers
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.statistics import statistics_document
@@ -43,6 +44,7 @@ class InferenceEngine:
     Attributes:
         server_id: the server's name.
         state: the stage of its life.
+        answers: counts of all answers, by the protocol of the sender.
         refusals: counts of the requests that no model accepted; front ends report them.
     """
 
@@ -55,6 +57,7 @@ class InferenceEngine:
     ) -> None:
         self.server_id = server_id
         self.state = EngineState.STARTING
+        self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
         self.refusals = Refusals(repository.knows)
         self._repository = repository
         self._strict_readiness = strict_readiness

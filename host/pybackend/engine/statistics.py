@@ -29,7 +29,7 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 
 
 def _requests(statistics: ModelStatistics) -> dict[str, dict[str, int]]:
-    executed = statistics.success_count - statistics.cache_hit_count
+    executed = statistics.executed_count
     return {
         "success": _duration(statistics.success_count, statistics.success_ns),
         "fail": _duration(sum(statistics.failures.values()), statistics.fail_ns),

@@ -199,6 +199,11 @@ class EnsembleModel(Model):
         """Shared memory of inputs that several steps use."""
         return self._arena.total_bytes
 
+    @property
+    def copied_bytes(self) -> int:
+        """Sum of all tensors that were copied into that memory so far."""
+        return self._arena.leased_bytes
+
     # Requests
 
     def lease(self, nbytes: int, name: str, *, arriving: bool = False) -> Lease:

@@ -12,6 +12,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.response_path import guarded
 from pybackend.model.cached_answers import cached_answers
 from pybackend.model.host import ModelHost
+from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
 from pybackend.model.open_requests import OpenRequests
 from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.statistics import FailureReason, ModelStatistics
@@ -48,7 +49,13 @@ class EnsembleRequests(RequestOutcomes):
         host: ModelHost,
     ) -> None:
         super().__init__(name, version, statistics, open_requests)
-        self.answers, path = cached_answers(host.cache, config, b"", self, host.path_to_sender)
+        path = host.path_to_sender
+        if host.metrics.summary_latencies:
+            statistics.summaries = LatencySummaries()
+        if host.metrics.histogram_latencies:
+            first = statistics.first_responses = FirstResponses(first_response_bounds_ms(config))
+            path = first.stage(path)
+        self.answers, path = cached_answers(host.cache, config, b"", self, path)
         self._deliver = guarded(path)
         self._door = host.door
         self._most_inflight = most_inflight(config)

@@ -99,6 +99,11 @@ class InstanceExecutor:
         )
 
     @property
+    def sent_ahead(self) -> int:
+        """Number of requests that wait in the stub's socket."""
+        return sum(len(execution.pending) for execution in islice(self._in_flight.values(), self._concurrency, None))
+
+    @property
     def room(self) -> int:
         """How many more executions may wait in the stub's socket."""
         return self._prefetch.room() if self.is_up and self.gate.lets_prefetch else 0

@@ -39,6 +39,7 @@ class ModelInstance:
         state: where it is in its life.
         output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
+        restart_count: how often its process was replaced after it had died.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services)
         self._executions = self.executor.executions
+        self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
         self._owner = owner
@@ -211,6 +213,11 @@ class ModelInstance:
             session.inputs.detach(segment)
         session.outputs.trim(now_ns)
 
+    @property
+    def output_memory_bytes(self) -> int:
+        """Shared memory that its process has for outputs."""
+        return 0 if self.session is None else self.session.outputs.total_bytes
+
     # Death
 
     def on_end(self, session: StubSession, cause: str) -> None:
@@ -244,6 +251,7 @@ class ModelInstance:
         """Initialise the model in a new process."""
         assert self._plan is not None
         await self.initialize(self._plan)
+        self.restart_count += 1
         self._loop.call_soon(self._owner.on_available)
 
     def on_start_failed(self, error: Exception) -> None:

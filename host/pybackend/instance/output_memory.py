@@ -68,6 +68,11 @@ class OutputMemory:
         """Name, datatype and shape of the outputs that the watcher has seen."""
         self.watcher: OutputWatcher | None = None
 
+    @property
+    def total_bytes(self) -> int:
+        """Size of all segments."""
+        return sum(output.memory.size_bytes for output in self._segments.values())
+
     def begin_frame(self, tail_bytes: int) -> None:
         """Outputs taken from now on came with a frame whose tail has this size."""
         self._tail_left = tail_bytes
@@ -174,7 +179,7 @@ class OutputMemory:
             raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
         self._growing = True
         self._loop.call_soon(self._grown)
-        present = sum(output.memory.size_bytes for output in self._segments.values())
+        present = self.total_bytes
         limit = self._limit_bytes
         size = growth_bytes(nbytes, present, limit)
         try:

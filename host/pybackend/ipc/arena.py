@@ -157,6 +157,9 @@ class TensorArena:
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
         owner: the model, for messages.
+
+    Attributes:
+        leased_bytes: sum of all leases so far, each of which is filled by a copy.
     """
 
     def __init__(self, limit_bytes: int, owner: str) -> None:
@@ -166,6 +169,7 @@ class TensorArena:
         self._arriving: set[ArenaLease] = set()
         self._idle_since_ns: dict[int, int] = {}
         self._dropped: list[int] = []
+        self.leased_bytes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -194,6 +198,7 @@ class TensorArena:
         except InferenceError:
             lease.release()
             raise
+        self.leased_bytes += nbytes
         return lease
 
     def _block(self, nbytes: int) -> ArenaLease:

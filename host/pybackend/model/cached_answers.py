@@ -171,12 +171,15 @@ class CachedAnswers:
         self._model.statistics.cache_miss_ns += time.monotonic_ns() - began_ns
 
     def _count(self, began_ns: int, found: CachedResponse | None) -> None:
-        statistics, took_ns = self._model.statistics, time.monotonic_ns() - began_ns
+        statistics, now_ns = self._model.statistics, time.monotonic_ns()
+        took_ns, summaries = now_ns - began_ns, statistics.summaries
         if found is None:
             statistics.cache_miss_count += 1
             statistics.cache_miss_ns += took_ns
         else:
             statistics.cache_hit_ns += took_ns
+        if summaries is not None:
+            (summaries.cache_miss if found is None else summaries.cache_hit).add(took_ns, now_ns)
 
 
 def cached_answers(

@@ -104,6 +104,7 @@ class Executions(RequestOutcomes):
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """An instance has returned from ``execute``."""
         statistics, form = self.statistics, self._form
+        summaries = statistics.summaries
         now_ns = time.monotonic_ns()
         succeeded = executed = queued_ns = batch_size = 0
         for pending, response in zip(execution.pending, responses, strict=True):
@@ -126,6 +127,9 @@ class Executions(RequestOutcomes):
                 executed += request.batch_size
                 succeeded += 1
                 queued_ns += request.queued_ns
+                if summaries is not None:
+                    times = execution.times
+                    summaries.add(request.queued_ns, times, now_ns, now_ns - times.infer_end_ns)
             self._answer(pending, response)
         if succeeded:
             statistics.add_successes(succeeded, executed, queued_ns, execution.times, now_ns)

@@ -18,7 +18,7 @@ from pybackend.model.door import ModelDoor
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DebugSettings
+from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DebugSettings, MetricsSettings
 
 
 def _environments() -> EnvironmentProvider:
@@ -56,6 +56,7 @@ class ModelHost:
         host_policies: CPU cores for instance processes, by policy name.
         gpu_count: number of GPUs in this machine.
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
+        metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
     """
 
@@ -78,6 +79,7 @@ class ModelHost:
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     gpu_count: int = 0
     gpu_models_on_cpu: bool = False
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
 
     @property

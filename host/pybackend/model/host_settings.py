@@ -47,6 +47,7 @@ def make_host(
         model_memory_limit_bytes=settings.model_memory_limit_bytes,
         gpu_count=count_gpus(),
         gpu_models_on_cpu=settings.gpu_models_on_cpu,
+        metrics=settings.metrics,
         backend_directory=settings.backend_directory,
         debugger=DebuggerPorts(settings.debug),
         explicit=settings.model_control is ModelControlMode.EXPLICIT,

@@ -153,6 +153,16 @@ class Model(ABC):
         """Shared memory that this model's inputs use or keep warm."""
         return 0
 
+    @property
+    def copied_bytes(self) -> int:
+        """Sum of all tensors that were copied into that memory so far."""
+        return 0
+
+    @property
+    def output_memory_bytes(self) -> int:
+        """Shared memory that its processes have for outputs."""
+        return 0
+
     # Requests
 
     @abstractmethod

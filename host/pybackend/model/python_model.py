@@ -17,6 +17,7 @@ from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import cached_answers
 from pybackend.model.executions import Executions
 from pybackend.model.host import ModelHost
+from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
@@ -59,6 +60,8 @@ class PythonModel(Model):
         )
         self._processes = ModelProcesses(source, host, self._executions)
         self._queue: ModelQueue | None = None
+        if host.metrics.summary_latencies:
+            self.statistics.summaries = LatencySummaries()
 
     # Life
 
@@ -101,7 +104,11 @@ class PythonModel(Model):
         loader = VersionLoader(self._source, host, self._processes)
         version = await loader.complete()
         self.config, self.signature, self.digest = version.config, version.signature, version.digest
-        answers, path = cached_answers(host.cache, version.config, version.digest, executions, host.path_to_sender)
+        path = host.path_to_sender
+        if host.metrics.histogram_latencies:
+            first = self.statistics.first_responses = FirstResponses(first_response_bounds_ms(version.config))
+            path = first.stage(path)
+        answers, path = cached_answers(host.cache, version.config, version.digest, executions, path)
         form = output_form(version.signature, version.hidden_outputs, validates=version.options.validate_outputs)
         instances = await loader.initialize(version)
         executors = [instance.executor for instance in instances]
@@ -178,7 +185,9 @@ class PythonModel(Model):
     @property
     def pending_count(self) -> int:
         """Number of requests that wait for an instance."""
-        return 0 if self._queue is None else len(self._queue.scheduler)
+        if self._queue is None:
+            return 0
+        return len(self._queue.scheduler) + sum(instance.executor.sent_ahead for instance in self.instances)
 
     @property
     def instances(self) -> Sequence[ModelInstance]:
@@ -194,6 +203,16 @@ class PythonModel(Model):
     def input_memory_bytes(self) -> int:
         """Shared memory that this model's inputs use or keep warm."""
         return self._arena.total_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Sum of all tensors that were copied into that memory so far."""
+        return self._arena.leased_bytes
+
+    @property
+    def output_memory_bytes(self) -> int:
+        """Shared memory that its processes have for outputs."""
+        return sum(instance.output_memory_bytes for instance in self.instances)
 
     # Requests
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.execution import ExecutionTimes
+from pybackend.model.latencies import FirstResponses, LatencySummaries
 from pybackend.scheduler.scheduler import BatchReason
 
 MOST_BATCH_SIZES = 1000
@@ -90,6 +91,8 @@ class ModelStatistics:
         batches: batches that the dynamic batcher sent, by the reason for their size.
         batch_sizes: executions by the sum of their requests' batch sizes.
         responses: of decoupled models, by the response's place in its stream.
+        summaries: recent latencies, None if the server does not show them.
+        first_responses: histogram of the times to first responses, None likewise.
         last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
         load_duration_ns: duration of the load.
     """
@@ -111,6 +114,8 @@ class ModelStatistics:
     batches: Counter[BatchReason] = field(default_factory=Counter)
     batch_sizes: dict[int, BatchFigures] = field(default_factory=dict)
     responses: list[ResponseFigures] = field(default_factory=list)
+    summaries: LatencySummaries | None = None
+    first_responses: FirstResponses | None = None
     last_success_ns: int = 0
     load_duration_ns: int = 0
 
@@ -137,6 +142,8 @@ class ModelStatistics:
         """Count a request answered by a response sender; time after ``execute`` does not count as output time."""
         self.add_successes(1, request.batch_size, request.queued_ns, times, now_ns)
         self.compute_output_ns -= max(0, now_ns - times.infer_end_ns)
+        if self.summaries is not None:
+            self.summaries.add(request.queued_ns, times, now_ns, 0)
 
     def add_execution(self, batch_size: int, times: ExecutionTimes, now_ns: int) -> None:
         """Count a call of ``execute``.
@@ -164,6 +171,8 @@ class ModelStatistics:
         self.success_ns += took_ns
         self.last_success_ns = now_ns
         self.add_execution(batch_size, ExecutionTimes(now_ns, now_ns, now_ns), now_ns)
+        if self.summaries is not None:
+            self.summaries.request.add(took_ns, now_ns)
 
     def add_hit(self, queued_ns: int) -> None:
         """Count a request answered from the response cache; its lookup's time is in :attr:`cache_hit_ns` already."""
@@ -183,6 +192,11 @@ class ModelStatistics:
         """
         self.failures[reason] += 1
         self.fail_ns += (now_ns or time.monotonic_ns()) - queued_ns
+
+    @property
+    def executed_count(self) -> int:
+        """Successful requests that the response cache did not answer."""
+        return self.success_count - self.cache_hit_count
 
     @property
     def last_success_unix_ms(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite, isnan
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.observability.metrics import Family, head_bytes, series_bytes
+from pybackend.observability.metrics import Family, head_bytes, labels_text, series_bytes
 from pybackend.observability.series import CounterSeries, GaugeSeries, HistogramSeries, Series, new_series
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
@@ -238,11 +238,11 @@ class CustomMetrics:
         for family in list(self._families.values()):
             if family.series:
                 samples = (
-                    (suffix, {**series.labels, **labels}, value)
+                    (suffix, labels_text({**series.labels, **labels}), value)
                     for series in list(family.series.values())
                     for suffix, labels, value in series.state.samples()
                 )
-                yield Family(family.name, family.kind.name.lower(), family.help, suffixed=samples)
+                yield Family(family.name, family.kind.name.lower(), family.help, samples)
 
     # Internals
 

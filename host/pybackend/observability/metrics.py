@@ -1,9 +1,12 @@
-"""The metrics page: the reference's families, filled from counters when the page is requested."""
+"""The text format of the metrics page, filled from counters when the page is requested."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+Sample = tuple[str, str, float]
+"""Suffix of the family's name, such as ``_sum``; labels, from :func:`labels_text`; value."""
 
 
 @dataclass(frozen=True)
@@ -12,17 +15,15 @@ class Family:
 
     Attributes:
         name: its name.
-        kind: ``counter``, ``gauge`` or ``histogram``.
+        kind: ``counter``, ``gauge``, ``histogram`` or ``summary``.
         help: a one-line description.
-        samples: labels and value of each.
-        suffixed: samples with a suffix of the name, e.g. ``_sum``.
+        samples: taken one by one while the page is written.
     """
 
     name: str
     kind: str
     help: str
-    samples: Iterable[tuple[dict[str, str], float]] = ()
-    suffixed: Iterable[tuple[str, dict[str, str], float]] = ()
+    samples: Iterable[Sample] = ()
 
 
 _LINE_BYTES = 64
@@ -36,10 +37,14 @@ def lines(families: Iterable[Family]) -> Iterator[str]:
     """
     for family in families:
         yield _head(family.name, family.kind, family.help)
-        for labels, value in family.samples:
-            yield _line(family.name, labels, value)
-        for suffix, labels, value in family.suffixed:
-            yield _line(family.name + suffix, labels, value)
+        name = family.name
+        for suffix, labels, value in family.samples:
+            yield f"{name}{suffix}{labels} {_number(value)}\n"
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Labels as they are written after a name, in alphabetical order; ``""`` for none."""
+    return f"{{{_labels(labels)}}}" if labels else ""
 
 
 def head_bytes(name: str, kind: str, help_text: str) -> int:
@@ -59,10 +64,6 @@ def _head(name: str, kind: str, help_text: str) -> str:
 
 def _labels(labels: Mapping[str, str]) -> str:
     return ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
-
-
-def _line(name: str, labels: dict[str, str], value: float) -> str:
-    return f"{name}{{{_labels(labels)}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n"
 
 
 def _number(value: float) -> str:

@@ -53,6 +53,14 @@ WRONG = {
         ("serve", "--model-control-mode", "poll"),
         'Bad option: "--model-control-mode". This release does not poll repositories.',
     ),
+    "a setting of metrics without a value": (
+        ("serve", "--metrics-config=summary_latencies"),
+        "Bad option: \"--metrics-config\". --metrics-config option format is '<setting>=<value>'. Got summary_latencies.",
+    ),
+    "quantiles that are none": (
+        ("serve", "--metrics-config=summary_quantiles=0.5"),
+        "Bad option: \"--metrics-config\". summary_quantiles are pairs '<quantile>:<error>' of numbers from 0 to 1. Got 0.5.",
+    ),
     "a verbosity that is none": (
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
@@ -187,6 +195,10 @@ FLAGS = {
     "--allow-metrics": ("http.metrics_enabled", True, "0", False),
     "--metrics-address": ("http.metrics_address", "0.0.0.0", "::1", "::1"),
     "--metrics-port": ("http.metrics_port", 8002, "0", 0),
+    "--allow-cpu-metrics": ("metrics.cpu", True, "off", False),
+    "--allow-gpu-metrics": ("metrics.gpu", True, "off", False),
+    "--metrics-interval-ms": ("metrics.interval_s", 2, "500", 0.5),
+    "--metrics-config": ("metrics.summary_latencies", False, "summary_latencies=true", True),
     "--id": ("server_id", "triton", "mine", "mine"),
     "--exit-timeout-secs": ("exit_timeout_s", 30, "0", 0),
     "--log-verbose": ("log.verbose_level", 0, "2", 2),
@@ -234,7 +246,9 @@ def test_each_flag_and_its_default(flag, path, default, value, becomes):
     assert setting([flag, value], path) == becomes
 
 
-@pytest.mark.parametrize("flag", [flag for flag, row in FLAGS.items() if isinstance(row[1], bool)])
+@pytest.mark.parametrize(
+    "flag", [flag for flag, row in FLAGS.items() if isinstance(row[1], bool) and flag != "--metrics-config"]
+)
 def test_booleans_in_every_spelling_and_alone(flag):
     path = FLAGS[flag][0]
     negated = flag.startswith(("--disable", "--no-"))
@@ -252,6 +266,14 @@ def test_verbosity_is_a_number_or_a_bool():
         0,
         3,
     ]
+
+
+def test_settings_of_metrics():
+    flags = ["--metrics-config=summary_latencies=TRUE", "--metrics-config=summary_quantiles=0.99:0.001,0.5:0.05"]
+    found = setting([*flags, "--metrics-config=histogram_latencies=1"], "metrics")
+    assert (found.summary_latencies, found.histogram_latencies, found.counter_latencies) == (True, True, True)
+    assert found.summary_quantiles == (0.5, 0.99)
+    assert setting(["--metrics-config=counter_latencies=off"], "metrics.counter_latencies") is False
 
 
 def test_gpu_models():

@@ -6,9 +6,12 @@ import json
 import re
 
 import pytest
+import tritonclient.grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.http.models import ADD_SUB, PROBE
 from tests.support.connection import connected, post
+from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
@@ -47,10 +50,44 @@ PER_MODEL = {
         "counter",
         "Number of lines that models printed or logged and that the server's log did not take",
     ),
+    "pybackend_stub_restarts_total": (
+        "counter",
+        "Number of processes of the model that were replaced after they had died",
+    ),
+    "pybackend_copied_bytes_total": (
+        "counter",
+        "Size of all tensors that were copied into the model's input memory, in bytes",
+    ),
+    "pybackend_input_memory_bytes": (
+        "gauge",
+        "Shared memory that the model's inputs use or keep warm, in bytes",
+    ),
+}
+MEMORY = {
+    "pybackend_output_memory_bytes": (
+        "gauge",
+        "Shared memory that the model's processes have for outputs, in bytes",
+    ),
+}
+INSTANCES = {
+    "pybackend_instances": ("gauge", "Number of instances of the model"),
+    "pybackend_instances_ready": ("gauge", "Number of instances of the model whose processes serve"),
 }
 FAILURES = {"nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes")}
 REFUSED = {
     "pybackend_refused_requests_total": ("counter", "Number of requests that were refused before a model accepted them")
+}
+ANSWERS = {
+    "pybackend_answers_total": (
+        "counter",
+        "Number of answers by the protocol of the sender and the code of the answer",
+    )
+}
+LAG = {
+    "pybackend_event_loop_lag_seconds": (
+        "histogram",
+        "How late the server's event loop called a timer, measured four times a second, in seconds",
+    )
 }
 SANDBOX = {
     "pybackend_sandbox_missing_layers": ("gauge", "Number of layers of the model's sandbox that are not in force")
@@ -91,6 +128,7 @@ def fresh(tmp_path_factory):
     write_model(repository, "untouched", IDENTITY, identity_config(extra="version_policy { all {} }"), version=1)
     write_model(repository, "untouched", IDENTITY, identity_config(extra="version_policy { all {} }"), version=2)
     write_model(repository, "tagged", ADD_SUB, pair)
+    write_model(repository, "large", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
     write_model(repository, "batched", IDENTITY, identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8"))
     probe = f"""
         backend: "python"
@@ -116,16 +154,30 @@ def command(server, **members):
     return server.infer("failing", {"inputs": [tensor]})
 
 
+@pytest.mark.spec("srv-M01")
 def test_families(fresh):
     text = page(fresh)
-    families = {**PER_MODEL, **FAILURES, **REFUSED, **SANDBOX, **MACHINE}
+    families = {
+        **PER_MODEL,
+        **MEMORY,
+        **INSTANCES,
+        **FAILURES,
+        **ANSWERS,
+        **REFUSED,
+        **LAG,
+        **SANDBOX,
+        **MACHINE,
+    }
     for name, (kind, description) in families.items():
         assert text.count(f"# HELP {name} {description}\n# TYPE {name} {kind}\n") == 1, name
     assert len(re.findall("^# TYPE ", text, re.MULTILINE)) == len(families)
     for line in text.splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) .*|[a-z_]+(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [0-9.e+-]+', line), line
+    parsed = list(text_string_to_metric_families(text))
+    assert len(parsed) >= len(families)
 
 
+@pytest.mark.spec("srv-M01")
 def test_samples_of_a_model_at_load(fresh):
     """Every family is there from the start, at zero, once per version."""
     metrics = fresh.metrics()
@@ -134,6 +186,8 @@ def test_samples_of_a_model_at_load(fresh):
         for name in PER_MODEL.keys() - {"nv_model_load_duration_secs"}:
             assert metrics[f"{name}{{{labels}}}"] == 0, name
         assert 0 < metrics[f"nv_model_load_duration_secs{{{labels}}}"] < 60
+        assert metrics[f"pybackend_instances{{{labels}}}"] == 1
+        assert metrics[f"pybackend_instances_ready{{{labels}}}"] == 1
         for reason in REASONS:
             assert (
                 metrics[f'nv_inference_request_failure{{model="untouched",reason="{reason}",version="{version}"}}'] == 0
@@ -141,6 +195,7 @@ def test_samples_of_a_model_at_load(fresh):
     assert not any('model="broken"' in sample for sample in metrics)
 
 
+@pytest.mark.spec("srv-M06")
 def test_machine(fresh):
     metrics = fresh.metrics()
     assert 0 <= metrics["nv_cpu_utilization"] <= 1
@@ -166,11 +221,57 @@ def test_requests_inferences_executions(fresh):
     assert found["nv_inference_compute_infer_duration_us"] > 0
 
 
+def test_large_tensors_are_copied_once(fresh):
+    """They lie in shared memory; small ones travel within messages."""
+    name = 'pybackend_copied_bytes_total{model="large",version="1"}'
+    assert fresh.metrics()[name] == 0
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": [1.5] * 25_000}]}
+    for count in (1, 2):
+        assert fresh.infer("large", body).status == 200
+        assert fresh.metrics()[name] == count * 100_000
+    metrics = fresh.metrics()
+    for memory in ("input", "output"):
+        assert metrics[f'pybackend_{memory}_memory_bytes{{model="large",version="1"}}'] >= 100_000
+
+
+def test_answers_by_protocol_and_code(fresh):
+    def answers(protocol, code):
+        return fresh.metrics().get(f'pybackend_answers_total{{code="{code}",protocol="{protocol}"}}', 0)
+
+    kinds = [("http", "200"), ("http", "400"), ("http", "404"), ("grpc", "OK"), ("grpc", "INVALID_ARGUMENT")]
+    before = {kind: answers(*kind) for kind in kinds}
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    assert fresh.infer("large", body).status == 200
+    assert fresh.get("/v2").status == 200
+    assert fresh.infer("large", PAIR).status == 400
+    assert fresh.get("/v2/models/large/versions/7").status == 404
+    with tritonclient.grpc.InferenceServerClient(fresh.grpc_url) as client:
+        assert client.is_server_live()
+        with pytest.raises(tritonclient.utils.InferenceServerException):
+            client.get_model_metadata("nobody")
+    added = {kind: answers(*kind) - count for kind, count in before.items()}
+    assert added == dict(zip(kinds, (2, 1, 1, 1, 1), strict=True))
+
+
+def test_lag_of_the_event_loop(fresh):
+    def count():
+        return fresh.metrics()["pybackend_event_loop_lag_seconds_count"]
+
+    before = count()
+    wait_until(lambda: count() > before, "the next measurement")
+    metrics = fresh.metrics()
+    assert (
+        metrics['pybackend_event_loop_lag_seconds_bucket{le="+Inf"}']
+        == metrics["pybackend_event_loop_lag_seconds_count"]
+    )
+
+
 def test_metric_tags_are_labels(fresh):
     assert fresh.infer("tagged", PAIR).status == 200
     assert r'nv_inference_count{_team="a \"quoted\" b",model="tagged",version="1"} 1.0' in page(fresh)
 
 
+@pytest.mark.spec("srv-M02")
 def test_failures_of_the_model(fresh):
     assert command(fresh, **{"raise": "oh"}).status == 500
     assert command(fresh, error="no", code="NOT_FOUND").status == 404
@@ -260,6 +361,7 @@ def test_a_verbose_line_names_sender_model_and_mistake(tmp_path):
         assert _refused(server, "", "unknown_model", "model") == 1
 
 
+@pytest.mark.spec("srv-H44")
 def test_other_requests_on_the_metrics_port(fresh):
     port = fresh.metrics_port
     assert fresh.request("GET", "/metrics/", port=port).status == 200

@@ -106,7 +106,7 @@ def families(server):
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-@pytest.mark.spec("pb-M01")
+@pytest.mark.spec("pb-M01", "srv-M08")
 def test_each_kind_counts_as_it_should(server, run):
     values = run(
         """

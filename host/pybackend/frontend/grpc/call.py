@@ -388,8 +388,14 @@ class Call:
             self.stream.reset(ErrorCode.NO_ERROR)
 
     def _end(self, status: GrpcStatus | str = GrpcStatus.OK, sent_bytes: int = 0) -> None:
-        if self._exchange is not None and not self.is_over:
-            self._end_exchange(self._exchange, status, sent_bytes)
+        if not self.is_over:
+            answers = self.connection.frontend.answers
+            if status is GrpcStatus.OK:
+                answers.ok += 1
+            else:
+                answers.add(_name(status))
+            if self._exchange is not None:
+                self._end_exchange(self._exchange, status, sent_bytes)
         self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -410,10 +416,14 @@ class Call:
 
     def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
         self._exchange = None
-        exchange.status = status.name if isinstance(status, GrpcStatus) else status
+        exchange.status = _name(status)
         exchange.received_bytes = self._received_bytes
         exchange.sent_bytes += sent_bytes
         exchange.end()
+
+
+def _name(status: GrpcStatus | str) -> str:
+    return status.name if isinstance(status, GrpcStatus) else status
 
 
 class RefusedCall(Call):

@@ -49,6 +49,7 @@ class GrpcFrontend:
         closing: True once the server stops: no calls are accepted.
         ended: set when a connection has ended.
         watch: follows calls for the log.
+        answers: counts the ends of calls.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GrpcFrontend:
     ) -> None:
         self.watch = Watch() if watch is None else watch
         self.engine = engine
+        self.answers = engine.answers[PROTOCOL]
         self.limits = limits
         self.kept = kept
         self.layouts = MessageLayouts()

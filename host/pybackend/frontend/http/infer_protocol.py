@@ -93,6 +93,7 @@ class InferFrontend(ConnectionClock):
     ) -> None:
         super().__init__(kept, watch)
         self.engine = engine
+        self.answers = engine.answers[HTTP_CLIENT.protocol]
         self.limits = limits
         self.plans = PlanCaches()
         self.heads: dict[bytes, _Head] = {}
@@ -395,6 +396,7 @@ class InferProtocol(SerialProtocol):
                 response.release()
                 self.answer_error(error)
                 return
+        self._frontend.answers.ok += 1
         if self._exchange is not None:
             self._exchange.status, self._exchange.sent_bytes = 200, encoded.body_bytes
         if encoded.json_length is None:
@@ -463,6 +465,7 @@ class InferProtocol(SerialProtocol):
 
     def begin_chunks(self, json_length: int | None = None) -> None:
         """Send the head of a chunked response; with ``json_length``, binary tensors follow JSON of that length."""
+        self._frontend.answers.ok += 1
         if self._exchange is not None:
             self._exchange.status = 200
         self.write(self._head_of(_CHUNKS_HEAD if json_length is None else _BINARY_CHUNKS_HEAD % json_length))

@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from pybackend.engine.answers import Answers
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.kept_bytes import KeptBytes
@@ -56,11 +57,13 @@ class ConnectionClock:
         closing: True once the server stops: connections close after the current response.
         ended: set when a connection has ended.
         watch: follows requests for the log.
+        answers: counts the answers by status.
     """
 
     def __init__(self, kept: KeptBytes, watch: Watch | None = None) -> None:
         self.kept = kept
         self.watch = Watch() if watch is None else watch
+        self.answers = Answers("200")
         self.slices = Slices()
         self.seconds = 0
         self.closing = False
@@ -349,6 +352,7 @@ class SerialProtocol(HttpToolsProtocol):
     # Responses to claimed requests
 
     def _write_error(self, status: int, message: str, fields: bytes = b"") -> None:
+        self._clock.answers.add(str(int(status)))
         body = encode_error(message)
         if self._exchange is not None:
             self._exchange.status, self._exchange.sent_bytes = status, len(body)

@@ -12,6 +12,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from pybackend.frontend.http.counted_app import counted
 from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
 from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
 from pybackend.frontend.listener import Listener, listen
@@ -33,7 +34,14 @@ class HttpServer:
     """
 
     def __init__(self, app: Any, shared: ConnectionClock) -> None:
-        self._config = Config(app, http=HttpToolsProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+        self._config = Config(
+            counted(app, shared.answers),
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+        )
         self._config.load()
         self._state = ServerState()
         self._clock = shared

@@ -52,18 +52,21 @@ _OF_CACHES: tuple[tuple[str, str, Callable[[CacheFigures], float]], ...] = (
 """Gauges of a cache in this process: name, help text, value."""
 
 
-def cache_families(cache: ResponseCache, models: Sequence[tuple[dict[str, str], Model]]) -> Iterator[Family]:
+def cache_families(
+    cache: ResponseCache, models: Sequence[Model], labels_of: Callable[[Model], str]
+) -> Iterator[Family]:
     """The metric families of a server with a cache.
 
     Args:
         cache: the server's.
-        models: serving models, with their labels.
+        models: serving models.
+        labels_of: gives a model's labels as text.
     """
-    using = [(labels, model.statistics) for labels, model in models if model.config.response_cache_enabled]
+    using = [(labels_of(model), model.statistics) for model in models if model.config.response_cache_enabled]
     if using:
         for name, text, of_model in _OF_MODELS:
-            yield Family(name, "counter", text, [(labels, of_model(statistics)) for labels, statistics in using])
+            yield Family(name, "counter", text, [("", labels, of_model(statistics)) for labels, statistics in using])
     figures = cache.figures
     if figures is not None:
         for name, text, of_cache in _OF_CACHES:
-            yield Family(name, "gauge", text, [({}, of_cache(figures))])
+            yield Family(name, "gauge", text, [("", "", of_cache(figures))])

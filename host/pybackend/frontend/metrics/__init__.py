@@ -1,0 +1,1 @@
+"""The metrics page: its families, and the application that serves it."""

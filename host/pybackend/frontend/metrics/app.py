@@ -1,0 +1,140 @@
+"""The metrics endpoint: an ASGI application on its own port, filled from counters when the page is requested."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from pybackend.cache.response_cache import ResponseCache
+from pybackend.engine.engine import InferenceEngine
+from pybackend.frontend.metrics.cache_families import cache_families
+from pybackend.frontend.metrics.model_families import ModelFamilies
+from pybackend.model.model import ModelState
+from pybackend.observability.custom_metrics import CustomMetrics
+from pybackend.observability.gpu import open_gpu_meter
+from pybackend.observability.loop_lag import BOUNDS_S, LoopLag
+from pybackend.observability.machine import Machine
+from pybackend.observability.metrics import Family, Sample, labels_text, lines
+from pybackend.settings import MetricsSettings
+
+PART_CHARACTERS = 64 * 1024
+"""Most characters of the parts in which the page is written, so that a slow reader keeps little memory."""
+
+PART_S = 0.002
+"""A part ends after this time, too, so that requests run."""
+
+
+class MetricsApp:
+    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models.
+
+    Args:
+        engine: has the models, and counts of answers and refusals.
+        custom_metrics: those of models.
+        cache: the response cache, None for none.
+        settings: select the families.
+        gpu_count: number of GPUs in this machine.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        custom_metrics: CustomMetrics,
+        cache: ResponseCache | None,
+        settings: MetricsSettings,
+        gpu_count: int,
+    ) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._custom_metrics = custom_metrics
+        self._model_families = ModelFamilies(settings)
+        self._lag = LoopLag()
+        self._machine = Machine(cpu=settings.cpu, gpus=open_gpu_meter(gpu_count) if settings.gpu else None)
+        self._interval_s = settings.interval_s
+
+    async def measure(self) -> None:
+        """Take the figures that are no counters, until cancelled."""
+        await asyncio.gather(self._lag.measure(), self._machine.watch(self._interval_s))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["path"] not in {"/metrics", "/metrics/"}:
+            status, body = 404, b"Not Found: the metrics are at /metrics\n"
+        elif scope["method"] != "GET":
+            status, body = 405, b"Method Not Allowed\n"
+        else:
+            await self._send_page(send)
+            return
+        await send(_start(status, (b"content-length", b"%d" % len(body))))
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_page(self, send: Any) -> None:
+        """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
+        text = lines(self._families())
+        body, is_last = _part(text)
+        await send(_start(200, (b"content-length", b"%d" % len(body))) if is_last else _start(200))
+        while not is_last:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await asyncio.sleep(0)
+            body, is_last = _part(text)
+        await send({"type": "http.response.body", "body": body})
+
+    def _families(self) -> Iterator[Family]:
+        models = [model for model in self._engine.repository.models() if model.state is ModelState.READY]
+        yield from self._model_families.of(models)
+        yield from self._of_answers()
+        yield _lag_family(self._lag)
+        if self._cache is not None:
+            yield from cache_families(self._cache, models, self._model_families.labels_of)
+        yield from self._machine.families()
+        yield from self._custom_metrics.families()
+
+    def _of_answers(self) -> Iterator[Family]:
+        yield Family(
+            "pybackend_answers_total",
+            "counter",
+            "Number of answers by the protocol of the sender and the code of the answer",
+            [
+                ("", labels_text({"protocol": protocol, "code": code}), count)
+                for protocol, answers in self._engine.answers.items()
+                for code, count in answers.counts()
+            ],
+        )
+        yield Family(
+            "pybackend_refused_requests_total",
+            "counter",
+            "Number of requests that were refused before a model accepted them",
+            [
+                ("", labels_text(refusal._asdict()), count)
+                for refusal, count in sorted(self._engine.refusals.counts.items())
+            ],
+        )
+
+
+def _lag_family(lag: LoopLag) -> Family:
+    counts = list(accumulate(lag.counts))
+    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+    samples: list[Sample] = [
+        ("_bucket", labels_text({"le": bound}), count) for bound, count in zip(bounds, counts, strict=True)
+    ]
+    samples += [("_sum", "", lag.sum_s), ("_count", "", counts[-1])]
+    text = "How late the server's event loop called a timer, measured four times a second, in seconds"
+    return Family("pybackend_event_loop_lag_seconds", "histogram", text, samples)
+
+
+def _start(status: int, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    content_type = (b"content-type", b"text/plain; charset=utf-8")
+    return {"type": "http.response.start", "status": status, "headers": [content_type, *headers]}
+
+
+def _part(text: Iterator[str]) -> tuple[bytes, bool]:
+    """The next lines, and whether they are the last."""
+    taken, length, end_s = [], 0, time.monotonic() + PART_S
+    for line in text:
+        taken.append(line)
+        length += len(line)
+        if length >= PART_CHARACTERS or time.monotonic() > end_s:
+            return "".join(taken).encode(), False
+    return "".join(taken).encode(), True

@@ -1,0 +1,40 @@
+"""Quantiles of recent values."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from pybackend.model.latencies import QuantileWindow
+
+S = 1_000_000_000
+SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+
+def test_nothing_gives_nan():
+    assert all(math.isnan(value) for value in QuantileWindow().quantiles_ns(SHARES, 5 * S))
+
+
+@pytest.mark.parametrize("scale", [1, 1_000, 1_000_000_000])
+def test_quantiles_are_exact_to_a_64th(scale):
+    random.seed(scale)
+    values = sorted(int(random.lognormvariate(3, 1.5) * scale) for _ in range(5_000))
+    window = QuantileWindow()
+    for value in values:
+        window.add(value, 0)
+    for share, found in zip(SHARES, window.quantiles_ns(SHARES, 0), strict=True):
+        exact = values[max(0, math.ceil(share * len(values)) - 1)]
+        assert abs(found - exact) <= exact / 64 + 0.5, share
+
+
+def test_old_values_leave_the_window():
+    window = QuantileWindow()
+    window.add(1_000, 0, count=100)
+    window.add(9_000, 55 * S)
+    (median,) = window.quantiles_ns((0.5,), 55 * S)
+    assert median == pytest.approx(1_000, rel=1 / 64)
+    (median,) = window.quantiles_ns((0.5,), 61 * S)
+    assert median == pytest.approx(9_000, rel=1 / 64)
+    assert math.isnan(next(window.quantiles_ns((0.5,), 200 * S)))
