@@ -170,7 +170,7 @@ def test_bad_input_is_the_ensemble_s_own_matter(server):
     )
 
 
-@pytest.mark.spec("srv-R17")
+@pytest.mark.spec("srv-R17", "srv-M02")
 def test_metrics(server):
     labels = '{_team="a",model="quadruple",version="1"}'
     before = server.metrics()
