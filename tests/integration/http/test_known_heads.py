@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from pybackend.engine.answers import Answers
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_protocol import InferFrontend
 from pybackend.frontend.http.server import HttpServer
@@ -66,7 +68,8 @@ def test_heads_that_differ_each_time_push_out_nobodys(tmp_path):
 
 
 def test_the_oldest_head_makes_room_for_a_new_one():
-    frontend = InferFrontend(None, BodyLimits(), KeptBytes(1 << 30))
+    engine = SimpleNamespace(answers={"http": Answers("200")})  # nothing else of it is used
+    frontend = InferFrontend(engine, BodyLimits(), KeptBytes(1 << 30))
     for number in range(MOST + 5):
         frontend.remember(b"head %d" % number, None)
     assert len(frontend.heads) == MOST
