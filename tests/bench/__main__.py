@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.bench import (
     call_memory,
     footprint,
+    grpc_load,
     http2_cost,
     instances,
     ladder,
@@ -105,6 +106,22 @@ def _strings(results: Results, launchers: Sequence[servers.Launcher], scratch: P
     results.strings = one_client.measure_strings(launchers, results.plan, scratch)
 
 
+def _grpc(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.grpc = grpc_load.measure_small(launchers, results.plan, scratch)
+
+
+def _grpc_large(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.grpc_large = grpc_load.measure_large(launchers, results.plan, scratch)
+
+
+def _grpc_stream(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.grpc_stream = grpc_load.measure_stream(launchers, results.plan, scratch)
+
+
+def _grpc_idle(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.grpc_idle = grpc_load.measure_idle(launchers, results.plan, scratch)
+
+
 def _queues(results: Results, _launchers: Sequence[servers.Launcher], _scratch: Path) -> None:
     results.queues = queue_cost.measure(results.plan)
 
@@ -133,6 +150,10 @@ _SECTIONS: dict[str, Section] = {
     "chain": _chain,
     "stream": _stream,
     "strings": _strings,
+    "grpc": _grpc,
+    "grpc-large": _grpc_large,
+    "grpc-stream": _grpc_stream,
+    "grpc-idle": _grpc_idle,
     "queues": _queues,
     "http2": _http2,
     "call-memory": _call_memory,

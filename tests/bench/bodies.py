@@ -74,7 +74,7 @@ def add_sub_json(model: str = repositories.ADD_SUB) -> Workload:
     """Two tensors of four numbers as JSON, answered as JSON."""
     inputs = [
         {"name": name, "shape": list(data.shape), "datatype": "FP32", "data": data.tolist()}
-        for name, data in _add_sub_inputs().items()
+        for name, data in add_sub_inputs().items()
     ]
     headers = {"Content-Type": "application/json"}
     tensor_bytes = _LEFT.nbytes + _RIGHT.nbytes
@@ -85,7 +85,7 @@ def add_sub_json(model: str = repositories.ADD_SUB) -> Workload:
 
 def add_sub_binary(model: str = repositories.ADD_SUB) -> Workload:
     """The same two tensors as raw bytes, answered as raw bytes."""
-    return _binary("add_sub binary", model, _add_sub_inputs(), _sum_and_difference())
+    return _binary("add_sub binary", model, add_sub_inputs(), _sum_and_difference())
 
 
 def identity_binary(size_bytes: int) -> Workload:
@@ -96,7 +96,7 @@ def identity_binary(size_bytes: int) -> Workload:
 
 def add_sub_direct() -> Workload:
     """What ``add_sub_binary`` sends, under another name: the yardstick of those that follow."""
-    return _binary(DIRECT, repositories.ADD_SUB, _add_sub_inputs(), _sum_and_difference())
+    return _binary(DIRECT, repositories.ADD_SUB, add_sub_inputs(), _sum_and_difference())
 
 
 def add_sub_confined(sandbox: str, model: str) -> Workload:
@@ -106,17 +106,17 @@ def add_sub_confined(sandbox: str, model: str) -> Workload:
 
 def bls_add_sub() -> Workload:
     """The same, to a model that calls add_sub once for it."""
-    return _binary(ONE_CALL, repositories.BLS_ADD_SUB, _add_sub_inputs(), _sum_and_difference())
+    return _binary(ONE_CALL, repositories.BLS_ADD_SUB, add_sub_inputs(), _sum_and_difference())
 
 
 def bls_gather() -> Workload:
     """The same, to a model that makes several calls at the same moment and waits for them all."""
-    return _binary(GATHERED_CALLS, repositories.BLS_GATHER, _add_sub_inputs(), _sum_and_difference())
+    return _binary(GATHERED_CALLS, repositories.BLS_GATHER, add_sub_inputs(), _sum_and_difference())
 
 
 def add_sub_batched() -> Workload:
     """The same, as a batch of one to a model that executes batches."""
-    inputs = {name: data[np.newaxis] for name, data in _add_sub_inputs().items()}
+    inputs = {name: data[np.newaxis] for name, data in add_sub_inputs().items()}
     expected = {name: data[np.newaxis] for name, data in _sum_and_difference().items()}
     return _binary(BATCHED, repositories.BATCHED, inputs, expected)
 
@@ -129,7 +129,7 @@ def one_step() -> Workload:
 def two_steps() -> Workload:
     """The same to an ensemble that multiplies sum and difference in a second step."""
     expected = {"OUTPUT0": (_LEFT + _RIGHT) * (_LEFT - _RIGHT)}
-    return _binary(TWO_STEPS, repositories.ADD_SUB_MULTIPLY, _add_sub_inputs(), expected)
+    return _binary(TWO_STEPS, repositories.ADD_SUB_MULTIPLY, add_sub_inputs(), expected)
 
 
 def identity_step(size_bytes: int) -> Workload:
@@ -226,7 +226,8 @@ def check(port: int, workload: Workload) -> int:
     return len(body)
 
 
-def _add_sub_inputs() -> dict[str, Array]:
+def add_sub_inputs() -> dict[str, Array]:
+    """The tensors that are sent to add_sub."""
     return {"INPUT0": _LEFT, "INPUT1": _RIGHT}
 
 

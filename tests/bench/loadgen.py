@@ -14,7 +14,9 @@ from typing import Any
 
 from tests.bench import procstat
 
-_SOURCE = Path(__file__).with_name("loadgen.c")
+_FOLDER = Path(__file__).parent
+_COMMON = _FOLDER / "loadgen.h"
+_HTTP, _GRPC = "loadgen", "loadgen_grpc"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
 BUILD_DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "bench"
 # Beyond warm-up and window: for the last reply to arrive, and for the report to be written.
@@ -40,6 +42,21 @@ class Load:
     duration_s: float
     warm_up_s: float
     requests: int = 1
+
+
+@dataclass(frozen=True)
+class GrpcCall:
+    """How a request is sent over gRPC.
+
+    Attributes:
+        method: ``/package.Service/Method``.
+        streams: requests in flight on each connection.
+        messages: of a streaming method, those that answer one request; 0 for a unary method.
+    """
+
+    method: str
+    streams: int = 1
+    messages: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,14 +95,18 @@ class LoadResult:
     steal_cores: float
 
 
-def build() -> Path:
-    """Compile the load generator unless this very source was compiled before; return the program.
+def build(name: str = _HTTP) -> Path:
+    """Compile a load generator unless this very source was compiled before; return the program.
+
+    Args:
+        name: ``loadgen`` or ``loadgen_grpc``.
 
     Raises:
         LoadError: there is no C compiler, or it refuses.
     """
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
-    program = BUILD_DIRECTORY / f"loadgen-{digest}"
+    source = _FOLDER / f"{name}.c"
+    digest = hashlib.sha256(_COMMON.read_bytes() + source.read_bytes()).hexdigest()[:12]
+    program = BUILD_DIRECTORY / f"{name}-{digest}"
     if program.exists():
         return program
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -95,29 +116,40 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=BUILD_DIRECTORY) as scratch:
         output = Path(scratch) / "loadgen"
         done = subprocess.run(
-            [compiler, *_FLAGS, "-o", str(output), str(_SOURCE)], capture_output=True, text=True, check=False
+            [compiler, *_FLAGS, "-o", str(output), str(source)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise LoadError(f"{compiler} refused loadgen.c: {done.stderr.strip()}")
+            raise LoadError(f"{compiler} refused {source.name}: {done.stderr.strip()}")
         output.replace(program)
     return program
 
 
-def drive(port: int, tree: procstat.ProcessTree, request: Path, load: Load) -> LoadResult:
+def drive(port: int, tree: procstat.ProcessTree, request: Path, load: Load, call: GrpcCall | None = None) -> LoadResult:
     """Send one request over and over and measure.
 
     Args:
         port: where the server listens on 127.0.0.1.
         tree: the server's processes, whose clocks are read.
-        request: file with the whole HTTP request.
+        request: file with the whole HTTP request, or with the message of a gRPC call.
         load: connections and times.
+        call: how a gRPC call is sent; None for HTTP.
 
     Raises:
         LoadError: the server could not be reached, or did not answer one request properly.
     """
     limit_s = load.warm_up_s + load.duration_s + GRACE_S
-    command = [str(build()), "-p", str(port), "-f", str(request), "-c", str(load.connections)]
+    command = [
+        str(build(_HTTP if call is None else _GRPC)),
+        "-p",
+        str(port),
+        "-f",
+        str(request),
+        "-c",
+        str(load.connections),
+    ]
     command += ["-w", str(load.warm_up_s), "-d", str(load.duration_s), "-n", str(load.requests), "-t", str(limit_s)]
+    if call is not None:
+        command += ["-m", call.method, "-s", str(call.streams), "-e", str(call.messages)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert client.stderr is not None

@@ -87,8 +87,11 @@ def install(cache: Path) -> ReferenceInstallation:
     return ReferenceInstallation(bundled / "bin" / "tritonserver", base / "backends", environment)
 
 
-def command(installation: ReferenceInstallation, repository: Path, http_port: int, metrics_port: int) -> list[str]:
-    """The command that serves ``repository`` over HTTP, with metrics and without gRPC, as pybackend is measured."""
+def command(
+    installation: ReferenceInstallation, repository: Path, http_port: int, metrics_port: int, grpc_port: int | None
+) -> list[str]:
+    """The command that serves ``repository`` over HTTP, with metrics, and with gRPC if a port for it is given."""
+    grpc = ["--allow-grpc=false"] if grpc_port is None else ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"]
     return [
         str(installation.program),
         f"--model-repository={repository}",
@@ -96,7 +99,7 @@ def command(installation: ReferenceInstallation, repository: Path, http_port: in
         "--http-address=127.0.0.1",
         f"--http-port={http_port}",
         f"--metrics-port={metrics_port}",
-        "--allow-grpc=false",
+        *grpc,
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from tests.bench import bodies, packing, startup, targets
+from tests.bench import bodies, grpc_workloads, packing, startup, targets
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results, load_median
@@ -24,6 +24,9 @@ def render(results: Results) -> str:
         _streams_and_strings,
         _large,
         _growth,
+        _grpc,
+        _grpc_large,
+        _grpc_idle,
         _queues,
         _http2,
         _call_memory,
@@ -74,6 +77,46 @@ def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
     header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
     header += ["both", "client CPU us", "foreign cores", "stolen cores", "errors", "rounds"]
     return _section(title, header, rows)
+
+
+def _grpc(results: Results) -> str:
+    small = _under_load("gRPC: small tensors (CPU per request)", results.grpc)
+    return "\n\n".join(filter(None, (small, _under_load("gRPC: a stream of responses", results.grpc_stream))))
+
+
+def _grpc_large(results: Results) -> str:
+    sizes = {grpc_workloads.identity_name(size): size for size in results.plan.tensor_bytes}
+    rows = [
+        [
+            workload,
+            server,
+            f"{load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
+            f"{sizes[workload] / load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
+            f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
+            f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
+            _foreign(r.foreign_cores for r in windows),
+            sum(r.errors for r in windows),
+            len(windows),
+        ]
+        for (workload, _, server), windows in _grouped(results.grpc_large).items()
+    ]
+    header = [
+        "request",
+        "server",
+        "p50 ms",
+        "GB/s one way",
+        "host CPU ms",
+        "stub CPU ms",
+        "foreign cores",
+        "errors",
+        "rounds",
+    ]
+    return _section("gRPC: large tensors, 1 connection", header, rows)
+
+
+def _grpc_idle(results: Results) -> str:
+    rows = [[each.server, each.streams, f"{each.grown_bytes / each.streams / 1024:.1f}"] for each in results.grpc_idle]
+    return _section("gRPC: idle streams, the host's memory", ["server", "streams", "KB each"], rows)
 
 
 def _calls(results: Results) -> str:

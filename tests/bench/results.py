@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.bench import bodies
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.grpc_load import IdleSample
 from tests.bench.http2_cost import Http2Sample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
@@ -43,6 +44,10 @@ class Results:
     chain: list[LoadSample] = field(default_factory=list)
     stream: list[LoadSample] = field(default_factory=list)
     strings: list[LoadSample] = field(default_factory=list)
+    grpc: list[LoadSample] = field(default_factory=list)
+    grpc_large: list[LoadSample] = field(default_factory=list)
+    grpc_stream: list[LoadSample] = field(default_factory=list)
+    grpc_idle: list[IdleSample] = field(default_factory=list)
     queues: list[QueueSample] = field(default_factory=list)
     http2: list[Http2Sample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
@@ -64,6 +69,14 @@ class Results:
         return {
             sample.round: sample.result
             for sample in (*samples, *self.stream, *self.strings, *self.sandbox)
+            if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
+        }
+
+    def grpc_loads(self, server: str, workload: str, connections: int) -> dict[int, LoadResult]:
+        """The same among those that were taken for gRPC, HTTP's beside them included."""
+        return {
+            sample.round: sample.result
+            for sample in (*self.grpc, *self.grpc_large, *self.grpc_stream)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
 

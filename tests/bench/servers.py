@@ -15,7 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tests.bench import procstat, reference
@@ -28,6 +29,7 @@ _PACKAGES = ("pybackend", "pybackend_wire")
 """What the server's own process imports of ours."""
 _ECHO_PROGRAM = Path(__file__).with_name("echo.py")
 _LISTENING = re.compile(r"Started HTTPService at 127\.0\.0\.1:(\d+)")
+_LISTENING_GRPC = re.compile(r"Started GRPCInferenceService at 127\.0\.0\.1:(\d+)")
 _POLL_PERIOD_S = 0.003
 _READY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 40.0
@@ -46,12 +48,14 @@ class RunningServer:
         port: its HTTP port on 127.0.0.1.
         pid: its first process.
         ready_s: from the start of that process to the first answer 200 on /v2/health/ready.
+        grpc_port: its gRPC port, None if it was started without.
     """
 
     name: str
     port: int
     pid: int
     ready_s: float
+    grpc_port: int | None = None
 
     def tree(self) -> procstat.ProcessTree:
         """Its processes as they are now."""
@@ -64,11 +68,13 @@ class Launcher:
 
     Attributes:
         name: how tables call it.
-        start: context manager that serves the repository it is given.
+        start: context manager that serves the repository it is given, over HTTP.
+        start_with_grpc: the same, over HTTP and gRPC.
     """
 
     name: str
     start: Callable[[Path], AbstractContextManager[RunningServer]]
+    start_with_grpc: Callable[[Path], AbstractContextManager[RunningServer]]
 
 
 def pybackend_launcher(name: str = PYBACKEND, options: Sequence[str] = ()) -> Launcher:
@@ -81,13 +87,14 @@ def pybackend_launcher(name: str = PYBACKEND, options: Sequence[str] = ()) -> La
     _compile_sources()
 
     @contextmanager
-    def start(repository: Path) -> Iterator[RunningServer]:
-        listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--allow-grpc", "false", "--metrics-port", "0"]
+    def start(repository: Path, *, grpc: bool = False) -> Iterator[RunningServer]:
+        listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
+        listening += ["--grpc-address", "127.0.0.1", "--grpc-port", "0"] if grpc else ["--allow-grpc", "false"]
         command = [sys.executable, "-m", "pybackend", "serve", str(repository), *listening, *options]
         with _running(name, command) as server:
             yield server
 
-    return Launcher(name, start)
+    return Launcher(name, start, partial(start, grpc=True))
 
 
 def _compile_sources() -> None:
@@ -108,13 +115,13 @@ def reference_launcher() -> Launcher:
     installation = reference.install(reference.cache_directory())
 
     @contextmanager
-    def start(repository: Path) -> Iterator[RunningServer]:
-        http_port, metrics_port = _free_ports(2)
-        command = reference.command(installation, repository, http_port, metrics_port)
+    def start(repository: Path, *, grpc: bool = False) -> Iterator[RunningServer]:
+        http_port, metrics_port, grpc_port = _free_ports(3)
+        command = reference.command(installation, repository, http_port, metrics_port, grpc_port if grpc else None)
         with _running(REFERENCE, command, http_port, installation.environment) as server:
-            yield server
+            yield replace(server, grpc_port=grpc_port if grpc else None)
 
-    return Launcher(REFERENCE, start)
+    return Launcher(REFERENCE, start, partial(start, grpc=True))
 
 
 @contextmanager
@@ -142,7 +149,8 @@ def _running(
         )
         try:
             port = _wait_until_ready(name, process, Path(log.name), port, began + _READY_TIMEOUT_S)
-            yield RunningServer(name, port, process.pid, time.perf_counter() - began)
+            ready_s = time.perf_counter() - began
+            yield RunningServer(name, port, process.pid, ready_s, _announced_port(Path(log.name), _LISTENING_GRPC))
         finally:
             _stop(process)
 
@@ -158,8 +166,8 @@ def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path, po
     raise ServerError(f"{name} was not ready after {_READY_TIMEOUT_S:.0f} s: {_tail(log)}")
 
 
-def _announced_port(log: Path) -> int | None:
-    found = _LISTENING.search(log.read_text(encoding="utf-8", errors="replace"))
+def _announced_port(log: Path, pattern: re.Pattern[str] = _LISTENING) -> int | None:
+    found = pattern.search(log.read_text(encoding="utf-8", errors="replace"))
     return int(found[1]) if found else None
 
 

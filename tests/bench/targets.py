@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, instances, noise, packing, servers, startup
+from tests.bench import bodies, grpc_targets, instances, noise, packing, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -72,6 +72,7 @@ def judge(results: Results) -> list[Verdict]:
         *_ensemble_verdicts(results),
         *_stream_and_string_verdicts(results),
         *_large_verdicts(results),
+        *_grpc_verdicts(results),
         *_queue_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
@@ -200,6 +201,20 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
                 f"<= {sample.in_flight_bytes / MB:.1f} MB, the bytes in flight (+ {GROWTH_SLACK_BYTES // MB} MB)",
                 f"{grown / MB:.1f} MB",
                 grown <= sample.in_flight_bytes + GROWTH_SLACK_BYTES,
+            )
+
+
+def _grpc_verdicts(results: Results) -> Iterator[Verdict]:
+    for goal in grpc_targets.goals(results):
+        yield from (_at_least if goal.at_least else _at_most)(goal.name, goal.ratios, goal.limit)
+    for sample in results.grpc_idle:
+        if sample.server == servers.PYBACKEND:
+            each = sample.grown_bytes / sample.streams
+            yield Verdict(
+                f"{sample.streams:,} idle streams over gRPC: memory of each",
+                f"<= {grpc_targets.IDLE_STREAM_BYTES / 1024:.0f} KB",
+                f"{each / 1024:.1f} KB",
+                each <= grpc_targets.IDLE_STREAM_BYTES,
             )
 
 
@@ -350,12 +365,12 @@ def _differences(left: dict[int, float], right: dict[int, float]) -> list[float]
 
 def _at_most(name: str, ratios: list[float], limit: float) -> Iterator[Verdict]:
     if ratios:
-        yield Verdict(name, f"<= {limit:.1f}x", _spread(ratios, "x"), statistics.median(ratios) <= limit)
+        yield Verdict(name, f"<= {limit:g}x", _spread(ratios, "x"), statistics.median(ratios) <= limit)
 
 
 def _at_least(name: str, ratios: list[float], limit: float) -> Iterator[Verdict]:
     if ratios:
-        yield Verdict(name, f">= {limit:.1f}x", _spread(ratios, "x"), statistics.median(ratios) >= limit)
+        yield Verdict(name, f">= {limit:g}x", _spread(ratios, "x"), statistics.median(ratios) >= limit)
 
 
 def _seconds(name: str, differences: list[float], limit: float) -> Verdict:

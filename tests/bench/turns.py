@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.bench import bodies, progress, servers
+from tests.bench.grpc_workloads import GrpcWorkload
 from tests.bench.loadgen import Load, LoadResult, drive
 
 _T = TypeVar("_T")
@@ -32,7 +33,7 @@ class LoadSample:
 class Step:
     """One window that each server gets in each of so many rounds."""
 
-    workload: bodies.Workload
+    workload: bodies.Workload | GrpcWorkload
     load: Load
     rounds: int
 
@@ -53,7 +54,7 @@ def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], 
             request = scratch / "request"
             request.write_bytes(step.workload.request)
             for server in alternating(running, round_):
-                result = drive(server.port, server.tree(), request, step.load)
+                result = _drive(server, step, request)
                 samples.append(LoadSample(server.name, step.workload.name, step.load.connections, round_, result))
                 progress.show(
                     f"{step.workload.name}, connections: {step.load.connections}, round {round_ + 1}, {server.name}: "
@@ -61,6 +62,13 @@ def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], 
                     f"CPU {result.host_cpu_us:,.1f} + {result.stub_cpu_us:,.1f} us"
                 )
     return samples
+
+
+def _drive(server: servers.RunningServer, step: Step, request: Path) -> LoadResult:
+    if isinstance(step.workload, bodies.Workload):
+        return drive(server.port, server.tree(), request, step.load)
+    assert server.grpc_port is not None
+    return drive(server.grpc_port, server.tree(), request, step.load, step.workload.call)
 
 
 def alternating(taking_turns: Sequence[_T], round_: int) -> list[_T]:
