@@ -29,16 +29,12 @@ MODULES = {
 VALUES = np.array([1, 2, 3], np.float32)
 
 REFUSED = {
-    "get_trace_settings": (),
-    "update_trace_settings": ("identity", {"trace_level": ["OFF"]}),
-    "get_system_shared_memory_status": (),
     "register_system_shared_memory": ("region", "/nothing", 64),
     "unregister_system_shared_memory": ("region",),
-    "get_cuda_shared_memory_status": (),
     "register_cuda_shared_memory": ("region", b"AAAA", 0, 64),
     "unregister_cuda_shared_memory": ("region",),
 }
-"""Methods whose operation this server does not have, and arguments. One that begins to work fails here: give it a check."""
+"""Methods that a server refuses whose clients may not share memory, and their arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +191,25 @@ def check_bodies(client):
     assert client.raw.parse_response_body(text).as_numpy("OUT").tolist() == [1, 2, 3]
 
 
+def check_trace(client):
+    before = client.told("get_trace_settings")
+    changed = client.told("update_trace_settings", "identity", {"trace_rate": "77"})
+    assert "'77'" in str(changed)
+    client.update_trace_settings("identity", {"trace_rate": None})
+    assert client.told("get_trace_settings") == before
+
+
+def check_shared_memory_status(client):
+    for method in ("get_system_shared_memory_status", "get_cuda_shared_memory_status"):
+        assert not client.told(method)
+
+
+NOT_YET = {check_trace, check_shared_memory_status}
+"""Operations that a server may not have yet; then it says so by their names."""
+
 CHECKS = {
+    check_trace: ["get_trace_settings", "update_trace_settings"],
+    check_shared_memory_status: ["get_system_shared_memory_status", "get_cuda_shared_memory_status"],
     check_health: ["is_server_live", "is_server_ready", "is_model_ready"],
     check_metadata: ["get_server_metadata", "get_model_metadata", "get_model_config"],
     check_repository: ["get_model_repository_index", "load_model", "unload_model"],
@@ -232,10 +246,15 @@ def test_no_method_is_forgotten(name):
     indirect=["client"],
 )
 def test_methods(client, check):
-    check(client)
+    try:
+        check(client)
+    except InferenceServerException as error:
+        if check not in NOT_YET or not error.message().startswith(("this server has no method", "Not Found")):
+            raise
+        pytest.xfail(f"not there yet: {', '.join(CHECKS[check])}")
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_what_is_not_there_yet_is_refused(client, method):
+def test_memory_is_not_shared_unless_the_server_allows_it(client, method):
     with pytest.raises(InferenceServerException):
         getattr(client, method)(*REFUSED[method])

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,11 +165,17 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def _flags() -> tuple[str, ...]:
+    """The switch for memory of clients; without it, the runs that share memory are refused."""
+    known = subprocess.check_output([sys.executable, "-m", "pybackend", "serve", "--help"], text=True)
+    return ("--allow-client-shm=true",) if "--allow-client-shm" in known else ()
+
+
 def main(folder: Path) -> bool:
     """All runs; prints a table and returns whether each of them ended well."""
     write_models(folder / "models")
     program = PerfAnalyzer(folder)
-    with serving(folder / "models") as server:
+    with serving(folder / "models", flags=_flags()) as server:
         results = [program.run(run, server) for run in RUNS]
     print(table(results))
     return all(result.passed for result in results)
