@@ -22,6 +22,7 @@ class PlannedStep:
         number: position in the configuration.
         model: the version.
         inputs: the model's input name and the ensemble's tensor name, one pair for each input.
+        optional: the inputs that a request to the model may leave out, by the model's names.
         outputs: ensemble tensor by model output; only needed outputs.
         requested: the model names of these outputs.
         batched: True if the model's tensors have a batch dimension.
@@ -29,12 +30,13 @@ class PlannedStep:
         streams: True if the step's model is decoupled.
     """
 
-    __slots__ = ("batched", "chain", "inputs", "model", "number", "outputs", "requested", "streams")
+    __slots__ = ("batched", "chain", "inputs", "model", "number", "optional", "outputs", "requested", "streams")
 
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
         self.number = number
         self.model = model
         self.inputs = tuple(step.inputs.items())
+        self.optional = frozenset(each.name for each in model.signature.inputs.values() if each.optional)
         self.outputs = outputs
         self.requested = tuple(outputs)
         self.batched = model.signature.max_batch_size > 0

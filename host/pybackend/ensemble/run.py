@@ -149,8 +149,12 @@ class EnsembleRun:
     def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
         if self._ended or step not in scope.waiting:
             return
-        for _, tensor in step.inputs:
-            if scope.find(tensor) is None and tensor not in self._absent:
+        for name, tensor in step.inputs:
+            if (
+                scope.find(tensor) is None
+                and tensor not in self._absent
+                and not self._may_lack(scope, step, name, tensor)
+            ):
                 return
         scope.waiting.remove(step)
         scope.running += 1
@@ -160,6 +164,11 @@ class EnsembleRun:
             self._regulate()
         else:
             self._begin(scope, step)
+
+    @staticmethod
+    def _may_lack(scope: Scope, step: PlannedStep, name: str, tensor: str) -> bool:
+        """True if a step can run without this input, whose tensor an earlier step has left out."""
+        return name in step.optional and scope.lacks(tensor)
 
     def _begin(self, scope: Scope, step: PlannedStep) -> None:
         """Move the tensors to the step's model, then submit the request."""
@@ -251,8 +260,10 @@ class EnsembleRun:
         elif step.streams:
             self._branch(step_run, response)
         else:
-            whole = self.pending.request
-            for name in take_outputs(response, step, step_run.correlation, scope, plan, whole):
+            made = take_outputs(response, step, step_run.correlation, scope, plan, self.pending.request)
+            if len(made) < len(step.outputs):
+                scope.leave_out(set(step.outputs.values()) - made)
+            for name in step.outputs.values():
                 for taker in plan.takers(name):
                     self._offer(scope, taker)
         if self._ended:
@@ -271,7 +282,8 @@ class EnsembleRun:
             self._regulate()
         scope.running += 1
         child.running += 1
-        take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
+        made = take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
+        child.leave_out(set(step.outputs.values()) - made)
         for following in list(child.waiting):
             self._begin_if_able(child, following)
         self._leave(child)
@@ -344,9 +356,12 @@ class EnsembleRun:
         response = self._response(empty=ONCE not in self._plan.leaves)
         if not response.empty:
             for name in self._plan.wanted:
-                if self._root.find(name) is None:
+                if self._root.find(name) is not None:
+                    continue
+                if not self._root.lacks(name):
                     self._fail(self._unset(name))
                     return
+                log.debug("Composing models did not output tensor %s of ensemble '%s'", name, self._owner.name)
             add_outputs(response, self._root, self._plan.wanted, self._owner.signature)
         self._ended = True
         self._owner.on_response(self, response)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pybackend.ensemble.plan import PlannedStep
@@ -120,7 +120,7 @@ class Scope:
         unsettled: number of running steps that will add tensors to this scope.
     """
 
-    __slots__ = ("_memories", "_tensors", "chain", "parent", "running", "streams", "unsettled", "waiting")
+    __slots__ = ("_left_out", "_memories", "_tensors", "chain", "parent", "running", "streams", "unsettled", "waiting")
 
     def __init__(self, chain: Chain, parent: Scope | None, steps: Sequence[PlannedStep]) -> None:
         self.chain = chain
@@ -131,10 +131,24 @@ class Scope:
         self.unsettled = 0
         self._tensors: dict[str, EnsembleTensor] = {}
         self._memories: list[Memory] = []
+        self._left_out: set[str] = set()
 
     def put(self, name: str, tensor: EnsembleTensor) -> None:
         """Add a new tensor."""
         self._tensors[name] = tensor
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Note tensors that a step has left out of its response."""
+        self._left_out.update(names)
+
+    def lacks(self, name: str) -> bool:
+        """True if a step has left out a tensor of this scope or its ancestors."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope._left_out:
+                return True
+            scope = scope.parent
+        return False
 
     def keep(self, memory: Memory) -> None:
         """Release this memory at the end of the scope at the latest."""

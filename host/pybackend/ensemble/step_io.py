@@ -6,7 +6,7 @@ the model left them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 
 from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
 from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
@@ -105,7 +105,7 @@ def take_outputs(
     at: Scope,
     plan: EnsemblePlan,
     whole: InferenceRequest,
-) -> Iterable[str]:
+) -> Set[str]:
     """Turn a step's outputs into tensors of the ensemble; returns their names.
 
     Args:
@@ -124,7 +124,7 @@ def take_outputs(
     memory = Memory(response, plan.uses_of_all(outputs))
     if not outputs:
         memory.abandon()
-        return ()
+        return frozenset()
     at.keep(memory)
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
@@ -135,4 +135,4 @@ def take_outputs(
         )
         tensor.correlation = correlation
         at.put(name, tensor)
-    return outputs
+    return outputs.keys()

@@ -184,6 +184,25 @@ def write_graphs(repository: Path) -> None:
         inputs=tensors(CODE1=CODE, CODE2=CODE, IN=INT32),
         outputs=tensors(OUT=INT32, TEXT=TEXT),
     )  # fmt: skip
+    write_ensemble(repository, "two", [coded("lab", "CODE1", OUT="OUT", TEXT="TEXT")], tensors(CODE1=CODE), tensors(OUT=INT32, TEXT=TEXT))  # fmt: skip
+    write_model(
+        repository,
+        "if_given",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                (request,) = requests
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.as_numpy()) for each in request.inputs()])]
+        """,
+        f'backend: "python" input {{ name: "IN" data_type: TYPE_FP32 dims: -1 optional: true }} output [ {tensors(OUT=FP32)} ]',
+    )
+    write_ensemble(
+        repository,
+        "either",
+        [step("if_given", {"IN": "A"}, {"OUT": "A_OUT"}), step("if_given", {"IN": "B"}, {"OUT": "B_OUT"})],
+        ", ".join(f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] optional: true }}' for name in "AB"),
+        tensors(A_OUT=FP32, B_OUT=FP32),
+    )
     write_ensemble(repository, "row_outer", [step("row", {"CODE1": "CODE1", "CODE2": "CODE2"}, {"OUT": "OUT"})],
                    inputs=tensors(CODE1=CODE, CODE2=CODE), outputs=tensors(OUT=INT32))  # fmt: skip
 

@@ -53,13 +53,16 @@ def test_an_exception_is_told_with_its_traceback(lab: Lab) -> None:
 @pytest.mark.parametrize("request_id", ["", "r1"])
 def test_an_output_that_no_step_sets(lab: Lab, request_id: str) -> None:
     expected = (
-        f"in ensemble 'row', [request id: {request_id or '<id_unknown>'}] unexpected deadlock, at least one output is not set while "
+        f"in ensemble 'late', [request id: {request_id or '<id_unknown>'}] unexpected deadlock, at least one output is not set while "
         "no more ensemble steps can be made: no step has set 'OUT'"
     )
-    for codes in ((OUT, "return [text('a')]"), ("return [text('a')]", OUT)):
-        arrays = {name: function(code) for name, code in zip(("CODE1", "CODE2"), codes, strict=True)}
-        error = lab.refusal("row", arrays, id=request_id)
-        assert (error.code, error.message) == (ErrorCode.INVALID_ARG, expected)
+    arrays = {
+        "CODE1": function("return [text('a')]"),
+        "CODE2": function("return [text('b')]"),
+        "IN": np.ones(1, np.int32),
+    }
+    error = lab.refusal("late", arrays, id=request_id)
+    assert (error.code, error.message) == (ErrorCode.INVALID_ARG, expected)
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
@@ -242,7 +245,7 @@ def test_many_that_fail_leave_nothing(lab: Lab) -> None:
 
     async def run() -> None:
         async def one(number: int) -> None:
-            codes = [(big, fails), (fails, big), (big, "raise ValueError"), ("return [text('a')]", big)][number % 4]
+            codes = [(big, fails), (fails, big), (big, "raise ValueError"), ("return [text('a')]", fails)][number % 4]
             await ensembles.refusal(lab.engine, "row", {"CODE1": function(codes[0]), "CODE2": function(codes[1])})
 
         await asyncio.gather(*(one(number) for number in range(12)))

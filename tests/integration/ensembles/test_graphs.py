@@ -70,6 +70,37 @@ def test_optional_inputs(lab: Lab, size: int) -> None:
     assert (lab.ask("optional", {"IN": x, "LEFT": x + 1})["OUT"] == x + 2 * (x + 1)).all()
 
 
+@pytest.mark.spec("srv-R33")
+@pytest.mark.parametrize("ensemble", ["row", "row_outer"])
+def test_a_step_whose_optional_input_is_left_out(lab: Lab, ensemble: str) -> None:
+    """It runs as soon as the step before it is done, and sees that the input is missing."""
+    seen = "return [out(2 if pb_utils.get_input_tensor_by_name(request, 'IN') is None else 1)]"
+    for first, out in (("return [text('a')]", [2]), ("return [out(7)]", [1])):
+        outputs = lab.ask(ensemble, {"CODE1": function(first), "CODE2": function(seen)})
+        assert {name: array.tolist() for name, array in outputs.items()} == {"OUT": out}
+
+
+@pytest.mark.spec("srv-R33")
+def test_outputs_that_the_last_step_leaves_out(lab: Lab, caplog) -> None:
+    out = function("return [out(7)]")
+    caplog.set_level("DEBUG")
+    nothing = "return [pb_utils.InferenceResponse([])]"
+    for code, expected in (("return [out(1)]", {"OUT"}), ("return [text('a')]", {"TEXT"}), (nothing, set())):
+        assert set(lab.ask("two", {"CODE1": function(code)})) == expected
+    assert "Composing models did not output tensor OUT of ensemble 'two'" in caplog.text
+    assert set(lab.ask("row", {"CODE1": out, "CODE2": function("return [text('a')]")})) == set()
+    assert set(lab.ask("row_outer", {"CODE1": out, "CODE2": function("return [text('a')]")})) == set()
+
+
+@pytest.mark.spec("srv-R33")
+def test_steps_with_optional_inputs_of_which_one_is_given(lab: Lab) -> None:
+    """Each of two independent steps runs, and the one without its input leaves its output out."""
+    x = np.arange(3, dtype=np.float32)
+    for given in ("A", "B"):
+        outputs = lab.ask("either", {given: x})
+        assert {name: array.tolist() for name, array in outputs.items()} == {f"{given}_OUT": x.tolist()}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_an_ensemble_in_an_ensemble(lab: Lab, size: int) -> None:
     x = np.arange(size, dtype=np.float32)
