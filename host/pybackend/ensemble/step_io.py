@@ -6,7 +6,8 @@ the model left them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
 from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
@@ -105,7 +106,7 @@ def take_outputs(
     at: Scope,
     plan: EnsemblePlan,
     whole: InferenceRequest,
-) -> Set[str]:
+) -> AbstractSet[str]:
     """Turn a step's outputs into tensors of the ensemble; returns their names.
 
     Args:
