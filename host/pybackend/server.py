@@ -17,11 +17,13 @@ from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_protocol import InferFrontend
-from pybackend.frontend.http.serial_protocol import ConnectionClock
+from pybackend.frontend.http.connection_clock import ConnectionClock
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
@@ -111,9 +113,13 @@ class Server:
         self._handle_signals()
         if self._cache is not None:
             await self._cache.open()
+        rules = AccessRules(self._settings, self._engine.refusals)
+        self._handle_hangup(rules.keys)
         sockets = self._bind()
-        await self._listen(sockets)
-        trimming = asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))
+        await self._listen(sockets, rules)
+        background = [asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))]
+        if rules.keys is not None:
+            background.append(asyncio.create_task(rules.keys.follow()))
         try:
             failed = await self._load()
             said = EXIT_OK
@@ -121,7 +127,8 @@ class Server:
                 said = await self._serve(visitor, sockets)
             status = await self._shut_down()
         finally:
-            trimming.cancel()
+            for task in background:
+                task.cancel()
             self._launcher.close()
             self._sandbox.close()
         if failed is not None:
@@ -149,8 +156,15 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        if LOG.has_file:
-            loop.add_signal_handler(signal.SIGHUP, LOG.reopen)
+
+    @staticmethod
+    def _handle_hangup(keys: ApiKeys | None) -> None:
+        """On SIGHUP open the log's file again, and read the API keys again."""
+        actions = [LOG.reopen] if LOG.has_file else []
+        if keys is not None:
+            actions.append(keys.read_again)
+        if actions:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [action() for action in actions])
 
     def _on_signal(self, number: int) -> None:
         log.info("Signal (%d) received.", number)
@@ -178,26 +192,41 @@ class Server:
             raise
         return sockets
 
-    async def _listen(self, sockets: _Sockets) -> None:
+    async def _listen(self, sockets: _Sockets, rules: AccessRules) -> None:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
         self._watch.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
-            self._http = HttpServer(
-                make_app(self._engine, limits, self._kept),
-                InferFrontend(self._engine, limits, self._kept, self._watch),
+            app = make_app(self._engine, limits, self._kept, rules.http_forwards)
+            frontend = InferFrontend(
+                self._engine,
+                limits,
+                self._kept,
+                self._watch,
+                guard=rules.http_guard(),
+                cors=rules.cors,
+                forwards=rules.http_forwards,
             )
+            if rules.keys is not None:
+                rules.keys.on_change.append(frontend.heads.clear)
+            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), frontend)
+            rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
             await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:
-            self._grpc = GrpcServer(GrpcFrontend(self._engine, limits, self._kept, self._watch))
+            calls = GrpcFrontend(self._engine, limits, self._kept, self._watch, rules.call_policy())
+            if rules.keys is not None:
+                rules.keys.on_change.append(calls.forget_heads)
+            self._grpc = GrpcServer(calls)
+            rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
             await self._grpc.start(sockets.grpc, sockets.grpc_tls)
             log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
             self._measuring = asyncio.create_task(metrics.measure())
-            self._metrics = HttpServer(metrics, ConnectionClock(self._kept))
+            self._metrics = HttpServer(metrics, ConnectionClock(self._kept, guard=rules.metrics_guard()))
+            rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
 

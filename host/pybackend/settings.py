@@ -58,6 +58,68 @@ class TlsSettings:
     mutual: bool = False
 
 
+class ApiGroup(StrEnum):
+    """A group of routes or methods that operators can restrict together."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A header that calls of some groups need.
+
+    Attributes:
+        groups: the restricted groups.
+        header: the header's name.
+        value: the value that it must have.
+    """
+
+    groups: frozenset[ApiGroup]
+    header: str
+    value: str = field(repr=False)
+
+
+class KeyExemption(StrEnum):
+    """Calls that may need no API key."""
+
+    HEALTH = "health"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True)
+class ApiKeySettings:
+    """The keys that calls need.
+
+    Attributes:
+        file: one key a line.
+        exempt: calls that need none.
+    """
+
+    file: Path
+    exempt: frozenset[KeyExemption] = frozenset()
+
+
+@dataclass(frozen=True)
+class CorsSettings:
+    """The web pages whose scripts may call the HTTP port.
+
+    Attributes:
+        origins: their origins, such as ``https://example.org``; ``*`` for all.
+        credentials: browsers may send cookies and client certificates.
+    """
+
+    origins: frozenset[str]
+    credentials: bool = False
+
+
 @dataclass(frozen=True)
 class HttpSettings:
     """The inference endpoint and the metrics endpoint.
@@ -70,6 +132,9 @@ class HttpSettings:
         max_input_size_bytes: limit on JSON, raw and decompressed bodies.
         memory_limit_bytes: limit on buffered bytes of arriving bodies and of unread responses.
         tls: certificates of the HTTP port; None for plain HTTP.
+        restrictions: headers that calls need.
+        forwarded_headers: RE2 pattern of the names of headers that become request parameters; empty for none.
+        cors: the web pages that may call the HTTP port; None if only its origin may.
         metrics_enabled: False serves no metrics.
         metrics_address: address of the metrics port.
         metrics_port: port for ``/metrics``; 0 takes a free one.
@@ -82,6 +147,9 @@ class HttpSettings:
     max_input_size_bytes: int = DEFAULT_MAX_INPUT_SIZE_BYTES
     memory_limit_bytes: int = field(default_factory=quarter_of_memory_bytes)
     tls: TlsSettings | None = None
+    restrictions: tuple[Restriction, ...] = ()
+    forwarded_headers: str = ""
+    cors: CorsSettings | None = None
     metrics_enabled: bool = True
     metrics_address: str = "0.0.0.0"  # noqa: S104  likewise
     metrics_port: int = 8002
@@ -97,6 +165,8 @@ class GrpcSettings:
         port: port to bind; 0 takes a free one.
         tls: its certificates; None for a plain port.
         reuse_port: share the port with other servers that ask for it.
+        restrictions: metadata that calls need.
+        forwarded_headers: RE2 pattern of the names of metadata that become request parameters; empty for none.
     """
 
     enabled: bool = True
@@ -104,6 +174,8 @@ class GrpcSettings:
     port: int = 8001
     tls: TlsSettings | None = None
     reuse_port: bool = False
+    restrictions: tuple[Restriction, ...] = ()
+    forwarded_headers: str = ""
 
 
 @dataclass(frozen=True)
@@ -210,6 +282,7 @@ class Settings:
         http: the HTTP and metrics endpoints.
         grpc: the gRPC endpoint.
         metrics: the contents of the metrics page.
+        api_keys: the keys that calls need; None if they need none.
         log: which log lines are written.
         debug: models under a debugger.
         cache: the response cache, None for none.
@@ -237,6 +310,7 @@ class Settings:
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
+    api_keys: ApiKeySettings | None = None
     log: LogSettings = LogSettings()
     debug: DebugSettings = DebugSettings()
     cache: CacheSettings | None = None

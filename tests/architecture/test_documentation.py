@@ -19,7 +19,7 @@ from pybackend.cli.options import parse
 from pybackend.ensemble import run as ensemble_run
 from pybackend.errors import ServerError
 from pybackend.frontend import descriptor_reserve, pace
-from pybackend.frontend.http import chunked_end, infer_body, infer_protocol, serial_protocol
+from pybackend.frontend.http import chunked_end, infer_body, infer_frontend, serial_protocol
 from pybackend.inference import copying
 from pybackend.instance import backoff, prefetch, readiness, session
 from pybackend.ipc import channel, stub_messages
@@ -166,7 +166,7 @@ def _exists(place):
     [
         (
             "hot-path",
-            f"up to {infer_protocol.LARGEST_KNOWN_HEAD_BYTES // 1024} KB; {infer_protocol.MOST_KNOWN_HEADS:,} of them",
+            f"up to {infer_frontend.LARGEST_KNOWN_HEAD_BYTES // 1024} KB; {infer_frontend.MOST_KNOWN_HEADS:,} of them",
         ),
         (
             "hot-path",

@@ -6,6 +6,7 @@ import argparse
 from itertools import combinations
 from pathlib import Path
 
+from pybackend.cli.access_flags import cors_settings, restrictions
 from pybackend.cli.flag_values import add_switch, integer
 from pybackend.errors import ServerError
 from pybackend.settings import (
@@ -112,6 +113,9 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         max_input_size_bytes=given.http_max_input_size,
         memory_limit_bytes=given.http_memory_limit or quarter_of_memory_bytes(),
         tls=_tls_settings(given, "http"),
+        restrictions=restrictions(given.http_restricted_api, "api"),
+        forwarded_headers=given.http_header_forward_pattern,
+        cors=cors_settings(given),
         metrics_enabled=given.allow_metrics,
         metrics_address=metrics_address,
         metrics_port=given.metrics_port,
@@ -122,6 +126,8 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         port=given.grpc_port,
         tls=_tls_settings(given, "grpc"),
         reuse_port=given.reuse_grpc_port,
+        restrictions=restrictions(given.grpc_restricted_protocol, "protocol"),
+        forwarded_headers=given.grpc_header_forward_pattern,
     )
     return http, grpc
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pybackend import __version__
+from pybackend.cli.access_flags import add_access_flags, key_settings
 from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
@@ -33,8 +34,8 @@ from pybackend.settings import (
 from pybackend.spelling import closest
 
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(client-shm|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|port|use-ssl|server-|root-)"
-    "|enable-peer|http-(header|restricted|thread)"
+    "--(allow-(client-shm|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|header|port|restricted|use-ssl|server-|root-)"
+    "|enable-peer|http-thread"
     "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
     "|sagemaker|strict-model-config|trace|vertex-ai)"
 )
@@ -110,6 +111,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     _add_sandbox(serve)
     add_endpoint_flags(serve)
     add_metrics_flags(serve)
+    add_access_flags(serve)
     _add_server(serve)
     add_log_flags(serve)
     _add_debugging(serve)
@@ -375,6 +377,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         http=http,
         grpc=grpc,
         metrics=metrics_settings(given),
+        api_keys=key_settings(given),
         log=log_settings(given, os.environ),
         debug=_debug_settings(given),
         host_policies=host_policies(given.host_policy),

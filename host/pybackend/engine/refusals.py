@@ -26,6 +26,7 @@ class RefusalReason(StrEnum):
     UNAVAILABLE = "unavailable"
     MALFORMED = "malformed"
     UNKNOWN_ROUTE = "unknown_route"
+    DENIED = "denied"
 
 
 # All other codes mean an invalid request: the reference answers a mistake in the JSON with its code for internal errors.

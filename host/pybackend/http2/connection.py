@@ -53,6 +53,10 @@ class ServerConnection:
             self._fail(error)
             raise
 
+    def forget_heads(self) -> None:
+        """Make new ``RequestHead`` objects for further requests, so that no ``memo`` of an earlier one is seen."""
+        self._core.decoder.forget()
+
     @property
     def unreturned_bytes(self) -> int:
         """Received DATA that was not given back: so much less may the client send."""

@@ -50,7 +50,7 @@ class HeaderDecoder:
     def allow_table(self, size: int) -> None:
         """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
         self._decompressor.max_table_bytes = size
-        self._forget()
+        self.forget()
 
     def request(self, block: bytes) -> RequestHead:
         """Decompress and check the header block of a request.
@@ -98,7 +98,7 @@ class HeaderDecoder:
                 f"a header block cannot be decompressed: {str(error)[:_MOST_REASON_CHARACTERS]}",
             ) from error
         if self._decompressor.changed and self.known:
-            self._forget()
+            self.forget()
         if list_bytes > self._max_list_bytes or len(section) > self._max_fields:
             raise HeaderListTooLarge(
                 ErrorCode.ENHANCE_YOUR_CALM,
@@ -109,10 +109,11 @@ class HeaderDecoder:
 
     def _remember(self, block: bytes, head: RequestHead, cost_bytes: int) -> None:
         if self._known_bytes + cost_bytes > _MOST_REMEMBERED_BYTES:
-            self._forget()
+            self.forget()
         self.known[block] = head
         self._known_bytes += cost_bytes
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop the remembered heads."""
         self.known.clear()
         self._known_bytes = 0

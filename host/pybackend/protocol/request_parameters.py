@@ -98,3 +98,6 @@ _RESERVED: dict[str, Callable[[InferenceRequest, Any], None]] = {
     "priority": _set_priority,
     "timeout": _set_timeout,
 }
+
+RESERVED_NAMES = frozenset(_RESERVED)
+"""Parameters with a meaning in the protocol."""

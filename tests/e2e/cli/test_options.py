@@ -61,6 +61,50 @@ WRONG = {
         ("serve", "--metrics-config=summary_quantiles=0.5"),
         "Bad option: \"--metrics-config\". summary_quantiles are pairs '<quantile>:<error>' of numbers from 0 to 1. Got 0.5.",
     ),
+    "a restricted group that is none": (
+        ("serve", "--http-restricted-api=health,all:k=v"),
+        "Bad option: \"--http-restricted-api\". unknown restricted api 'all': it is one of health, metadata, inference, shared-memory,",
+    ),
+    "a restricted protocol that is none": (
+        ("serve", "--grpc-restricted-protocol=infer:k=v"),
+        "Bad option: \"--grpc-restricted-protocol\". unknown restricted protocol 'infer': it is one of health,",
+    ),
+    "a restriction without a value": (
+        ("serve", "--http-restricted-api=health:key"),
+        "Bad option: \"--http-restricted-api\". --http-restricted-api option format is '<api>,<api>,...:<header>=<value>'",
+    ),
+    "a restriction without a group": (
+        ("serve", "--http-restricted-api=:key=value"),
+        'Bad option: "--http-restricted-api". --http-restricted-api option format is',
+    ),
+    "a restriction by a header that none is": (
+        ("serve", "--http-restricted-api=health:a header=value"),
+        "Bad option: \"--http-restricted-api\". 'a header' is no name of a header: use letters, digits and hyphens",
+    ),
+    "a restriction by a value that cannot be sent": (
+        ("serve", "--http-restricted-api=health:key=secret "),
+        "Bad option: \"--http-restricted-api\". the value of header 'key' cannot be sent",
+    ),
+    "a pattern that is none": (
+        ("serve", "--http-header-forward-pattern=(a"),
+        'Bad option: "--http-header-forward-pattern". Got (a, which is no regular expression in RE2\'s syntax: missing ): (a',
+    ),
+    "a pattern that RE2 lacks": (
+        ("serve", "--grpc-header-forward-pattern=(?=a)"),
+        'Bad option: "--grpc-header-forward-pattern". Got (?=a), which is no regular expression in RE2\'s syntax',
+    ),
+    "an origin with a slash": (
+        ("serve", "--http-cors-origin=https://example.org/"),
+        'Bad option: "--http-cors-origin". Got https://example.org/, but an origin ends without a slash: write https://example.org',
+    ),
+    "an origin that is none": (
+        ("serve", "--http-cors-origin=example.org"),
+        'Bad option: "--http-cors-origin". Got example.org, expected * or an origin as browsers send it',
+    ),
+    "an exemption that is none": (
+        ("serve", "--api-key-exempt=metrics,infer"),
+        'Bad option: "--api-key-exempt". Got metrics,infer, expected a list of health, metrics',
+    ),
     "a verbosity that is none": (
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
@@ -79,6 +123,26 @@ CONTRADICTIONS = {
     "an input limit of nothing": (
         ("serve", "models", "--http-max-input-size=0"),
         "Error: --http-max-input-size must be greater than 0.",
+    ),
+    "a group restricted twice": (
+        ("serve", "models", "--http-restricted-api=health,trace:a=b", "--http-restricted-api=logging,trace:c=d"),
+        "Error: restricted api 'trace' can not be specified in multiple config groups: name it in one flag only.",
+    ),
+    "a protocol restricted twice": (
+        ("serve", "models", "--grpc-restricted-protocol=health:a=b", "--grpc-restricted-protocol=health:c=d"),
+        "Error: restricted protocol 'health' can not be specified in multiple config groups",
+    ),
+    "exemptions without keys": (
+        ("serve", "models", "--api-key-exempt=health"),
+        "Error: --api-key-exempt needs --api-key-file, which holds the keys of all other calls.",
+    ),
+    "credentials for nobody": (
+        ("serve", "models", "--http-cors-credentials"),
+        "Error: --http-cors-credentials needs --http-cors-origin, which names the pages.",
+    ),
+    "credentials for everybody": (
+        ("serve", "models", "--http-cors-credentials", "--http-cors-origin=*"),
+        "Error: --http-cors-credentials with --http-cors-origin=* would let every web page act for the user",
     ),
     "a negative input limit": (
         ("serve", "models", "--http-max-input-size=-1"),
@@ -155,6 +219,7 @@ def test_help_lists_every_flag(pybackend):
         "--debug-port",
         "--debug-wait",
         *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
+        *(f"--{flag}" for flag in ACCESS),
     }
 
 
@@ -166,6 +231,18 @@ def test_version(pybackend):
 
 TLS = ("use-ssl", "use-ssl-mutual", "server-cert", "server-key", "root-cert")
 """They need each other; tests/e2e/http/test_tls.py uses them."""
+
+ACCESS = (
+    "api-key-file",
+    "api-key-exempt",
+    "http-restricted-api",
+    "grpc-restricted-protocol",
+    "http-header-forward-pattern",
+    "grpc-header-forward-pattern",
+    "http-cors-origin",
+    "http-cors-credentials",
+)
+"""tests/e2e/access uses them."""
 
 # Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
 FLAGS = {

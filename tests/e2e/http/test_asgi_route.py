@@ -18,7 +18,7 @@ import uvloop
 from fastapi import FastAPI
 
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind

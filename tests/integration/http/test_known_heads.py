@@ -10,7 +10,7 @@ import pytest
 
 from pybackend.engine.answers import Answers
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -26,7 +26,7 @@ BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "
 
 @pytest.fixture(autouse=True)
 def few_known_heads(monkeypatch):
-    monkeypatch.setattr("pybackend.frontend.http.infer_protocol.MOST_KNOWN_HEADS", MOST)
+    monkeypatch.setattr("pybackend.frontend.http.infer_frontend.MOST_KNOWN_HEADS", MOST)
 
 
 def request(**headers):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.frontend.http.serial_protocol import ConnectionClock
+from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind

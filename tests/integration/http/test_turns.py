@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_protocol import InferFrontend
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind

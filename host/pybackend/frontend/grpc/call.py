@@ -432,7 +432,7 @@ class RefusedCall(Call):
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         super().__init__(connection, stream, head)
         assert head.refusal is not None
-        connection.frontend.malformed(head.refusal.message, connection.address)
+        connection.frontend.malformed(head.refusal.message, connection.address, head.refusal.reason)
         self._end(head.refusal.status)
         stream.send_headers(head.refusal.answer, end=True)
         self._stop_receiving()

@@ -224,7 +224,7 @@ class GrpcConnection(asyncio.Protocol):
         """A call begins."""
         call_head = head.memo
         if call_head is None:
-            call_head = head.memo = CallHead(head)
+            call_head = head.memo = CallHead(head, self.frontend.policy)
         call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)  # type: ignore[arg-type,attr-defined]
         if ended:
             call.on_trailers(())
@@ -356,6 +356,10 @@ class GrpcConnection(asyncio.Protocol):
         for call in self._calls():
             call.shut_down()
         self._flush()
+
+    def forget_heads(self) -> None:
+        """Read the heads of further calls again."""
+        self.http2.forget_heads()
 
     def abort(self) -> None:
         """End now."""

@@ -9,6 +9,7 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
+from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.watch import Watch
 from pybackend.protocol.grpc_layouts import MessageLayouts
@@ -34,6 +35,9 @@ class Connection(Protocol):
     def abort(self) -> None:
         """End now."""
 
+    def forget_heads(self) -> None:
+        """Read the heads of further calls again."""
+
 
 class GrpcFrontend:
     """The front end.
@@ -50,12 +54,19 @@ class GrpcFrontend:
         ended: set when a connection has ended.
         watch: follows calls for the log.
         answers: counts the ends of calls.
+        policy: rules for the heads of calls; None if there are none.
     """
 
     def __init__(
-        self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, watch: Watch | None = None
+        self,
+        engine: InferenceEngine,
+        limits: BodyLimits,
+        kept: KeptBytes,
+        watch: Watch | None = None,
+        policy: CallPolicy | None = None,
     ) -> None:
         self.watch = Watch() if watch is None else watch
+        self.policy = policy
         self.engine = engine
         self.answers = engine.answers[PROTOCOL]
         self.limits = limits
@@ -66,6 +77,11 @@ class GrpcFrontend:
         self.seconds = 0
         self.closing = False
         self.ended = asyncio.Event()
+
+    def forget_heads(self) -> None:
+        """Read the heads of further calls again, because the rules for them have changed."""
+        for connection in self.connections:
+            connection.forget_heads()
 
     def plan(self, message: InferMessage, sender: Sender, *, arriving: bool = False) -> tuple[Admission, InferPlan]:
         """The request in a message, and its admission to the model.
@@ -88,6 +104,6 @@ class GrpcFrontend:
         """Count a request that was answered with this error before a model had accepted it."""
         self.engine.refusals.add_error(PROTOCOL, model, error, address)
 
-    def malformed(self, message: str, address: str) -> None:
-        """Count bytes that are not HTTP/2, or no gRPC call."""
-        self.engine.refusals.add(PROTOCOL, RefusalReason.MALFORMED, message, sender=address)
+    def malformed(self, message: str, address: str, reason: RefusalReason = RefusalReason.MALFORMED) -> None:
+        """Count bytes that are not HTTP/2, or no gRPC call; or, with another reason, a call that is refused by its head."""
+        self.engine.refusals.add(PROTOCOL, reason, message, sender=address)

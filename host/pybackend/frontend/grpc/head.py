@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from pybackend.engine.refusals import RefusalReason
+from pybackend.errors import InferenceError
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
-from pybackend.http2 import HeaderBlock, RequestHead
+from pybackend.http2 import Fields, HeaderBlock, RequestHead
 from pybackend.protocol.grpc_status import GrpcStatus
 
 _CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)
 """The content type of a call: messages are in protobuf, and not in JSON or another encoding."""
 
 _USUAL_TYPES = frozenset({b"application/grpc", b"application/grpc+proto"})
+
+FORWARDING_METHODS = frozenset(f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer"))
+"""Methods whose metadata may become request parameters."""
+
+_OF_GRPC = re.compile(rb"grpc-|(te|content-type)\Z")
+"""Metadata that are gRPC's, and not the caller's."""
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -26,11 +37,47 @@ class Refusal(NamedTuple):
         status: for the access log.
         message: for the log.
         answer: a head, and nothing else.
+        reason: for the metrics.
     """
 
     status: str
     message: str
     answer: HeaderBlock
+    reason: RefusalReason = RefusalReason.MALFORMED
+
+
+class CallPolicy:
+    """The rules of one port for the heads of calls.
+
+    Args:
+        guard: refuses calls; None if all may pass.
+        forwards: the metadata that become request parameters; None for none.
+    """
+
+    def __init__(self, guard: Guard | None, forwards: ForwardedHeaders | None) -> None:
+        self._guard = guard
+        self._forwards = forwards
+
+    def refusal(self, path: str, fields: Fields) -> Refusal | None:
+        """The end of a call that may not be made; None if it may."""
+        denial = None if self._guard is None else self._guard.denial(path, fields)
+        if denial is None:
+            return None
+        status = GrpcStatus.UNAUTHENTICATED if denial.lacks_key else GrpcStatus.UNAVAILABLE
+        return Refusal(status.name, denial.message, trailers_only(status, denial.message), RefusalReason.DENIED)
+
+    def forwarded(self, path: str, fields: Fields) -> Mapping[str, str] | None:
+        """The metadata that become request parameters.
+
+        Raises:
+            CallError: one has a reserved name.
+        """
+        if self._forwards is None or path not in FORWARDING_METHODS:
+            return None
+        try:
+            return self._forwards.of([field for field in fields if not _OF_GRPC.match(field[0])])
+        except InferenceError as error:
+            raise CallError.of(error) from None
 
 
 class CallHead:
@@ -42,16 +89,26 @@ class CallHead:
         timeout_s: the client's deadline, from the call's beginning; None if it has none.
         metadata: the other fields, by name; of repeated ones, the last.
         refusal: the end of a call that cannot be served; None if it can.
+        forwarded: metadata that become parameters of its requests; None for none.
+
+    Args:
+        head: its head.
+        policy: the port's rules; None if it has none.
     """
 
-    __slots__ = ("encoding", "metadata", "path", "refusal", "timeout_s")
+    __slots__ = ("encoding", "forwarded", "metadata", "path", "refusal", "timeout_s")
 
-    def __init__(self, head: RequestHead) -> None:
+    def __init__(self, head: RequestHead, policy: CallPolicy | None = None) -> None:
         self.path = head.path.decode("latin-1")
         self.metadata = dict(head.fields)
+        self.forwarded: Mapping[str, str] | None = None
         self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s: float | None = None
         self.refusal: Refusal | None = None
+        if policy is not None:
+            self.refusal = policy.refusal(self.path, head.fields)
+            if self.refusal is not None:
+                return
         if head.method != b"POST":
             self.refusal = Refusal("HTTP 405", "a gRPC call is a POST request", http_error(405))
             return
@@ -64,9 +121,12 @@ class CallHead:
             answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
             self.refusal = Refusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
         timeout = self.metadata.get(b"grpc-timeout")
-        if timeout is not None:
+        if timeout is not None or policy is not None:
             try:
-                self.timeout_s = _timeout(timeout)
+                if timeout is not None:
+                    self.timeout_s = _timeout(timeout)
+                if policy is not None:
+                    self.forwarded = policy.forwarded(self.path, head.fields)
             except CallError as error:
                 self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
 

@@ -6,6 +6,7 @@ import logging
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
@@ -72,6 +73,8 @@ class InferCall(Call):
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
 
     def _submit(self, admission: Admission, plan: InferPlan) -> None:
+        if self.head.forwarded is not None:
+            add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
         self._pending = admission.submit(plan.request, self._on_response, plan.checked)
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
@@ -98,6 +99,8 @@ class StreamInferCall(Call):
         if self.connection.frontend.closing:
             admission.release()
             raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
+        if self.head.forwarded is not None:
+            add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)

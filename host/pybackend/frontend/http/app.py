@@ -15,6 +15,7 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route, settings_routes
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.errors import STATUS
@@ -34,13 +35,16 @@ from pybackend.protocol.metadata import (
 _JSON = "application/json"
 
 
-def make_app(engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> FastAPI:
+def make_app(
+    engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, forwards: ForwardedHeaders | None = None
+) -> FastAPI:
     """The application for an engine.
 
     Args:
         engine: handles the requests.
         limits: bounds of bodies.
         kept: the account of bytes buffered for clients.
+        forwards: headers of infer requests that become their parameters; None for none.
     """
     app = FastAPI(
         title="pybackend",
@@ -62,7 +66,7 @@ def make_app(engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes) -> Fa
     _add_health(app, engine)
     _add_metadata(app, engine)
     _add_processes(app, engine)
-    infer_route.add(app, engine, limits)
+    infer_route.add(app, engine, limits, forwards)
     generate_route.add(app, engine, limits)
     repository_route.add(app, engine, limits, kept)
     settings_routes.add(app)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pybackend.engine.admission import Admission
-from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding
 from pybackend.frontend.http.body_receiver import BodyReceiver
 from pybackend.frontend.http.compressed_body import Body, CompressedBody
@@ -28,28 +26,20 @@ from pybackend.frontend.http.content_coding import (
 )
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
-from pybackend.frontend.http.model_path import plain_version
+from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead
+from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
 from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
-from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, ConnectionClock, SerialProtocol
-from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, SerialProtocol
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices
-from pybackend.frontend.watch import Watch
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.json_pieces import is_large
-from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.plan_cache import PlanCaches
 
 log = logging.getLogger(__name__)
-
-_PATH = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
-
-MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
-"""Limits of the cache of request heads, 1 MB in all."""
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _CHUNKS_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -65,47 +55,6 @@ _BINARY_HEAD = (
 _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 
 _DONE = object()
-
-
-class _Head(NamedTuple):
-    """The parsed head of a small infer request."""
-
-    model_name: str
-    model_version: str
-    header_length: bytes | None
-    body_bytes: int
-    takes_chunks: bool
-    coding: Coding | None
-
-
-class InferFrontend(ConnectionClock):
-    """State shared by all connections.
-
-    Attributes:
-        engine: handles the requests.
-        limits: bounds of request bodies.
-        plans: cached plans of earlier requests.
-        heads: cached request heads, parsed.
-    """
-
-    def __init__(
-        self, engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, watch: Watch | None = None
-    ) -> None:
-        super().__init__(kept, watch)
-        self.engine = engine
-        self.answers = engine.answers[HTTP_CLIENT.protocol]
-        self.limits = limits
-        self.plans = PlanCaches()
-        self.heads: dict[bytes, _Head] = {}
-
-    def remember(self, head: bytes, meaning: _Head) -> None:
-        """Cache a parsed head: clients send the same one with every request, and it need not be parsed again.
-
-        The oldest entry is evicted.
-        """
-        if len(self.heads) >= MOST_KNOWN_HEADS:
-            del self.heads[next(iter(self.heads))]
-        self.heads[head] = meaning
 
 
 class InferProtocol(SerialProtocol):
@@ -130,6 +79,7 @@ class InferProtocol(SerialProtocol):
         self._pending: PendingRequest | None = None
         self._takes_chunks = True
         self.coding: Coding | None = None
+        self._forwarded: Mapping[str, str] | None = None
 
     # The request
 
@@ -138,7 +88,8 @@ class InferProtocol(SerialProtocol):
         known = self._frontend.heads.get(head)
         if known is None:
             return False
-        name, version, self._header_length, self._body_left, self._takes_chunks, self.coding = known
+        name, version, self._header_length, self._body_left, self._takes_chunks, self.coding, forwarded, fields = known
+        self._forwarded, self._answer_fields = forwarded, fields
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
         except InferenceError as error:
@@ -147,7 +98,7 @@ class InferProtocol(SerialProtocol):
 
     def claim(self) -> bool:
         """True for infer requests."""
-        found = _PATH.fullmatch(self.url)
+        found = INFER_TARGET.fullmatch(self.url)
         if found is None or self.parser.get_method() != b"POST":
             return False
         name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
@@ -168,6 +119,8 @@ class InferProtocol(SerialProtocol):
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
+            if self._frontend.forwards is not None:
+                self._forwarded = self._frontend.forwards.of(self.headers)
             coding = request_coding(b",".join(encodings)) if encodings else None
             if self._chunked or self._bypasses_parser or coding is not None:
                 length = None if self._chunked or coding is not None else self._body_left
@@ -176,14 +129,23 @@ class InferProtocol(SerialProtocol):
                 self._body = body if coding is None else CompressedBody(body, coding, limits)
             elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
                 self._remember(
-                    _Head(name, version, self._header_length, self._body_left, self._takes_chunks, self.coding)
+                    KnownHead(
+                        name,
+                        version,
+                        self._header_length,
+                        self._body_left,
+                        self._takes_chunks,
+                        self.coding,
+                        self._forwarded,
+                        self._answer_fields,
+                    )
                 )
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read a response.
             self._refusal, self._refused_model = error, name
         return True
 
-    def _remember(self, meaning: _Head) -> None:
+    def _remember(self, meaning: KnownHead) -> None:
         """Cache a head when it occurs for the second time in a row.
 
         Heads that differ each time, e.g. by a trace id, would evict those of other clients.
@@ -339,6 +301,8 @@ class InferProtocol(SerialProtocol):
                 plan = decode_body(whole, self._header_length, admission, frontend.limits, plans)
             else:
                 plan = body.finish()
+            if self._forwarded is not None:
+                add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
             if self._kept_bytes:
@@ -418,7 +382,9 @@ class InferProtocol(SerialProtocol):
         """The head with the fields that few answers have."""
         if self.coding is not None:
             head = b"%bcontent-encoding: %b\r\n\r\n" % (head[:-2], self.coding.value.encode())
-        return head if self._keep_alive else head[:-2] + b"connection: close\r\n\r\n"
+        if self._answer_fields or not self._keep_alive:
+            head = head[:-2] + self._own_fields() + b"\r\n"
+        return head
 
     def _write_borrowed(self, head: bytes, encoded: EncodedResponse, response: InferenceResponse) -> None:
         """Send views of the response's memory, and release it only after the kernel has taken the last byte.

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders, add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
 from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.content_coding import answer_coding, compressed, request_coding
@@ -100,11 +101,11 @@ _OPENAPI: dict[str, Any] = {
 }
 
 
-def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
+def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None = None) -> None:
     """Add the infer routes to an application."""
 
     async def infer(request: Request) -> Response:
-        return await _infer(engine, limits, request)
+        return await _infer(engine, limits, forwards, request)
 
     for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:digits}/infer"):
         openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
@@ -150,9 +151,11 @@ def _content_length(text: str) -> int:
     return int(text)
 
 
-async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) -> Response:
+async def _infer(
+    engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None, request: Request
+) -> Response:
     try:
-        response, output_format = await _submitted(engine, limits, request)
+        response, output_format = await _submitted(engine, limits, forwards, request)
     except InferenceError as error:
         engine.refusals.add_error(HTTP_CLIENT.protocol, model_name(request), error, client_address(request))
         raise
@@ -177,7 +180,7 @@ async def _infer(engine: InferenceEngine, limits: BodyLimits, request: Request) 
 
 
 async def _submitted(
-    engine: InferenceEngine, limits: BodyLimits, request: Request
+    engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None, request: Request
 ) -> tuple[InferenceResponse, OutputFormat]:
     """The model's answer to a request, and its format.
 
@@ -185,6 +188,7 @@ async def _submitted(
         InferenceError: the request is refused.
     """
     admission = engine.open(model_name(request), version(request), HTTP_CLIENT)
+    forwarded = None if forwards is None else forwards.of(request.headers.raw)
     coding = request_coding(_field(request, "content-encoding"))
     length = request.headers.get("content-length")
     header_length = request.headers.get("inference-header-content-length")
@@ -206,5 +210,7 @@ async def _submitted(
     except BaseException:
         body.release()
         raise
+    if forwarded is not None:
+        add_parameters(plan.request, forwarded)
     response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format

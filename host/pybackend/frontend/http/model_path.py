@@ -5,10 +5,14 @@ Routes write a version as ``{version:digits}``, because Starlette's ``int`` rais
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
+
+INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
+"""Targets of infer requests: the model's name, percent-encoded, and the version."""
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "{model_name}": {"schema": {"type": "string"}, "description": "the model's name"},

@@ -18,13 +18,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pybackend.engine.answers import Answers
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
+from pybackend.frontend.http.connection_clock import ConnectionClock
+from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.watched_app import watched
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
-from pybackend.frontend.slices import Slices
-from pybackend.frontend.watch import Exchange, Watch
+from pybackend.frontend.watch import Exchange
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -35,6 +34,8 @@ MAX_KEPT_BYTES = 64 * 1024
 
 _PHRASES = {
     400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
     404: b"Not Found",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
@@ -45,29 +46,6 @@ _PHRASES = {
 
 class _RefusedHeadError(Exception):
     """A head that the parser accepts and this server refuses."""
-
-
-class ConnectionClock:
-    """State shared by all connections of a port.
-
-    Attributes:
-        seconds: incremented once a second by the server; reading it costs nothing, unlike a timer per connection.
-        kept: the account of bytes buffered for clients.
-        slices: the scheduler of long work.
-        closing: True once the server stops: connections close after the current response.
-        ended: set when a connection has ended.
-        watch: follows requests for the log.
-        answers: counts the answers by status.
-    """
-
-    def __init__(self, kept: KeptBytes, watch: Watch | None = None) -> None:
-        self.kept = kept
-        self.watch = Watch() if watch is None else watch
-        self.answers = Answers("200")
-        self.slices = Slices()
-        self.seconds = 0
-        self.closing = False
-        self.ended = asyncio.Event()
 
 
 class SerialProtocol(HttpToolsProtocol):
@@ -109,6 +87,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._resumes_body = False
         self._keep_alive = True
         self._exchange: Exchange | None = None
+        self._answer_fields = b""
 
     # For subclasses
 
@@ -284,9 +263,16 @@ class SerialProtocol(HttpToolsProtocol):
             raise _RefusedHeadError(
                 "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
             )
-        self._resumes_body = self.parser.should_upgrade() and (self._chunked or self._body_left > 0)
         if self._watch.on:
             self._begin_exchange(self.parser.get_method(), self.url)
+        if self._clock.cors is not None:
+            self._answer_fields = self._clock.cors.answer_fields(self.headers)
+        if self._clock.guard is not None:
+            refused = self._clock.guard.refusal(self.parser.get_method(), self.url, self.headers, self.address)
+            if refused is not None:
+                self._deny(refused.status, refused.message, refused.fields)
+                return
+        self._resumes_body = self.parser.should_upgrade() and (self._chunked or self._body_left > 0)
         self._claimed = self.claim()
         if not self._claimed:
             self._start_asgi()
@@ -307,6 +293,15 @@ class SerialProtocol(HttpToolsProtocol):
     def address(self) -> str:
         """``host:port`` of the client, empty if it is unknown."""
         return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+
+    def _deny(self, status: int, message: str, fields: bytes) -> None:
+        """Answer a request by its head alone, and end the connection: nobody reads its body."""
+        self._claimed = self._message_done = self._closing = True
+        self._keep_alive = False
+        self._write_error(status, message, fields)
+        if self._exchange is not None:
+            self._end_exchange(self._exchange)
+        LingeringProtocol(self, self.transport)
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body that goes through the parser."""
@@ -356,11 +351,14 @@ class SerialProtocol(HttpToolsProtocol):
         body = encode_error(message)
         if self._exchange is not None:
             self._exchange.status, self._exchange.sent_bytes = status, len(body)
-        close = b"" if self._keep_alive else b"connection: close\r\n"
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b%bcontent-length: %d\r\n\r\n%b"
-            % (status, _PHRASES.get(status, b"Error"), fields, close, len(body), body)
+            % (status, _PHRASES.get(status, b"Error"), fields, self._own_fields(), len(body), body)
         )
+
+    def _own_fields(self) -> bytes:
+        """The fields of this answer's head that others lack, each with its line end."""
+        return self._answer_fields if self._keep_alive else self._answer_fields + b"connection: close\r\n"
 
     def answered(self) -> None:
         """Handle the end of a response, whose borrowed memory is released."""

@@ -12,9 +12,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.counted_app import counted
-from pybackend.frontend.http.infer_protocol import InferFrontend, InferProtocol
-from pybackend.frontend.http.serial_protocol import ConnectionClock, SerialProtocol
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_protocol import InferProtocol
+from pybackend.frontend.http.serial_protocol import SerialProtocol
 from pybackend.frontend.listener import Listener, listen
 from pybackend.observability.unexpected import repeat
 

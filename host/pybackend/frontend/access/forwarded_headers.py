@@ -1,0 +1,84 @@
+"""Headers that become parameters of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.restrictions import Headers
+from pybackend.inference.request import InferenceRequest, ParameterValue
+from pybackend.protocol.request_parameters import BINARY_DATA_OUTPUT, RESERVED_NAMES, RESERVED_PREFIX
+
+MOST_HEADERS = 256
+"""Requests with more headers are refused: the name of each is compared with the pattern."""
+
+_RESERVED = frozenset({*RESERVED_NAMES, "headers", BINARY_DATA_OUTPUT})
+
+
+class ForwardedHeaders:
+    """The headers that one port forwards.
+
+    Args:
+        pattern: RE2; a header is forwarded if the pattern matches a part of its name. Capitals make no difference, unless the
+            pattern says ``(?-i)``.
+
+    Raises:
+        ValueError: it is no pattern of RE2; the text says why.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        # Imported here: it takes 10 ms, and few servers forward headers.
+        from pybackend.frontend.access.patterns import compile_pattern
+
+        self._search = compile_pattern(pattern)
+
+    def of(self, headers: Headers) -> Mapping[str, str] | None:
+        """The parameters that a request's headers become, by the headers' names; None for none.
+
+        The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3).
+
+        Raises:
+            InferenceError: INVALID_ARG; a header has a reserved name, or there are too many.
+        """
+        if len(headers) > MOST_HEADERS:
+            raise InferenceError(
+                f"the request has {len(headers)} headers, and a server that forwards headers takes {MOST_HEADERS} at most",
+                ErrorCode.INVALID_ARG,
+            )
+        names: dict[str, str] = {}
+        found: dict[str, str] = {}
+        for name, value in headers:
+            if self._search(name) is None:
+                continue
+            written = name.decode("latin-1")
+            lower = written.lower()
+            if lower in _RESERVED or lower.startswith(RESERVED_PREFIX):
+                raise InferenceError(
+                    f"Header '{written}' is reserved for Triton usage and cannot be forwarded.", ErrorCode.INVALID_ARG
+                )
+            first = names.setdefault(lower, written)
+            text = _text(value)
+            found[first] = f"{found[first]}, {text}" if first in found else text
+        return found or None
+
+
+def add_parameters(request: InferenceRequest, forwarded: Mapping[str, str]) -> None:
+    """Add forwarded headers to a request. They replace parameters of the body, whatever the case of these names.
+
+    A gateway sets such headers, and the body comes from its client.
+    """
+    own = request.parameters
+    if not own:
+        request.parameters = dict(forwarded)
+        return
+    taken = {name.lower() for name in forwarded}
+    kept: dict[str, ParameterValue] = {name: value for name, value in own.items() if name.lower() not in taken}
+    request.parameters = {**kept, **forwarded}
+
+
+def _text(value: bytes) -> str:
+    value = value.strip(b" \t")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

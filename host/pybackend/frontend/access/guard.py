@@ -1,0 +1,60 @@
+"""The guards of the ports: they refuse a call by its head, before its body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.restrictions import Headers, Restrictions
+from pybackend.settings import ApiGroup
+
+
+class Denial(NamedTuple):
+    """The answer to a call that may not be made.
+
+    Attributes:
+        message: for the client.
+        lacks_key: an API key is missing or wrong; otherwise the header of a restricted group is.
+    """
+
+    message: str
+    lacks_key: bool
+
+
+class Guard:
+    """The guard of one port.
+
+    Args:
+        keys: keys that calls need; None if they need none.
+        restrictions: headers that calls need.
+        group_of: the group of a path.
+        open_groups: groups that need no key.
+    """
+
+    def __init__(
+        self,
+        keys: ApiKeys | None,
+        restrictions: Restrictions,
+        group_of: Callable[[str], ApiGroup | None],
+        open_groups: frozenset[ApiGroup] = frozenset(),
+    ) -> None:
+        self._keys = keys
+        self._restrictions = restrictions
+        self._group_of = group_of
+        self._open_groups = open_groups
+
+    def denial(self, path: str, headers: Headers) -> Denial | None:
+        """The answer to a call that may not be made; None if it may.
+
+        Args:
+            path: decoded, without the query.
+            headers: of the call.
+        """
+        group = self._group_of(path)
+        if self._keys is not None and group not in self._open_groups:
+            message = self._keys.refusal(headers)
+            if message is not None:
+                return Denial(message, lacks_key=True)
+        message = self._restrictions.refusal(group, headers)
+        return None if message is None else Denial(message, lacks_key=False)

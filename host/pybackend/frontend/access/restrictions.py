@@ -1,0 +1,52 @@
+"""Restricted groups: calls of them need a header with a secret value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pybackend.frontend.access.secrets import Secrets
+from pybackend.settings import ApiGroup, Restriction
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names, in any case, and values of a request."""
+
+
+def only_value(headers: Headers, name: bytes) -> bytes | None:
+    """The value of a header, without blanks around it; None if the request lacks it, or repeats it.
+
+    Args:
+        headers: of the request.
+        name: in lower case.
+    """
+    size = len(name)
+    found = [value for each, value in headers if len(each) == size and each.lower() == name]
+    return found[0].strip(b" \t") if len(found) == 1 else None
+
+
+class Restrictions:
+    """The restrictions of one port.
+
+    Args:
+        restrictions: no group occurs twice.
+        prefix: precedes their headers' names.
+        text: the beginning of a refusal's message; the header's name follows.
+    """
+
+    def __init__(self, restrictions: Sequence[Restriction], prefix: str = "", text: str = "") -> None:
+        self._text = text
+        self._by_group = {
+            group: (f"{prefix}{each.header}", f"{prefix}{each.header}".lower().encode(), Secrets([each.value.encode()]))
+            for each in restrictions
+            for group in each.groups
+        }
+
+    def refusal(self, group: ApiGroup | None, headers: Headers) -> str | None:
+        """The message for a call that lacks its header; None for one that may pass."""
+        needed = None if group is None else self._by_group.get(group)
+        if needed is None:
+            return None
+        name, lower, secret = needed
+        value = only_value(headers, lower)
+        if value is not None and value in secret:
+            return None
+        return f"{self._text} '{name}'"

@@ -1,0 +1,106 @@
+"""The rules of all ports, made once from the operator's settings: who may call, and which headers models see."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+from pybackend.engine.refusals import Refusals
+from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.groups import grpc_group, http_group
+from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.restrictions import Restrictions
+from pybackend.frontend.grpc.head import CallPolicy
+from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.listening import address_of, is_local
+from pybackend.settings import ApiGroup, KeyExemption, Restriction, Settings
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "triton-grpc-protocol-"
+"""Metadata that restricted methods need begin with it."""
+
+
+class AccessRules:
+    """The rules.
+
+    Args:
+        settings: the operator's.
+        refusals: counts refused calls.
+
+    Attributes:
+        keys: the API keys; None if calls need none.
+        cors: the web pages that may call the HTTP port; None if only its origin may.
+        http_forwards: headers of HTTP requests that models see; None for none.
+
+    Raises:
+        ServerError: the file of the keys cannot be used.
+    """
+
+    def __init__(self, settings: Settings, refusals: Refusals) -> None:
+        http, keys = settings.http, settings.api_keys
+        self._settings = settings
+        self._refusals = refusals
+        self._exempt = frozenset[KeyExemption]() if keys is None else keys.exempt
+        self.keys = None if keys is None else ApiKeys(keys.file)
+        self.cors = None if http.cors is None else Cors(http.cors)
+        self.http_forwards = _forwards(http.forwarded_headers)
+
+    def http_guard(self) -> HttpGuard | None:
+        """The guard of the port for HTTP; None if all calls may pass."""
+        restrictions = self._settings.http.restrictions
+        guard = self._guard(
+            restrictions, Restrictions(restrictions, "", "This API is restricted, expecting header"), http_group
+        )
+        return None if guard is None else HttpGuard("http", guard, self._refusals, self.cors)
+
+    def metrics_guard(self) -> HttpGuard | None:
+        """The guard of the port for metrics; None if all calls may pass."""
+        if KeyExemption.METRICS in self._exempt:
+            return None
+        guard = self._guard((), Restrictions(()), lambda _path: None)
+        return None if guard is None else HttpGuard("metrics", guard, self._refusals)
+
+    def call_policy(self) -> CallPolicy | None:
+        """The rules of the port for gRPC; None if there are none."""
+        grpc = self._settings.grpc
+        guard = self._guard(
+            grpc.restrictions,
+            Restrictions(grpc.restrictions, _PREFIX, "This protocol is restricted, expecting header"),
+            grpc_group,
+        )
+        forwards = _forwards(grpc.forwarded_headers)
+        return None if guard is None and forwards is None else CallPolicy(guard, forwards)
+
+    def _guard(
+        self,
+        given: tuple[Restriction, ...],
+        restrictions: Restrictions,
+        group_of: Callable[[str], ApiGroup | None],
+    ) -> Guard | None:
+        if self.keys is None and not given:
+            return None
+        opened = frozenset({ApiGroup.HEALTH}) if KeyExemption.HEALTH in self._exempt else frozenset[ApiGroup]()
+        return Guard(self.keys, restrictions, group_of, opened)
+
+    def warn(self, service: str, sock: socket.socket, *, secure: bool) -> None:
+        """Warn if others could read API keys on their way to a port."""
+        if self.keys is None or secure or is_local(sock):
+            return
+        if service == "metrics" and KeyExemption.METRICS in self._exempt:
+            return
+        remedies = {"HTTP": "--http-use-ssl", "gRPC": "--grpc-use-ssl"}
+        log.warning(
+            "API keys cross the network in plain text: the port for %s listens on %s without TLS. Use %s, or an address that "
+            "only this machine can reach.",
+            service,
+            address_of(sock),
+            remedies.get(service, "a proxy with TLS"),
+        )
+
+
+def _forwards(pattern: str) -> ForwardedHeaders | None:
+    return ForwardedHeaders(pattern) if pattern else None

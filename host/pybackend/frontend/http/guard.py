@@ -1,0 +1,76 @@
+"""The guard of a port for HTTP: how a target names a path, and the answer to a call that may not be made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import httptools
+
+from pybackend.engine.refusals import RefusalReason, Refusals
+from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.restrictions import Headers
+from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.http.model_path import INFER_TARGET
+
+
+class Refused(NamedTuple):
+    """The answer to a call that may not be made.
+
+    Attributes:
+        status: of the answer.
+        message: of the answer.
+        fields: further fields of its head, each with its line end.
+    """
+
+    status: int
+    message: str
+    fields: bytes = b""
+
+
+class HttpGuard:
+    """The guard.
+
+    Args:
+        protocol: the port's name in metrics and logs.
+        guard: decides.
+        refusals: counts refused calls.
+        cors: the port's rule for web pages, whose questions before a call (preflights) carry no key; None for none.
+    """
+
+    def __init__(self, protocol: str, guard: Guard, refusals: Refusals, cors: Cors | None = None) -> None:
+        self._protocol = protocol
+        self._guard = guard
+        self._refusals = refusals
+        self._cors = cors
+
+    def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
+        """The answer to a call that may not be made; None if it may.
+
+        Args:
+            method: of the call.
+            target: as in the request line.
+            headers: of the call.
+            sender: its address, for the log.
+        """
+        if self._cors is not None and method == b"OPTIONS" and self._cors.is_preflight(headers):
+            return None
+        denial = self._guard.denial(_path(target), headers)
+        if denial is None:
+            return None
+        self._refusals.add(self._protocol, RefusalReason.DENIED, denial.message, sender=sender)
+        if denial.lacks_key:
+            return Refused(401, denial.message, b"www-authenticate: Bearer\r\n")
+        return Refused(403, denial.message)
+
+
+def _path(target: bytes) -> str:
+    """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI.
+
+    Raises:
+        httptools.HttpParserInvalidURLError: the target is no path.
+    """
+    if INFER_TARGET.fullmatch(target):
+        return "/v2/models/-/infer"
+    path: str = httptools.parse_url(target).path.decode("latin-1")
+    return unquote(path) if "%" in path else path
