@@ -3,7 +3,8 @@
 PybackendError
 ├── InferenceError          a request, a model or an instance failed; has a code
 │   ├── UnknownModelError   no such model or version exists
-│   └── NotServingError     the version exists but is not serving
+│   ├── NotServingError     the version exists but is not serving
+│   └── UnknownSequenceError  no sequence of this id has started at this version
 ├── ModelLoadError          a model version cannot be loaded; has a code
 │   ├── ModelConfigError    its configuration is wrong; names file, line and field
 │   └── ModelEnvironmentError  its environment cannot be obtained or used; names archive or directory
@@ -24,6 +25,7 @@ __all__ = [
     "PybackendError",
     "ServerError",
     "UnknownModelError",
+    "UnknownSequenceError",
 ]
 
 CODE_TEXT: dict[ErrorCode, str] = {
@@ -70,6 +72,10 @@ class UnknownModelError(InferenceError):
 
 class NotServingError(InferenceError):
     """The model, or its version, exists but accepts no requests at present."""
+
+
+class UnknownSequenceError(InferenceError):
+    """A request continues a sequence that has not started at this version of the model."""
 
 
 class ModelLoadError(PybackendError):

@@ -249,6 +249,7 @@ class Server:
         if fatal:
             return report
         self._engine.state = EngineState.READY
+        self._repository.follow()
         # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
         gc.collect()
         gc.freeze()

@@ -27,6 +27,8 @@ class ModelControlMode(StrEnum):
 
     NONE = "none"
     """By the repository: all of its models are loaded at start and stay loaded."""
+    POLL = "poll"
+    """By the repository: the server looks for changes, and loads and unloads models accordingly."""
     EXPLICIT = "explicit"
     """By request: ``--load-model`` at start, clients and models afterwards."""
 
@@ -268,7 +270,10 @@ class Settings:
     Attributes:
         repositories: directories of models.
         model_control: how the set of loaded models is decided.
+        repository_poll_s: time between looks for changes in mode ``poll``; None for never.
         startup_models: names of the models to load at start, None for all.
+        config_name: name of the configurations in ``configs/`` that replace config.pbtxt, ``""`` for none.
+        load_retry_count: how often a failed load is tried again.
         backend_directory: directory of backends written in Python, if it exists.
         server_id: name in the server's metadata.
         auto_complete: models may complete their configuration.
@@ -296,7 +301,10 @@ class Settings:
 
     repositories: tuple[Path, ...]
     model_control: ModelControlMode = ModelControlMode.NONE
+    repository_poll_s: float | None = 15
     startup_models: tuple[str, ...] | None = None
+    config_name: str = ""
+    load_retry_count: int = 0
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     server_id: str = "triton"
     auto_complete: bool = True

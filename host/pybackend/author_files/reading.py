@@ -47,6 +47,11 @@ def read_beneath(directory: Path, name: str, most_bytes: int) -> bytes:
         return _read(file, path, most_bytes)
 
 
+def open_file_beneath(directory: Path, name: str) -> BinaryIO:
+    """Open a file of a model's directory for reading; arguments and errors as in :func:`read_beneath`."""
+    return _opened(_look_beneath(directory, name), directory / name)
+
+
 def read_start_beneath(directory: Path, name: str, most_bytes: int) -> bytes:
     """Read the first bytes of a file of a model's directory; arguments and errors as in :func:`read_beneath`."""
     with _opened(_look_beneath(directory, name), directory / name) as file:

@@ -33,6 +33,10 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.doctor_command import run_doctor
 
             return run_doctor(arguments[1:])
+        if arguments[:1] in (["load"], ["unload"], ["status"]):
+            from pybackend.cli.control_command import run_load, run_status, run_unload
+
+            return {"load": run_load, "unload": run_unload, "status": run_status}[arguments[0]](arguments[1:])
         if arguments[:1] == ["infer"]:
             from pybackend.cli.infer_command import run_infer
 

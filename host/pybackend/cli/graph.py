@@ -89,7 +89,7 @@ class _Shelf:
         if config is not None:
             return config.is_ensemble
         try:
-            return Scheduling.ENSEMBLE in read_config_text(self._directories[name] / CONFIG_FILENAME)
+            return Scheduling.ENSEMBLE in read_config_text(self._directories[name], CONFIG_FILENAME)
         except ModelConfigError:
             return False
 

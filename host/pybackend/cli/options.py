@@ -36,7 +36,7 @@ from pybackend.spelling import closest
 _REFERENCE_ONLY = re.compile(
     "--(allow-(client-shm|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|header|port|restricted|use-ssl|server-|root-)"
     "|enable-peer|http-thread"
-    "|min-supported|model-(config-name|load-gpu|load-retry|namespacing)|pinned|repoagent|repository-poll"
+    "|min-supported|model-(load-gpu|namespacing)|pinned|repoagent"
     "|sagemaker|strict-model-config|trace|vertex-ai)"
 )
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
@@ -84,15 +84,20 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def control_mode(text: str) -> ModelControlMode:
-    """Parse ``none`` or ``explicit``."""
-    if text == "poll":
-        raise argparse.ArgumentTypeError(
-            "This release does not poll repositories. Write explicit, and reload a model after its files change"
-        )
+    """Parse ``none``, ``poll`` or ``explicit``, in any case."""
     try:
-        return ModelControlMode(text)
+        return ModelControlMode(text.lower())
     except ValueError:
-        raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none or explicit") from None
+        raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none, poll or explicit") from None
+
+
+def config_name(text: str) -> str:
+    """Parse the name of a file without its suffix."""
+    if "/" in text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"Invalid name: {text}. Write the name of a file in the folder 'configs' of models, without .pbtxt"
+        )
+    return text.removesuffix(".pbtxt")
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
@@ -120,7 +125,10 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
     commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
     commands.add_parser("infer", help="send one request to a model and print the response", add_help=False)
+    commands.add_parser("load", help="load a model into a running server", add_help=False)
     commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
+    commands.add_parser("status", help="list the models of a running server", add_help=False)
+    commands.add_parser("unload", help="unload a model from a running server", add_help=False)
     return parser, serve
 
 
@@ -141,7 +149,15 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         type=control_mode,
         default=ModelControlMode.NONE,
         metavar="MODE",
-        help="none: load all models at start and keep them; explicit: load models on request [none]",
+        help="none: load all models at start and keep them; poll: and follow changes of the repositories; explicit: load "
+        "models on request [none]",
+    )
+    group.add_argument(
+        "--repository-poll-secs",
+        type=integer(0),  # type: ignore[arg-type]
+        default=15,
+        metavar="SECONDS",
+        help="with mode poll, how often the repositories are searched for changes; 0 for never [15]",
     )
     group.add_argument(
         "--load-model",
@@ -167,6 +183,20 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         default=4,
         metavar="N",
         help="number of models that may load at the same time [4]",
+    )
+    group.add_argument(
+        "--model-load-retry-count",
+        type=integer(0, 1000),  # type: ignore[arg-type]
+        default=0,
+        metavar="N",
+        help="how often a failed load is tried again [0]",
+    )
+    group.add_argument(
+        "--model-config-name",
+        type=config_name,
+        default="",
+        metavar="NAME",
+        help="models with a file configs/NAME.pbtxt are configured by that instead of config.pbtxt",
     )
     group.add_argument(
         "--no-zygote",
@@ -364,7 +394,10 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         repositories=tuple(path.absolute() for path in repositories),
         server_id=given.id,
         model_control=given.model_control_mode,
+        repository_poll_s=given.repository_poll_secs or None,
         startup_models=startup_models,
+        config_name=given.model_config_name,
+        load_retry_count=given.model_load_retry_count,
         backend_directory=given.backend_directory.absolute(),
         auto_complete=not given.disable_auto_complete_config,
         exit_on_error=given.exit_on_error,

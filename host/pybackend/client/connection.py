@@ -34,12 +34,14 @@ class Connection:
     Args:
         url: such as ``http://localhost:8000``; ``http://`` may be left out.
         timeout_s: how long to wait for the connection, and then for each part of a response.
+        advice: for the error if no server answers.
 
     Raises:
         ServerError: the URL is wrong.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, advice: str = _START) -> None:
+        self._advice = advice
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout_s = timeout_s
         try:
@@ -109,7 +111,7 @@ class Connection:
         try:
             connection.connect()
         except OSError as error:
-            raise ServerError(f"no server answers at {self.url}: {error.strerror or error}. {_START}") from None
+            raise ServerError(f"no server answers at {self.url}: {error.strerror or error}. {self._advice}") from None
         try:
             connection.request(method, self._prefix + path, body, dict(headers))
             return connection, connection.getresponse()

@@ -169,6 +169,11 @@ class ModelInstance:
         return self.executor.has_place if self.executor.is_up else self.state in _COMES_BACK
 
     @property
+    def is_busy(self) -> bool:
+        """True while it has requests that are not answered."""
+        return bool(self._executions.in_flight or self._executions.streaming)
+
+    @property
     def running(self) -> list[RunningExecution]:
         """The executions that the stub works at; others may wait in its socket."""
         return self.executor.running

@@ -44,7 +44,10 @@ class ModelHost:
         model_load_count: number of models that may load at the same time.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         explicit: True if models may be loaded and unloaded while the server runs.
+        poll_s: time between looks for changes in the repositories; None if nothing looks for them.
         startup_models: names of the models to load at start, None for all.
+        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
+        load_retry_count: how often a failed load of a version is tried again.
         finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
         backend_directory: directory of Python-based backends.
         environments: prepares the environments that models name.
@@ -67,7 +70,10 @@ class ModelHost:
     model_load_count: int
     model_memory_limit_bytes: int
     explicit: bool = False
+    poll_s: float | None = None
     startup_models: tuple[str, ...] | None = None
+    config_name: str = ""
+    load_retry_count: int = 0
     finalize_timeout_s: float | None = None
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     environments: EnvironmentProvider = field(default_factory=_environments)
@@ -81,6 +87,11 @@ class ModelHost:
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
+
+    @property
+    def tracks_files(self) -> bool:
+        """True if later loads compare a model's files with those of the version that serves."""
+        return self.explicit or self.poll_s is not None
 
     @property
     def path_to_sender(self) -> ResponsePath:

@@ -24,6 +24,9 @@ from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
 log = logging.getLogger(__name__)
 
+_BUSY_CHECK_S = 0.05
+"""How often an instance that is leaving is asked whether it is still busy. Counting would cost every request."""
+
 
 class ModelProcesses:
     """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
@@ -34,7 +37,7 @@ class ModelProcesses:
         owner: receives the instances' events.
 
     Attributes:
-        instances: in configured order.
+        instances: in configured order, without those that are leaving.
         sandbox: confines the processes, None for no confinement. It remains after they have ended, because it records
             their permissions.
     """
@@ -42,6 +45,8 @@ class ModelProcesses:
     def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner) -> None:
         self.instances: list[ModelInstance] = []
         self.sandbox: ModelSandbox | None = None
+        self._places: dict[ModelInstance, int] = {}
+        self._leaving: dict[ModelInstance, asyncio.Task[None]] = {}
         self._source = source
         self._host = host
         self._owner = owner
@@ -71,55 +76,90 @@ class ModelProcesses:
 
     def add_instance(self, name: str) -> ModelInstance:
         """Add an instance, without a process yet."""
-        host = self._host
-        version = str(self._source.version)
-        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
+        instance = self.make_instance(name)
         self.instances.append(instance)
         return instance
 
-    async def prepare(self, count: int) -> None:
-        """Make the sandboxes of ``count`` instances.
+    def make_instance(self, name: str) -> ModelInstance:
+        """Make an instance, without a process yet; :meth:`replace_instances` adds it."""
+        host = self._host
+        version = str(self._source.version)
+        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
+        taken = set(self._places.values())
+        self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
+        return instance
+
+    async def prepare(self) -> None:
+        """Make the sandboxes of all instances.
 
         Raises:
             ModelLoadError: a required layer is unavailable.
         """
         if self.sandbox is not None:
-            await asyncio.to_thread(self.sandbox.prepare, count)
+            await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
 
-    def load_plan(self, index: int, name: str, policy_name: str) -> LoadPlan:
+    def load_plan(self, instance: ModelInstance, policy_name: str) -> LoadPlan:
         """The launch settings and load message for an instance's process.
 
         Args:
-            index: of the instance.
-            name: of the instance.
+            instance: the instance.
             policy_name: the host policy that selects its CPU cores.
         """
+        place = self._places[instance]
         source, host = self._source, self._host
         launch = StubLaunch(
             environment=None if self._environment is None else self._environment.environment,
             cores=host.host_policies.get(policy_name, frozenset()),
             start=start_options_of(source.config),
-            sandbox=None if self.sandbox is None else self.sandbox.of_instance(index),
+            sandbox=None if self.sandbox is None else self.sandbox.of_instance(place),
         )
         model = ModelToLoad(
             model_file=str(source.model_file),
             model_name=source.name,
-            instance_name=name,
+            instance_name=instance.name,
             version_directory=str(source.version_directory),
             of_backend=source.backend_file is not None,
-            debugger=self._debugger_points[index] if self.is_debugged else None,
+            debugger=self._debugger_points[place] if self.is_debugged else None,
         )
         return LoadPlan(launch, model, host.model_memory_limit_bytes)
+
+    # Change
+
+    def replace_instances(self, instances: Sequence[ModelInstance]) -> None:
+        """Serve with other instances from now on. Those left out end when they have answered what they have begun."""
+        leaving = [instance for instance in self.instances if instance not in instances]
+        self.instances[:] = instances
+        for instance in leaving:
+            self._leaving[instance] = asyncio.create_task(self._let_go(instance))
+
+    async def drop(self, instances: Sequence[ModelInstance]) -> None:
+        """End instances that were made and never added."""
+        await asyncio.gather(*(instance.stop(0) for instance in instances))
+        for instance in instances:
+            del self._places[instance]
+
+    async def _let_go(self, instance: ModelInstance) -> None:
+        while instance.is_busy:  # noqa: ASYNC110  see the constant
+            await asyncio.sleep(_BUSY_CHECK_S)
+        await instance.stop(self._host.finalize_timeout_s)
+        del self._leaving[instance], self._places[instance]
 
     # End
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize all instances and end their processes; False if one had to be killed after the timeout."""
-        return all(await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in self.instances)))
+        leaving = dict(self._leaving)
+        for task in leaving.values():
+            task.cancel()
+        await asyncio.gather(*leaving.values(), return_exceptions=True)
+        stopping = [*self.instances, *self._leaving]
+        return all(await asyncio.gather(*(instance.stop(finalize_timeout_s) for instance in stopping)))
 
     async def close(self) -> None:
         """Release the processes' resources after all of them have ended."""
         self.instances.clear()
+        self._places.clear()
+        self._leaving.clear()
         self._failures.close()
         self._host.debugger.give_back(self._debugger_points)
         self._debugger_points = []

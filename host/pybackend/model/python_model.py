@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
+from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import cached_answers
@@ -22,9 +23,13 @@ from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.queue import ModelQueue
+from pybackend.model.sequences import VersionSequences
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
-from pybackend.model.version_loader import VersionLoader
+from pybackend.model.version_loader import CompletedVersion, VersionLoader
+from pybackend.modelconfig.loader import planned_instances
+from pybackend.modelconfig.schema import Scheduling
+from pybackend.modelconfig.signature import ModelSignature
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
 from pybackend_wire.messages import INLINE_BYTES
@@ -47,8 +52,29 @@ class Rehearsal:
     missing: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class _Serving:
+    """A loaded version.
+
+    Attributes:
+        version: with its completed configuration.
+        loader: loaded it, or changed its instances last.
+        instances: those that accept requests; shared with the queue and the executions.
+        executors: of these instances; shared with the scheduler.
+    """
+
+    version: CompletedVersion
+    loader: VersionLoader
+    instances: list[ModelInstance]
+    executors: list[InstanceExecutor]
+
+
 class PythonModel(Model):
-    """A version that runs in stub processes: manages its life cycle, and queues its requests."""
+    """A version that runs in stub processes: manages its life cycle, and queues its requests.
+
+    Attributes:
+        sequences: those that have begun here, or on a version that this one replaces.
+    """
 
     def __init__(self, source: ModelSource, host: ModelHost) -> None:
         super().__init__(source.name, source.version, source.config)
@@ -62,6 +88,8 @@ class PythonModel(Model):
         self._queue: ModelQueue | None = None
         if host.metrics.summary_latencies:
             self.statistics.summaries = LatencySummaries()
+        self._serving: _Serving | None = None
+        self.sequences = VersionSequences()
 
     # Life
 
@@ -115,6 +143,42 @@ class PythonModel(Model):
         scheduler, path = make_scheduler(version.config, executors, executions, version.states, path)
         executions.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
         self._queue = ModelQueue(scheduler, answers, instances, executions)
+        self.sequences.serve(scheduler)
+        self._serving = _Serving(version, loader, instances, executors)
+
+    def can_change_instances(self, source: ModelSource) -> bool:
+        """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
+        if self._serving is None or self.state is not ModelState.READY or self._processes.is_debugged:
+            return False
+        if self.config.scheduling is Scheduling.SEQUENCE_BATCHING:
+            return False  # its sequences have slots at instances
+        planned = planned_instances(source.config, self._host.gpu_count)
+        # The sandbox is made for kinds of instances: those on a GPU reach its devices.
+        return {spec.kind for spec in planned} <= {
+            spec.kind for spec in planned_instances(self.config, self._host.gpu_count)
+        }
+
+    async def change_instances(self, source: ModelSource) -> None:
+        """Start and end instances as another configuration says. The others go on, with the configuration they have.
+
+        Raises:
+            ModelLoadError: an instance could not be started, and nothing has changed.
+        """
+        serving = self._serving
+        assert serving is not None
+        assert self._queue is not None
+        try:
+            loader = VersionLoader(source, self._host, self._processes, serving.loader.warnings)
+            version = replace(serving.version, config=loader.renewed(serving.version.config))
+            instances = await loader.change_instances(serving.version, version)
+        except InferenceError as error:
+            raise ModelLoadError(error.message, error.code) from error
+        # The scheduler, the queue and the executions share these lists.
+        serving.instances[:] = instances
+        serving.executors[:] = [instance.executor for instance in instances]
+        self._serving = replace(serving, version=version, loader=loader)
+        self._source, self.config = source, version.config
+        self._executions.on_available()
 
     def _on_given_up(self, failure: InferenceError, last_words: str) -> None:
         """No instance will come back."""
@@ -131,6 +195,10 @@ class PythonModel(Model):
         """
         began_s = time.monotonic()
         self.state = ModelState.UNLOADING
+        if drain_timeout_s is None:
+            await self.sequences.ended_within(
+                self._host.finalize_timeout_s, f"model '{self.name}' version {self.version}"
+            )
         drained = await self.open_requests.drained_within(drain_timeout_s)
         if not drained:
             self._executions.refuse_waiting()
@@ -258,9 +326,45 @@ class PythonModel(Model):
             else:
                 queue.answers.submit(pending)
         except InferenceError as error:
+            predecessor = self.sequences.begun_at(request) if isinstance(error, UnknownSequenceError) else None
+            if predecessor is not None:
+                return predecessor.continue_sequence(request, on_response, self.signature)
             reason = FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER
             self.statistics.add_failure(reason, request.queued_ns)
             raise
+        self.open_requests.enter(request)
+        return pending
+
+    def continue_sequence(
+        self, request: InferenceRequest, on_response: OnResponse, checked: ModelSignature
+    ) -> PendingRequest:
+        """Queue a request of a sequence that began here; otherwise as :meth:`submit`.
+
+        Args:
+            request: its memory may be the successor's.
+            on_response: as for :meth:`submit`.
+            checked: the signature that it was validated against.
+
+        Raises:
+            InferenceError: the request is refused; the caller must release its memory.
+        """
+        queue = self._queue
+        assert queue is not None
+        if checked.inputs != self.signature.inputs:
+            raise InferenceError(
+                f"sequence {request.correlation_id} began before model '{self.name}' was replaced by a version with other "
+                "inputs, and cannot continue: start it again with the START flag",
+                ErrorCode.UNAVAILABLE,
+            )
+        for tensor in request.inputs:
+            if tensor.lease is not None and not self.owns(tensor.lease):
+                lease = self._arena.lease(len(tensor.data))  # type: ignore[arg-type]  # bytes have arrived
+                lease.view[:] = tensor.data  # type: ignore[assignment]
+                tensor.release()
+                tensor.lease, tensor.data = lease, lease.view
+        request.model_version = self.version
+        pending = PendingRequest(request, on_response, queue)
+        queue.scheduler.enqueue(pending)
         self.open_requests.enter(request)
         return pending
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,13 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
+from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.options import ModelOptions, options_of
-from pybackend.modelconfig.rate_limits import rate_limit_of
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.rate_limits import RateLimit, rate_limit_of
+from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
 from pybackend.modelconfig.signature import ModelSignature, signature_of
+from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
 from pybackend.scheduler.choice import read_states
 from pybackend.scheduler.sequence_state import ImplicitStates
@@ -62,9 +65,20 @@ class VersionLoader:
         source: the version's source.
         host: the server.
         processes: of the version. They hold everything that was started or made, even if loading fails halfway.
+        warnings: about the version's outputs, None for a version that has not been loaded before.
+
+    Attributes:
+        warnings: about the version's outputs, None for none.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost, processes: ModelProcesses) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        host: ModelHost,
+        processes: ModelProcesses,
+        warnings: OutputWarnings | None = None,
+    ) -> None:
+        self.warnings = warnings
         self._source = source
         self._host = host
         self._processes = processes
@@ -120,7 +134,7 @@ class VersionLoader:
         first = self._processes.add_instance(names[0])
         policy_name = planned[0].policy_name if planned else ""
         config_json = self._config.to_json() if host.auto_complete else None
-        return await first.load(self._processes.load_plan(0, names[0], policy_name), config_json)
+        return await first.load(self._processes.load_plan(first, policy_name), config_json)
 
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
         """Start the other instances and initialise all of them; returns those that accept requests.
@@ -133,34 +147,88 @@ class VersionLoader:
         specs = instances(config)
         for spec in specs[1:]:
             processes.add_instance(spec.name)
-        resources = self._host.resources
-        for instance, spec in zip(processes.instances, specs, strict=True):
+        if (
+            not version.options.validate_outputs
+        ):  # outputs that are validated need no warning: their clients get an error
+            self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
+        await self._start(version, processes.instances, specs)
+        return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
+
+    async def _start(
+        self, version: CompletedVersion, started: Sequence[ModelInstance], specs: Sequence[InstanceSpec]
+    ) -> None:
+        resources, config = self._host.resources, version.config
+        for instance, spec in zip(started, specs, strict=True):
             limit = rate_limit_of(config, spec.group, spec.device_id)
             if resources is not None and limit is not None:
                 instance.executor.limit_by(resources, limit)
-        await processes.prepare(len(specs))
+        await self._processes.prepare()
         config_json = config.to_json()
-        # Outputs that are validated need no warning: their clients get an error.
-        watcher = (
-            None if version.options.validate_outputs else OutputWarnings(version.signature, version.hidden_outputs)
-        )
-        plans = [self._instance_plan(version, spec, index, config_json, watcher) for index, spec in enumerate(specs)]
         outcomes = await asyncio.gather(
-            *(instance.initialize(plan) for instance, plan in zip(processes.instances, plans, strict=True)),
+            *(
+                instance.initialize(self._instance_plan(version, instance, spec, config_json))
+                for instance, spec in zip(started, specs, strict=True)
+            ),
             return_exceptions=True,
         )
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
-        return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
+
+    def renewed(self, config: ModelConfig) -> ModelConfig:
+        """A completed configuration with the instances of this loader's source.
+
+        Raises:
+            ModelConfigError: there can be no such instances.
+        """
+        groups = with_scheduling(self._config.document, self._host.gpu_count)["instance_group"]
+        renewed = from_document({**config.document, "instance_group": groups}, self._config.source)
+        validate(renewed, self._host.gpu_count)
+        return renewed.with_warnings(config.warnings)
+
+    async def change_instances(self, before: CompletedVersion, after: CompletedVersion) -> list[ModelInstance]:
+        """Start the instances that a serving version lacks, and let go of those it has no more; the others stay.
+
+        Args:
+            before: the version as it is.
+            after: the same, with other instances.
+
+        Returns:
+            The instances that accept requests from now on.
+
+        Raises:
+            ModelLoadError: an instance could not be started, and nothing has changed.
+            InferenceError: the same.
+        """
+        processes = self._processes
+        present = list(zip(self._descriptions(before.config), processes.instances, strict=True))
+        wanted, added = [], []
+        for description in self._descriptions(after.config):
+            found = next((pair for pair in present if pair[0] == description), None)
+            if found is not None:
+                present.remove(found)
+                wanted.append(found[1])
+            else:
+                added.append((processes.make_instance(description[0].name), description[0]))
+                wanted.append(added[-1][0])
+        try:
+            await self._start(after, [instance for instance, _ in added], [spec for _, spec in added])
+        except BaseException:
+            await processes.drop([instance for instance, _ in added])
+            raise
+        processes.replace_instances(wanted)
+        specs = instances(after.config)
+        return [instance for instance, spec in zip(wanted, specs, strict=True) if not spec.passive]
+
+    def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
+        return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
     def _instance_plan(
         self,
         version: CompletedVersion,
+        instance: ModelInstance,
         spec: InstanceSpec,
-        index: int,
         config_json: str,
-        watcher: OutputWarnings | None,
     ) -> InstancePlan:
         config, options, debugged = version.config, version.options, self._processes.is_debugged
         initialize = Initialize(
@@ -181,12 +249,12 @@ class VersionLoader:
             drops_unknown_outputs=not options.validate_outputs,
         )
         return InstancePlan(
-            load=self._processes.load_plan(index, spec.name, spec.policy_name),
+            load=self._processes.load_plan(instance, spec.policy_name),
             initialize=initialize,
             execution_limit_s=0 if debugged else options.execution_limit_s,
             readiness_limit_s=None if debugged else READINESS_LIMIT_S,
             restart_limit=options.restart_limit,
             cancels_calls=options.cancels_calls,
             warmup=version.warmup,
-            outputs=watcher,
+            outputs=self.warnings,
         )

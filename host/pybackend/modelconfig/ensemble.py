@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ModelConfigError
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.model_directory import config_file
 from pybackend.modelconfig.parser import parse_config_text, read_config_text
 from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document
 
@@ -56,15 +56,20 @@ def part_names(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in steps_of(config)))
 
 
-def part_names_on_disk(model_directory: Path) -> tuple[str, ...]:
-    """The parts of a model that is not loaded; empty if its configuration cannot be read. Blocking."""
-    path = model_directory / CONFIG_FILENAME
+def part_names_on_disk(model_directory: Path, config_name: str = "") -> tuple[str, ...]:
+    """The parts of a model that is not loaded; empty if its configuration cannot be read. Blocking.
+
+    Args:
+        model_directory: of the model.
+        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
+    """
+    name = config_file(model_directory, config_name)
     try:
         # Most models are not ensembles, and parsing takes a hundred times longer than this search.
-        text = read_config_text(path)
+        text = read_config_text(model_directory, name)
         if Scheduling.ENSEMBLE not in text:
             return ()
-        document = parse_config_text(text, str(path))
+        document = parse_config_text(text, str(model_directory / name))
     except ModelConfigError:
         return ()
     return tuple(dict.fromkeys(step.model_name for step in _steps(document)))

@@ -17,7 +17,7 @@ from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
 from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME, similar_file
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, similar_file
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling, without_gpus
 from pybackend.modelconfig.parser import (
     Document,
@@ -39,6 +39,7 @@ def load_config(
     auto_complete: bool,
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
     config_json: str | None = None,
+    config_name: str = "",
 ) -> ModelConfig:
     """The configuration in a model's directory, before auto-completion.
 
@@ -47,6 +48,7 @@ def load_config(
         auto_complete: infer missing fields of config.pbtxt, and allow the file itself to be missing.
         backend_directory: directory of backends written in Python.
         config_json: replaces config.pbtxt, as JSON text.
+        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
 
     Returns:
         A configuration whose name, backend, runtime, model file and version policy are validated; the rest is
@@ -58,7 +60,7 @@ def load_config(
         ModelLoadError: the directory cannot be read.
     """
     if config_json is None:
-        text, source = _written_text(model_directory, auto_complete)
+        text, source = _written_text(model_directory, config_file(model_directory, config_name), auto_complete)
         document = parse_config_text(text, source)
     else:
         text, source = "", f"the configuration given to load '{model_directory.name}'"
@@ -67,7 +69,7 @@ def load_config(
     check_bounds(document, source)
     refuse_unserved(from_document(document, source))
     if from_document(document, source).is_ensemble:
-        _refuse_repeated_inputs(text, model_directory)
+        _refuse_repeated_inputs(text, model_directory.name, source)
         return from_document(with_policies(document), source)
     if not document["backend"]:
         document["backend"] = inferred_backend(document, model_directory, by_name=auto_complete)
@@ -128,9 +130,9 @@ def planned_instances(config: ModelConfig, gpu_count: int) -> list[InstanceSpec]
     return instances(from_document(with_scheduling(config.document, gpu_count), config.source))
 
 
-def _written_text(model_directory: Path, auto_complete: bool) -> tuple[str, str]:
-    """The text of config.pbtxt, empty if there is no such file, and its name in messages."""
-    path = model_directory / CONFIG_FILENAME
+def _written_text(model_directory: Path, name: str, auto_complete: bool) -> tuple[str, str]:
+    """The text of the configuration file, empty if there is no such file, and its name in messages."""
+    path = model_directory / name
     try:
         path.lstat()  # a dangling link is a mistake, not a missing file
     except FileNotFoundError:
@@ -144,15 +146,14 @@ def _written_text(model_directory: Path, auto_complete: bool) -> tuple[str, str]
         return "", f"no {CONFIG_FILENAME} in {model_directory}{hint}"
     except OSError:
         pass  # reading the file will raise the precise error
-    return read_config_text(path), str(path)
+    return read_config_text(model_directory, name), str(path)
 
 
-def _refuse_repeated_inputs(text: str, model_directory: Path) -> None:
-    path = model_directory / CONFIG_FILENAME
+def _refuse_repeated_inputs(text: str, ensemble: str, source: str) -> None:
     for number, model, name in repeated_step_inputs(text):
         raise ModelConfigError(
             f"input '{name}' in model '{model}' is mapped to multiple ensemble tensors for ensemble "
-            f"'{model_directory.name}' step {number} ({path})"
+            f"'{ensemble}' step {number} ({source})"
         )
 
 

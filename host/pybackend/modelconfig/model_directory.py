@@ -14,7 +14,10 @@ from pybackend.spelling import closest
 
 CONFIG_FILENAME = "config.pbtxt"
 
-_NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__"})
+CONFIGS_DIRECTORY = "configs"
+"""Holds configurations that the server's operator may choose by name instead."""
+
+_NOT_VERSIONS = frozenset({"warmup", "initial_state", CONFIGS_DIRECTORY, "__pycache__"})
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_FILES, _FILE_SIMILARITY = 1000, 0.75
 _MOST_DIGITS = 100  # a file name can have more digits than int() accepts
@@ -31,6 +34,17 @@ class VersionScan:
 
     versions: Mapping[int, Path]
     warnings: tuple[str, ...]
+
+
+def config_file(model_directory: Path, config_name: str) -> str:
+    """The configuration file of a model, relative to its directory. Blocking.
+
+    Args:
+        model_directory: of the model.
+        config_name: ``configs/<config_name>.pbtxt`` is the file if it exists; ``""`` for config.pbtxt in any case.
+    """
+    custom = f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"
+    return custom if config_name and os.path.lexists(model_directory / custom) else CONFIG_FILENAME
 
 
 def scan_versions(model_directory: Path) -> VersionScan:

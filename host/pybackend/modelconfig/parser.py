@@ -42,14 +42,19 @@ FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRI
 """The configuration's fields in the order of its schema, which is the order of a document's keys."""
 
 
-def read_config_text(path: Path) -> str:
-    """The text of a config.pbtxt. Blocking.
+def read_config_text(model_directory: Path, name: str) -> str:
+    """The text of a configuration file. Blocking.
+
+    Args:
+        model_directory: of the model.
+        name: the file's name, relative to it.
 
     Raises:
         ModelConfigError: the file cannot be read, or is not text.
     """
+    path = model_directory / name
     try:
-        return read_beneath(path.parent, path.name, MOST_CONFIG_BYTES).decode("utf-8-sig")
+        return read_beneath(model_directory, name, MOST_CONFIG_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ModelConfigError(f"failed to read text proto from {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -64,7 +69,7 @@ def read_config_file(path: Path) -> Document:
     Raises:
         ModelConfigError: the file cannot be read or is not a model configuration; names file, line and field.
     """
-    return parse_config_text(read_config_text(path), str(path))
+    return parse_config_text(read_config_text(path.parent, path.name), str(path))
 
 
 def parse_config_text(text: str, source: str) -> Document:

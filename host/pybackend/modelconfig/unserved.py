@@ -10,6 +10,9 @@ from pybackend.modelconfig.options import OPTION_NAMES
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.spelling import closest
 
+CHECKSUM = "checksum"
+"""The repository agent that compares files with digests."""
+
 _QUEUEING = {"priority_levels", "default_queue_policy", "priority_queue_policy", "preserve_ordering"}
 """Parts of ``dynamic_batching`` that concern the queue, which single requests have too."""
 
@@ -39,10 +42,9 @@ def unserved_warnings(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _refused(config: ModelConfig) -> list[tuple[str, str]]:
-    refused = []
-    if "model_repository_agents" in config.document:
-        refused.append(("model_repository_agents", "the checks of the agents would not be made"))
-    return refused
+    agents = config.document.get("model_repository_agents", {}).get("agents", ())
+    others = dict.fromkeys(agent["name"] for agent in agents if agent["name"] != CHECKSUM)
+    return [(f"the repository agent '{name}'", f"the only agent is '{CHECKSUM}'") for name in others]
 
 
 def _ignored(config: ModelConfig) -> list[str]:

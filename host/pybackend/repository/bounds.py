@@ -19,7 +19,7 @@ from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
 from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.model_directory import config_file
 from pybackend.modelconfig.python_based import backend_file
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.repository.candidate import ModelReading
@@ -78,7 +78,7 @@ class Bounds:
         if not brings:
             # A model that could have written the configuration may be its author, wherever the file is.
             had = self._had.get(reading.config.name)
-            path = reading.directory / CONFIG_FILENAME
+            path = reading.directory / config_file(reading.directory, self._host.config_name)
             return tuple(one for one in (grant, had) if one is not None and one.may_change(path))
         written = None if reading.is_brought else _written(reading.directory, self._host)
         _check_files(grant, reading, written)
@@ -137,7 +137,12 @@ def _not_for_clients(key: str, value: str, reading: ModelReading) -> ModelLoadEr
 def _written(directory: Path, host: ModelHost) -> ModelConfig | None:
     """The model's configuration in the repository, None if it cannot be read."""
     try:
-        return load_config(directory, auto_complete=host.auto_complete, backend_directory=host.backend_directory)
+        return load_config(
+            directory,
+            auto_complete=host.auto_complete,
+            backend_directory=host.backend_directory,
+            config_name=host.config_name,
+        )
     except ModelLoadError:
         return None
 

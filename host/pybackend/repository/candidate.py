@@ -16,11 +16,14 @@ from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.repository.checksum import check_digests
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.repository.version_policy import choose_versions
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
+
+_INSTANCES = "instance_group"
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,27 @@ class Candidate:
 
     def equals(self, other: Candidate) -> bool:
         """True if a version loaded from ``other`` would be identical to one loaded from this candidate."""
+        return self.differs_in_instances(other) and self._groups == other._groups
+
+    def differs_in_instances(self, other: Candidate) -> bool:
+        """True if a version loaded from ``other`` would be identical, except perhaps for its instances."""
         return (
             self.files is not None
             and self.source.directory == other.source.directory
             and self.source.bounds == other.source.bounds
             and (self.files, self.code, self.environment) == (other.files, other.code, other.environment)
-            and _without_policy(self.source.config) == _without_policy(other.source.config)
+            and self._rest == other._rest
         )
 
+    @property
+    def _groups(self) -> Any:
+        return self.source.config.document.get(_INSTANCES)
 
-def _without_policy(config: ModelConfig) -> dict[str, Any]:
-    """The configuration without the fields that only select versions."""
-    return {field: value for field, value in config.document.items() if field != "version_policy"}
+    @property
+    def _rest(self) -> dict[str, Any]:
+        """The configuration without its instances and without the field that only selects versions."""
+        document = self.source.config.document
+        return {field: value for field, value in document.items() if field not in {_INSTANCES, "version_policy"}}
 
 
 @dataclass(frozen=True)
@@ -151,13 +163,15 @@ def files_of(directory: Path) -> str:
 
 
 def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_brought: bool) -> ModelReading:
-    files = fingerprint(directory) if host.explicit else None
+    files = fingerprint(directory) if host.tracks_files else None
     config = load_config(
         directory,
         auto_complete=host.auto_complete,
         backend_directory=host.backend_directory,
         config_json=config_json,
+        config_name=host.config_name,
     )
+    check_digests(config, directory)
     scan = scan_versions(directory)
     for warning in scan.warnings:
         log.warning("%s", warning)

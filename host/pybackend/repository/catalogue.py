@@ -18,14 +18,18 @@ LONGEST_VERSION_DIGITS = 19
 class ModelCatalogue:
     """The known models, each with its versions.
 
+    Args:
+        config_name: of configurations on disk, as for :func:`pybackend.modelconfig.model_directory.config_file`.
+
     Attributes:
         entries: by name, in the current state.
         ensembles: the dependencies between them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config_name: str) -> None:
         self.entries: dict[str, ModelEntry] = {}
-        self.ensembles = Ensembles(self.entries)
+        self.ensembles = Ensembles(self.entries, config_name)
+        self._failures: dict[str, str] = {}
 
     def find(self, name: str, version: str = "") -> Model:
         """The version that answers a request.
@@ -124,6 +128,13 @@ class ModelCatalogue:
         """The state of every model, for the terminal."""
         return [row for _, entry in sorted(self.entries.items()) for row in entry.table()]
 
+    def note_failure(self, name: str, reason: str) -> None:
+        """Show in the index why a model of the repositories could not be read, or ``""`` if it could."""
+        if reason:
+            self._failures[name] = reason
+        else:
+            self._failures.pop(name, None)
+
     def index(self, on_disk: Collection[str], duplicates: Collection[str]) -> list[ModelStatus]:
         """One row for each known version, and one for each model without a version; sorted by name.
 
@@ -134,8 +145,10 @@ class ModelCatalogue:
         rows: list[ModelStatus] = []
         for name in sorted({*self.entries, *on_disk, *duplicates}):
             entry = self.entries.get(name)
-            if name in duplicates and (entry is None or not entry.versions):
+            if name in duplicates and (entry is None or entry.is_over):
                 rows.append(ModelStatus(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
+            elif entry is None and name in self._failures:
+                rows.append(ModelStatus(name, "", ModelState.UNAVAILABLE.value, self._failures[name]))
             elif entry is None:
                 rows.append(ModelStatus(name, "", ""))
             else:

@@ -127,6 +127,8 @@ class ModelChanges:
             directory = await self._place(name, request)
         except ModelLoadError as error:
             raise _poll_error(name, error) from error
+        if not request.files:
+            self._catalogue.note_failure(name, "")
         self._directories.hold(directory)
         try:
             reading = await self._read(name, directory, request)
@@ -173,6 +175,8 @@ class ModelChanges:
         try:
             return await read_model(directory, self._host, request.config_json, is_brought=bool(request.files))
         except ModelLoadError as error:
+            if not request.files:  # names of directories are bounded, those in requests are not
+                self._catalogue.note_failure(name, error.reason())
             raise _poll_error(name, error) from error
 
     async def _replace(self, name: str, candidates: Mapping[int, Candidate], *, as_part: bool) -> None:

@@ -20,10 +20,13 @@ class Ensembles:
 
     Args:
         entries: all models by name; always read in their current state.
+        config_name: of the configurations on disk, as for
+            :func:`pybackend.modelconfig.model_directory.config_file`.
     """
 
-    def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
+    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str) -> None:
         self._entries = entries
+        self._config_name = config_name
         self._unreadable: dict[str, str] = {}
 
     # Parts
@@ -105,6 +108,6 @@ class Ensembles:
                 )
             if name not in seen:
                 seen.add(name)
-                on_disk = part_names_on_disk(directories[name]) if name in directories else ()
+                on_disk = part_names_on_disk(directories[name], self._config_name) if name in directories else ()
                 following = on_disk if self.lacking([name]) else self.parts(name)
                 paths += [(*path, part) for part in following]

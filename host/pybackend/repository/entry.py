@@ -77,6 +77,11 @@ class ModelEntry:
         """True if there are versions and all of them accept requests."""
         return bool(self.versions) and len(self.ready_versions()) == len(self.versions)
 
+    @property
+    def is_over(self) -> bool:
+        """True if no version serves, or will without another load."""
+        return all(model.state is ModelState.UNAVAILABLE for model in self.versions.values())
+
     def why_not_available(self) -> str:
         """The reason why no version of a model serves, for clients, to be appended to a sentence."""
         reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]

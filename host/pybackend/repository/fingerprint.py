@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Fingerprint:
 
     Attributes:
         folders: the files below each of its subdirectories, by subdirectory name.
-        others: all other files except the configuration, which is compared by content.
+        others: all other files except configurations, which are compared by content.
     """
 
     folders: Mapping[str, FileStamps]
@@ -58,13 +58,15 @@ def fingerprint(model_directory: Path) -> Fingerprint | None:
     try:
         for entry in look.entries(str(model_directory)):
             status = _status(entry.path)
+            if entry.name == CONFIGS_DIRECTORY:
+                continue
             if _is_directory(status):
                 folders[entry.name] = _below(entry.path, look)
             elif entry.name != CONFIG_FILENAME:
                 others[entry.name] = _stamp(status)
     except _TooMany:
         log.warning(
-            "%s and what its links lead to hold more than %d files: every load request reloads the model",
+            "%s and what its links lead to hold more than %d files: every load reloads the model",
             model_directory,
             MOST_FILES,
         )

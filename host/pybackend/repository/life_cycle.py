@@ -21,6 +21,9 @@ from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
 
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
+"""Wait before a failed load is tried again; it doubles with each attempt."""
+
 
 class ModelLifeCycle:
     """Loads, replaces and unloads versions.
@@ -48,6 +51,7 @@ class ModelLifeCycle:
             ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
+        await self._change_instances(entry, serving, candidates)
         new = {
             version: self._create(candidate)
             for version, candidate in candidates.items()
@@ -56,7 +60,19 @@ class ModelLifeCycle:
         if not serving:
             self.retire_all(entry)  # instances that gave up may still have processes
             entry.set_versions(new, candidates)
-        outcomes = await asyncio.gather(*(self._load_version(model) for model in new.values()), return_exceptions=True)
+        outcomes = await self._load_versions(new.values())
+        for attempt in range(self._host.load_retry_count):
+            again = [
+                version for version, model in new.items() if not (model.state is ModelState.READY or model.may_recover)
+            ]
+            if not again or any(outcomes):
+                break
+            await asyncio.sleep(min(FIRST_RETRY_S * 2**attempt, LONGEST_RETRY_S))
+            log.info("loading '%s' once more: retry %d of %d", entry.name, attempt + 1, self._host.load_retry_count)
+            new |= {version: self._create(candidates[version]) for version in again}
+            if not serving:
+                entry.set_versions(new, candidates)
+            outcomes = await self._load_versions([new[version] for version in again])
         unexpected = [outcome for outcome in outcomes if outcome is not None]
         failed = [model for model in new.values() if model.state is not ModelState.READY]
         if unexpected or (failed and serving):
@@ -68,7 +84,56 @@ class ModelLifeCycle:
         if serving:
             # Versions that are no longer served stay visible as unloaded.
             entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
-            self._retire(model for version, model in serving.items() if version in new or version not in candidates)
+            replaced = [model for version, model in serving.items() if version in new or version not in candidates]
+            for model in replaced:
+                if isinstance(model, PythonModel):
+                    model.sequences.keep()
+            self._retire(replaced)
+            self._pass_sequences_on(entry.name)
+
+    async def _change_instances(
+        self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
+    ) -> None:
+        """Bring those serving versions up to date of which only the instances have changed.
+
+        Raises:
+            ModelLoadError: an instance could not be started; its version keeps those that it has.
+        """
+        for version, model in serving.items():
+            candidate = candidates.get(version)
+            if (
+                candidate is None
+                or not isinstance(model, PythonModel)
+                or not model.can_change_instances(candidate.source)
+            ):
+                continue
+            origin = entry.origins[version]
+            if candidate.equals(origin) or not candidate.differs_in_instances(origin):
+                continue
+            before = len(model.instances)
+            try:
+                await model.change_instances(candidate.source)
+            except ModelLoadError as error:
+                log.error(  # noqa: TRY400  no bug of ours
+                    "failed to change the instances of '%s' version %s: %s", model.name, model.version, error.reason()
+                )
+                raise ModelLoadError(
+                    f"load failed for model '{entry.name}': version {version} keeps its {before} instances: "
+                    f"{error.reason()};\n",
+                    ErrorCode.INVALID_ARG,
+                ) from error
+            entry.origins = {**entry.origins, version: candidate}
+            log.info(
+                "'%s' version %s has %d instances now, and had %d",
+                model.name,
+                model.version,
+                len(model.instances),
+                before,
+            )
+
+    async def _load_versions(self, models: Iterable[Model]) -> list[BaseException | None]:
+        """Load versions; returns unexpected errors, and None for a version that is ready or has failed."""
+        return await asyncio.gather(*map(self._load_version, models), return_exceptions=True)
 
     def _create(self, candidate: Candidate) -> Model:
         model: Model
@@ -126,6 +191,15 @@ class ModelLifeCycle:
 
     def _retired(self, model: Model, _end: asyncio.Task[bool]) -> None:
         del self._retiring[model]
+        self._pass_sequences_on(model.name)
+
+    def _pass_sequences_on(self, name: str) -> None:
+        """Tell a model's versions which ones they replace that still have sequences."""
+        versions = [model for model in self._alive if model.name == name and isinstance(model, PythonModel)]
+        ending = [model for model in versions if model in self._retiring and model.sequences.are_active]
+        for model in versions:
+            if model not in self._retiring:
+                model.sequences.predecessors = ending
 
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)

@@ -13,6 +13,7 @@ from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import OverrideDirectories, check_keys
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.poller import Poller
 from pybackend.repository.start import RepositoryStart
 from pybackend.repository.stop_report import Unfinished
 from pybackend.sandbox.grant import Grant
@@ -36,12 +37,13 @@ class ModelRepository(ModelCatalogue):
     """
 
     def __init__(self, scan: RepositoryScan, host: ModelHost) -> None:
-        super().__init__()
+        super().__init__(host.config_name)
         self.host = host
         self._scan = scan
         self._directories = OverrideDirectories(PrivateRoom(host.room_places))
         self._changes = ModelChanges(self, scan.repositories, host, self._directories)
         self._running: set[asyncio.Task[None]] = set()
+        self._poller: Poller | None = None
         self._brought_bytes = 0
         self._closed = False
 
@@ -53,9 +55,19 @@ class ModelRepository(ModelCatalogue):
             log.warning("%s", warning)
         wanted = self.host.startup_models
         names = {*self._scan.models, *self._scan.duplicates} if wanted is None else set(wanted)
+        if self.host.poll_s is not None:
+            self._poller = Poller(self, self._changes, self._scan, self.host.config_name, self.host.poll_s)
+            await self._poller.remember()
         start = RepositoryStart(self, self._changes, self._scan, self.host)
         await asyncio.gather(asyncio.to_thread(self._directories.remove_abandoned), start.load(names))
         return all(entry.is_loaded for entry in self.entries.values())
+
+    def follow(self) -> None:
+        """Begin to follow changes of the repositories, if the control mode says so; after :meth:`load_all`."""
+        if self._poller is not None:
+            task = asyncio.create_task(self._poller.run())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, UnknownSequenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
@@ -47,6 +47,7 @@ class SequenceBatcher:
 
     Attributes:
         path: must receive all responses of the model: this stage, after ordered delivery if that is configured.
+        on_all_ended: called when the last active sequence has ended; None if nothing waits for that.
     """
 
     def __init__(
@@ -88,10 +89,20 @@ class SequenceBatcher:
         self._given_ids = count(1)
         self._timer = PreciseTimer(self.dispatch)
         self._scheduled = False
+        self.on_all_ended: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         """Number of waiting requests."""
         return len(self._items) - self._sent_count
+
+    def continues(self, correlation_id: int | str) -> bool:
+        """True if an active sequence has this id: its next request belongs here."""
+        return correlation_id in self._live
+
+    @property
+    def has_active(self) -> bool:
+        """True while further requests of a sequence may come."""
+        return bool(self._live)
 
     # Arrival and departure of requests
 
@@ -109,6 +120,7 @@ class SequenceBatcher:
         if request.flags & RequestFlags.SEQUENCE_END or self._config.iterative:
             sequence.ended = True
             self._live.pop(sequence.id, None)
+            self._tell_if_all_ended()
         item = SequenceRequest(pending, sequence)
         self._items[pending] = item
         sequence.waiting[item] = None
@@ -134,9 +146,10 @@ class SequenceBatcher:
                 return sequence
             return self._begin(request.correlation_id, now_ns)
         if sequence is None:
-            raise _invalid(
+            raise UnknownSequenceError(
                 f"inference request for sequence {request.correlation_id} to {model} must specify the START flag on the "
-                "first request of the sequence"
+                "first request of the sequence",
+                ErrorCode.INVALID_ARG,
             )
         if sequence.lost is not None:
             raise sequence.lost.again()
@@ -322,6 +335,11 @@ class SequenceBatcher:
         sequence.over = True
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
+        self._tell_if_all_ended()
+
+    def _tell_if_all_ended(self) -> None:
+        if self.on_all_ended is not None and not self._live:
+            self.on_all_ended()
 
     # Sequences that cannot continue
 

@@ -47,11 +47,11 @@ WRONG = {
     ),
     "a control mode that is none": (
         ("serve", "--model-control-mode=some"),
-        'Bad option: "--model-control-mode". Invalid model control mode: some. Write none or explicit',
+        'Bad option: "--model-control-mode". Invalid model control mode: some. Write none, poll or explicit',
     ),
-    "a control mode that is not there yet": (
-        ("serve", "--model-control-mode", "poll"),
-        'Bad option: "--model-control-mode". This release does not poll repositories.',
+    "a configuration's name that is a path": (
+        ("serve", "--model-config-name=a/b"),
+        'Bad option: "--model-config-name". Invalid name: a/b. Write the name of a file in the folder',
     ),
     "a setting of metrics without a value": (
         ("serve", "--metrics-config=summary_latencies"),
@@ -252,7 +252,10 @@ FLAGS = {
         "more",
         (Path("models").absolute(), Path("more").absolute()),
     ),
-    "--model-control-mode": ("model_control", "none", "explicit", "explicit"),
+    "--model-control-mode": ("model_control", "none", "EXPLICIT", "explicit"),
+    "--repository-poll-secs": ("repository_poll_s", 15, "0", None),
+    "--model-load-retry-count": ("load_retry_count", 0, "3", 3),
+    "--model-config-name": ("config_name", "", "large.pbtxt", "large"),
     "--disable-auto-complete-config": ("auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
     "--strict-readiness": ("strict_readiness", True, "false", False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 
 import numpy as np
@@ -312,3 +313,27 @@ def test_a_name_in_two_repositories(tmp_path):
         ]
         assert number(server, "alone") == 2
         assert server.get("/v2/models/m/ready").status == 400
+
+
+@pytest.mark.spec("srv-R26")
+def test_files_with_other_digests_fail_the_load(server):
+    directory = write_model(server.repository, "checked", telling(1), None)
+    digest = hashlib.md5((directory / "1" / "model.py").read_bytes()).hexdigest()
+
+    def load(path, value):
+        agent = f'agents {{ name: "checksum" parameters {{ key: "{path}" value: "{value}" }} }}'
+        (directory / "config.pbtxt").write_text(f"{CONFIG} model_repository_agents {{ {agent} }}")
+        return control(server, "checked", "load")
+
+    reply = load("MD5:1/model.py", "00")
+    assert reply.status == 500
+    assert f"Mismatched MD5 hash for file 1/model.py: it is {digest}, and agent 'checksum' expects 00" in reply.error
+    for path, reason in (
+        ("SHA1:1/model.py", "knows only 'MD5:"),
+        ("MD5:1/gone", "No such file"),
+        ("MD5:../x", "leads out"),
+    ):
+        reply = load(path, digest)
+        assert (reply.status, reason in reply.error) == (500, True), reply.error
+    assert load("MD5:1/model.py", digest).status == 200
+    assert number(server, "checked") == 1

@@ -328,8 +328,8 @@ WRONG = {
     "pair": ('platform: "onnxruntime_onnx" backend: "python"' + TENSORS, "unexpected 'platform' and 'backend' pair, "
              "got:onnxruntime_onnx, python"),
     "ensemble": ('platform: "ensemble" ensemble_scheduling { }' + TENSORS, "must specify 'step' for ensemble 'ensemble'"),
-    "agents": (more('model_repository_agents { agents { name: "checksum" } }'), "model 'agents' asks for "
-               "model_repository_agents"),
+    "agents": (more('model_repository_agents { agents { name: "decrypt" } }'), "model 'agents' asks for "
+               "the repository agent 'decrypt'"),
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def seen(server, model):
     return json.loads(document)
 
 
-@pytest.mark.spec("pb-K01")
+@pytest.mark.spec("pb-K01", "srv-R30")
 def test_one_backend_serves_models_by_their_data(server):
     array = np.array([1.5, -2], np.float32)
     for model, factor in (("double", 2), ("negative", -1), ("versions/versions/1", 10), ("versions/versions/2", 100)):

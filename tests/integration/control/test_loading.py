@@ -6,11 +6,14 @@ import asyncio
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.model.model import ModelState
 from tests.integration.models.conftest import running_engine
+from tests.support.engine import input_tensor, output_array
 from tests.support.gates import Gate
 from tests.support.model_control import ALL_VERSIONS, BROKEN, CONFIG, answer, answering, gone, refusal, until
 from tests.support.repositories import write_model
@@ -337,3 +340,29 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
 
     run(unload())
     assert "instance 'a_0' missed its 0.2 s stop limit and is being killed" in caplog.text
+
+
+def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
+    """A replaced version waits for its sequences as long as for ``finalize``, and their requests are refused afterwards."""
+    batching = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+    write_model(repository, "s", answering(1), CONFIG + batching)
+    engine, run = start("s", finalize_timeout_s=0.2)
+
+    async def send(flags):
+        inputs = [input_tensor("IN", np.zeros(1, np.float32))]
+        request = InferenceRequest("s", inputs=inputs)
+        request.correlation_id, request.flags = 7, int(flags)
+        response = await engine.open("s").infer(request)
+        number = float(output_array(response, "OUT")[0])
+        response.release()
+        return number
+
+    assert run(send(RequestFlags.SEQUENCE_START)) == 1
+    old = engine.repository.find("s")
+    write_model(repository, "s", answering(2), None)
+    run(engine.load_model("s"))
+    assert old.state is ModelState.UNLOADING
+    run(gone(engine, old))
+    assert "model 's' version 1 was replaced 0.2 s ago, and its sequences that go on are cut short" in caplog.text
+    assert "must specify the START flag" in refusal(run, send(0)).message
+    assert run(send(RequestFlags.SEQUENCE_START)) == 2

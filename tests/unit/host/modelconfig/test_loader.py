@@ -263,8 +263,8 @@ def parameter(key: str, value: str) -> str:
         ),
         (parameter("INPUT_COPY", "1"), "Incorrect value for INPUT_COPY: '1'. It is \"yes\" or", ErrorCode.UNSUPPORTED),
         (
-            PYTHON + 'model_repository_agents { agents { name: "checksum" } }',
-            "model 'm' asks for model_repository_agents, which this release does not support: ",
+            PYTHON + 'model_repository_agents { agents { name: "decrypt" } }',
+            "model 'm' asks for the repository agent 'decrypt', which this release does not support: ",
             ErrorCode.UNSUPPORTED,
         ),
     ],

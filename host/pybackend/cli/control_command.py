@@ -1,0 +1,142 @@
+"""``pybackend load``, ``unload`` and ``status``: control the models of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pybackend.cli.options import CommandParser, UsageError
+from pybackend.cli.terminal import print_text
+from pybackend.client.connection import Connection
+from pybackend.errors import ServerError
+
+_DEFAULT_URL = "http://localhost:8000"
+_DEFAULT_TIMEOUT_S = 600.0
+_ADVICE = (
+    "Start a server with `pybackend serve DIRECTORY --model-control-mode=explicit`, or name another one with --url"
+)
+_HEADINGS = ("MODEL", "VERSION", "STATE", "REASON")
+_COLUMNS = tuple(heading.lower().replace("model", "name") for heading in _HEADINGS)
+
+
+def run_load(arguments: Sequence[str]) -> int:
+    """Run ``pybackend load`` and return the exit status.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: the model was not loaded.
+    """
+    parser = _parser("load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it.")
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="JSON to use instead of config.pbtxt until the next load"
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        metavar="PATH=FILE",
+        help="a file of the model, such as 1/model.py=candidate.py; needs --config, and no other files are used; may be repeated",
+    )
+    given = _parsed(parser, arguments)
+    parameters: dict[str, str] = {}
+    if given.config is not None:
+        parameters["config"] = _read(given.config).decode("utf-8", "replace")
+    for text in given.file:
+        path, equals, file = text.partition("=")
+        if not equals or not path:
+            raise UsageError(f'Bad option: "--file". Got {text}, expected PATH=FILE', parser.format_usage())
+        parameters[f"file:{path}"] = base64.b64encode(_read(Path(file))).decode()
+    _control(given, "load", parameters)
+    return _print_rows(given, _rows(given, given.model))
+
+
+def run_unload(arguments: Sequence[str]) -> int:
+    """Run ``pybackend unload`` and return the exit status; errors as for :func:`run_load`."""
+    parser = _parser("unload", "MODEL [--FLAG[=VALUE]]...", "Begins to unload a model: it answers the requests it has.")
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    parser.add_argument(
+        "--unload-dependents", action="store_true", help="also unload parts that only this ensemble needs"
+    )
+    given = _parsed(parser, arguments)
+    _control(given, "unload", {"unload_dependents": given.unload_dependents})
+    return _print_rows(given, _rows(given, given.model))
+
+
+def run_status(arguments: Sequence[str]) -> int:
+    """Run ``pybackend status`` and return the exit status; errors as for :func:`run_load`."""
+    parser = _parser("status", "[MODEL] [--FLAG[=VALUE]]...", "Lists the models of a running server, and their states.")
+    parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this model")
+    parser.add_argument("--ready", action="store_true", help="only ready versions")
+    given = _parsed(parser, arguments)
+    return _print_rows(given, _rows(given, given.model, only_ready=given.ready))
+
+
+def _parser(command: str, usage: str, description: str) -> CommandParser:
+    parser = CommandParser(
+        prog=f"pybackend {command}",
+        usage=f"pybackend {command} {usage}",
+        description=description,
+        epilog="exit status: 0 if the server did as requested, 1 if not",
+    )
+    parser.add_argument("--url", default=_DEFAULT_URL, metavar="URL", help=f"the server [{_DEFAULT_URL}]")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the server [{_DEFAULT_TIMEOUT_S:g}]",
+    )
+    return parser
+
+
+def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
+    given, rest = parser.parse_known_args(list(arguments))
+    if rest:
+        parser.refuse(rest[0])
+    return given
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServerError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _connection(given: argparse.Namespace) -> Connection:
+    return Connection(given.url, given.timeout, _ADVICE)
+
+
+def _control(given: argparse.Namespace, action: str, parameters: dict[str, Any]) -> None:
+    path = f"/v2/repository/models/{quote(given.model, safe='')}/{action}"
+    body = json.dumps({"parameters": parameters}).encode()
+    _connection(given).post(path, body, {"Content-Type": "application/json"})
+
+
+def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) -> list[dict[str, str]]:
+    body = json.dumps({"ready": only_ready}).encode()
+    reply = _connection(given).post("/v2/repository/index", body, {})
+    rows = json.loads(reply.body)
+    return [row for row in rows if model in {"", row["name"]}]
+
+
+def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
+    if given.json:
+        print_text(json.dumps(rows, ensure_ascii=False))
+        return 0
+    cells = [_HEADINGS, *(tuple(_first_line(row.get(column, "")) for column in _COLUMNS) for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(_HEADINGS))]
+    for row in cells:
+        print_text("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0] or "-"

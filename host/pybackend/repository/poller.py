@@ -1,0 +1,214 @@
+"""Mode ``poll``: keeps the served models equal to the repositories."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from pybackend.author_files.apart import apart
+from pybackend.errors import InferenceError, ModelLoadError
+from pybackend.modelconfig.model_directory import config_file
+from pybackend.repository.catalogue import ModelCatalogue
+from pybackend.repository.change_notices import ChangeNotices
+from pybackend.repository.changes import LoadRequest, ModelChanges
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.fingerprint import Fingerprint, file_stamp, fingerprint
+from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+"""A model's files must stay the same for this long before it is loaded, so that no half of a copy is."""
+
+COMPLAINT_S = 60.0
+"""The log names a model that has been changing for this long."""
+
+_Stamps = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A model on disk, at one moment.
+
+    Attributes:
+        directory: the model's; None for a name that occurs in several repositories.
+        files: of the directory; None if they are too many to compare.
+        config: the name and the stamp of the configuration file.
+        outside: stamps of the files outside the directory from which its versions were loaded, by path. Not compared
+            with ``==``, because the paths are known only after the first load.
+    """
+
+    directory: Path | None
+    files: Fingerprint | None = None
+    config: tuple[object, ...] = ()
+    outside: _Stamps = field(default_factory=dict, compare=False)
+
+    def equals(self, other: _Look | None) -> bool:
+        """True if nothing has changed between two looks."""
+        if other is None or self != other:
+            return False
+        return all(other.outside.get(path, stamp) == stamp for path, stamp in self.outside.items())
+
+
+@dataclass
+class _Unsettled:
+    """A model that differs from what was last loaded.
+
+    Attributes:
+        look: the last one; None if the model is gone.
+        since_s: when it began to change.
+        complained: the log has named it.
+    """
+
+    look: _Look | None
+    since_s: float
+    complained: bool = False
+
+
+class Poller:
+    """Looks for changes, and loads and unloads models.
+
+    A change is carried out once the model looks the same twice. A failed load is not repeated until the model changes
+    again; the versions that served keep serving.
+
+    Args:
+        catalogue: the models.
+        changes: loads and unloads them.
+        scan: the repositories at the start.
+        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
+        period_s: time between two looks; a notice shortens it.
+    """
+
+    def __init__(
+        self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, config_name: str, period_s: float
+    ) -> None:
+        self._catalogue = catalogue
+        self._changes = changes
+        self._scan = scan
+        self._config_name = config_name
+        self._period_s = period_s
+        self._carried_out: dict[str, _Look] = {}
+        self._unsettled: dict[str, _Unsettled] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._trouble = ""
+
+    async def remember(self) -> None:
+        """Note the models as they are now, before the first loads."""
+        with suppress(ModelLoadError):  # the file system does not answer: the first look will load what has changed
+            self._carried_out = await apart("the repositories", _look_at, self._scan, self._config_name, {})
+
+    async def run(self) -> None:
+        """Follow the repositories until cancelled."""
+        noticed = asyncio.Event()
+        notices = ChangeNotices(self._scan.repositories, noticed)
+        notices.start()
+        try:
+            while True:
+                await self._wait(noticed)
+                noticed.clear()
+                try:
+                    await self._look()
+                except Exception:  # the next look may succeed
+                    log.exception("a search for changes of the repositories failed")
+        finally:
+            notices.stop()
+            running = list(self._running.values())
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _wait(self, noticed: asyncio.Event) -> None:
+        if not self._unsettled:
+            try:
+                async with asyncio.timeout(self._period_s):
+                    await noticed.wait()
+            except TimeoutError:
+                return
+        await asyncio.sleep(min(SETTLE_S, self._period_s))
+
+    async def _look(self) -> None:
+        outside = {name: _outside(entry) for name, entry in self._catalogue.entries.items()}
+        try:
+            scan = await self._changes.scan()
+            found = await apart("the repositories", _look_at, scan, self._config_name, outside)
+        except ModelLoadError as error:
+            if self._trouble != str(error):
+                log.error("The repositories cannot be searched for changes, and models stay as they are: %s", error)  # noqa: TRY400
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        for name in sorted({*found, *self._carried_out, *self._unsettled}):
+            self._consider(name, found.get(name))
+
+    def _consider(self, name: str, look: _Look | None) -> None:
+        known, before = self._carried_out.get(name), self._unsettled.get(name)
+        if look is known or (look is not None and look.equals(known)):
+            if look is not None:
+                self._carried_out[name] = look
+            self._unsettled.pop(name, None)
+        elif before is None:
+            self._unsettled[name] = _Unsettled(look, monotonic())
+        elif not (look is before.look or (look is not None and look.equals(before.look))):
+            before.look = look
+            if not before.complained and monotonic() - before.since_s > COMPLAINT_S:
+                before.complained = True
+                log.warning(
+                    "Model '%s' has been changing for %d s: it is loaded once its files stay the same for %g s",
+                    name,
+                    COMPLAINT_S,
+                    SETTLE_S,
+                )
+        elif name not in self._running:  # otherwise it waits for the end of the change before
+            self._begin(name, look)
+
+    def _begin(self, name: str, look: _Look | None) -> None:
+        del self._unsettled[name]
+        if look is None:
+            del self._carried_out[name]
+        else:
+            self._carried_out[name] = look
+        task = self._running[name] = asyncio.create_task(self._carry_out(name, look))
+        task.add_done_callback(lambda _done: self._running.pop(name))
+
+    async def _carry_out(self, name: str, look: _Look | None) -> None:
+        try:
+            if look is not None and look.directory is not None:
+                log.info("model '%s' is new or has changed", name)
+                await self._changes.load(name, LoadRequest())
+                return
+            reason = "it was removed from the repository" if look is None else DUPLICATE_REASON
+            log.info("model '%s' is unloaded: %s", name, reason)
+            await self._changes.begin_unload(name, unload_dependents=False)
+            if look is not None:
+                entry = self._catalogue.entries.setdefault(name, ModelEntry(name))
+                entry.reason = DUPLICATE_REASON
+        except InferenceError as error:
+            log.error("the change of model '%s' has no effect: %s", name, error.message.strip())  # noqa: TRY400
+
+
+def _outside(entry: ModelEntry) -> tuple[str, ...]:
+    """The files outside the model's directory from which its versions were loaded."""
+    sources = [origin.source for origin in entry.origins.values()]
+    paths = [path for source in sources for path in (source.backend_file, source.environment_path) if path is not None]
+    return tuple(dict.fromkeys(map(str, paths)))
+
+
+def _look_at(scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]]) -> dict[str, _Look]:
+    """Look at every model. Blocking."""
+    found = {name: _look_at_one(path, config_name, outside.get(name, ())) for name, path in scan.models.items()}
+    return found | dict.fromkeys(scan.duplicates, _Look(None))
+
+
+def _look_at_one(directory: Path, config_name: str, outside: tuple[str, ...]) -> _Look:
+    name = config_file(directory, config_name)
+    return _Look(
+        directory,
+        fingerprint(directory),
+        (name, file_stamp(str(directory / name))),
+        {path: file_stamp(path) for path in outside},
+    )
