@@ -48,6 +48,9 @@ LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
 CACHE = "--cache-config=local,size=16777216"
 """For the models that enable a response cache."""
 
+CLIENT_MEMORY = "--allow-client-shm=true"
+"""For the clients that send tensors in shared memory."""
+
 SERVICES = 3
 """The server says where it listens for HTTP, for gRPC, and for metrics."""
 
@@ -112,7 +115,7 @@ def assemble_repository(examples, folder):
 def control_flags(models):
     """The flags of a server that loads these models at start, less those that are loaded on request, and has a cache."""
     loads = [f"--load-model={model}" for model in models if model not in LOADED_ON_REQUEST]
-    return ["--model-control-mode=explicit", CACHE, *loads]
+    return ["--model-control-mode=explicit", CACHE, CLIENT_MEMORY, *loads]
 
 
 def find_clients(example):

@@ -19,6 +19,7 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access_rules import AccessRules
+from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
@@ -30,6 +31,7 @@ from pybackend.frontend.listening import address_of, bind, is_for_all, is_local,
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.tls import tls_context
 from pybackend.frontend.watch import Watch
+from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.host_settings import make_host
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import LOG
@@ -89,6 +91,7 @@ class Server:
             self._repository,
             server_id=settings.server_id,
             strict_readiness=settings.strict_readiness,
+            regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
         )
         self._services.open(self._engine)
         door.open(self._engine)

@@ -296,6 +296,7 @@ class Settings:
         resource_limits: count of each resource, by name and device; None if instances need not hold any.
         environments: environments named by models.
         sandbox: how strongly models are isolated.
+        client_shared_memory: clients may register shared memory of this machine.
         warnings: sentences about flags that have no effect, for the log.
     """
 
@@ -327,4 +328,5 @@ class Settings:
     resource_limits: Mapping[tuple[str, int | None], int] | None = None
     environments: EnvironmentSettings = EnvironmentSettings()
     sandbox: SandboxSettings = SandboxSettings()
+    client_shared_memory: bool = False
     warnings: tuple[str, ...] = ()

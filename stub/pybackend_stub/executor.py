@@ -4,7 +4,7 @@ import inspect
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.execution import (
@@ -27,6 +27,11 @@ from pybackend_wire.messages import RequestResult
 if TYPE_CHECKING:
     from pybackend_sdk.response_stream import ResponseStream
     from pybackend_stub.coroutines import CoroutineRunner
+
+Refused = Dict[int, RequestResult]
+"""The results of requests that could not be read and are not executed, by their index."""
+
+_NONE: Refused = {}
 
 MUCH_TEXT = 32 * 1024
 """An answer whose errors and parameters have more characters than this leaves at once: frames are bounded."""
@@ -88,23 +93,32 @@ class ModelExecutor:
         clock = time.monotonic_ns
         began_ns = start_ns = clock()
         requests: List[InferenceRequest] = []
+        refused = _NONE
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
             start_ns = clock()
-            returned = self._model.execute(requests)
+            if len(requests) < len(raw_requests):
+                refused = self._reader.refused
+            returned = self._model.execute(requests) if requests else []
             if inspect.iscoroutine(returned):
                 if self._overlaps:
-                    self._begin(execution, returned, began_ns, start_ns, requests)
+                    self._begin(execution, returned, began_ns, start_ns, requests, refused)
                     return start_ns
                 returned = self.runner.run(execution, returned)
             responses = check_returned(returned, requests, self._reschedules)
             end_ns = clock()
         except BaseException as error:  # noqa: BLE001  any exception of a model, even SystemExit, answers its requests
-            return self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error)
-        return self._answer(execution, began_ns, start_ns, end_ns, requests, responses)
+            return self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error, refused)
+        return self._answer(execution, began_ns, start_ns, end_ns, requests, responses, refused)
 
     def _begin(
-        self, execution: int, coroutine: Any, began_ns: int, start_ns: int, requests: "List[InferenceRequest]"
+        self,
+        execution: int,
+        coroutine: Any,
+        began_ns: int,
+        start_ns: int,
+        requests: "List[InferenceRequest]",
+        refused: Refused,
     ) -> None:
         """Let an execution continue while the next ones begin."""
 
@@ -116,9 +130,10 @@ class ModelExecutor:
                 except BaseException as broken:  # noqa: BLE001  as in _run_once
                     error = broken
             if error is None:
-                self._answer(execution, began_ns, start_ns, time.monotonic_ns(), requests, responses)
+                self._answer(execution, began_ns, start_ns, time.monotonic_ns(), requests, responses, refused)
             else:
-                self._fail(execution, began_ns, start_ns, requests, len(requests), error)
+                count = len(requests) + len(refused)
+                self._fail(execution, began_ns, start_ns, requests, count, error, refused)
             del error  # its traceback may lead to this frame, which would keep the requests alive
             with suppress(HostGone):
                 self._answers.flush()
@@ -133,8 +148,9 @@ class ModelExecutor:
         end_ns: int,
         requests: "List[InferenceRequest]",
         responses: "Sequence[Optional[InferenceResponse]]",
+        refused: Refused,
     ) -> int:
-        most_text, text = MOST_TEXT // len(requests), 0
+        most_text, text = MOST_TEXT // (len(requests) + len(refused)), 0
         write, answers = self._results.response, self._answers
         with answers.lock:
             results: List[Optional[RequestResult]] = []
@@ -146,7 +162,10 @@ class ModelExecutor:
                 if result.error is not None or result.parameters is not None:
                     text += text_length(result)
                 results.append(result)
-            places = rescheduled(requests, responses) if self._reschedules else ()
+            places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
+            if refused:
+                places = [requests[place]._key[1] for place in places]
+                results = _spread(requests, results, refused)
             return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
 
     def _fail(
@@ -157,17 +176,20 @@ class ModelExecutor:
         requests: "List[InferenceRequest]",
         count: int,
         error: BaseException,
+        refused: Refused,
     ) -> int:
-        """Answer every request of an execution with its error, except requests that have been answered."""
+        """Answer every request of an execution with its error, except requests that have been answered or refused."""
         end_ns = time.monotonic_ns()
         failed = self._results.failure(
             ErrorCode.INTERNAL, self._log(error, execution, _ids_of(requests)), MOST_TEXT // count
         )
         results: List[Optional[RequestResult]] = [failed] * count
-        for index, request in enumerate(requests):
+        for request in requests:
             stream = None if request._sender is None else request._sender._stream
             if stream is not None and not stream.settle():
-                results[index] = None
+                results[request._key[1]] = None
+        for index, result in refused.items():
+            results[index] = result
         with self._answers.lock:
             return self._add(execution, began_ns, start_ns, end_ns, results, text_length(failed) * count)
 
@@ -192,7 +214,8 @@ class ModelExecutor:
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
         except BaseException as error:  # noqa: BLE001  as in _run_once
-            return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error)
+            return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error, _NONE)
+        refused = self._reader.refused if len(requests) < len(raw_requests) else _NONE
         # Made now, so that a request that the model simply drops is answered too.
         streams = [request.get_response_sender()._stream for request in requests]
         start_ns = time.monotonic_ns()
@@ -200,7 +223,7 @@ class ModelExecutor:
         runner: Optional[CoroutineRunner] = None
         places: Sequence[int] = ()
         try:
-            returned = self._model.execute(requests)
+            returned = self._model.execute(requests) if requests else None
             if inspect.iscoroutine(returned) and not self._reschedules:
                 runner = self.runner
             else:
@@ -212,7 +235,10 @@ class ModelExecutor:
             self._fail_streams(execution, _ids_of(requests), streams, error)
         end_ns = time.monotonic_ns()
         with self._answers.lock:
-            results = (None,) * len(raw_requests)
+            results: Sequence[Optional[RequestResult]] = (None,) * len(raw_requests)
+            if refused:
+                places = [requests[place]._key[1] for place in places]
+                results = _spread(requests, [None] * len(requests), refused)
             done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
         if runner is not None:
             # Only now: the host must not take its BLS calls for ones that keep this process busy.
@@ -264,6 +290,18 @@ class ModelExecutor:
         text = self._results.raised(error)
         self._errors.write(text, error, execution, ids)
         return text
+
+
+def _spread(
+    requests: "Sequence[InferenceRequest]", results: "Sequence[Optional[RequestResult]]", refused: Refused
+) -> "List[Optional[RequestResult]]":
+    """Return the results of executed and refused requests in the order of the message that they came with."""
+    spread: List[Optional[RequestResult]] = [None] * (len(requests) + len(refused))
+    for request, result in zip(requests, results):
+        spread[request._key[1]] = result
+    for index, result in refused.items():
+        spread[index] = result
+    return spread
 
 
 def _ids_of(requests: "Sequence[InferenceRequest]") -> "List[str]":

@@ -14,6 +14,7 @@ from pybackend_sdk.model_loader import complete_config, import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
+from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.error_log import BUNDLE, ErrorLog, format_error, write_load_error
 from pybackend_stub.executor import ModelExecutor
 from pybackend_stub.forks import ForkRelay
@@ -78,6 +79,7 @@ class StubLoop:
         self._channel = channel
         self._confined = confined
         self._memory = StubMemory(self._input_released)
+        self._regions = ClientMemory()
         self._receiver = Receiver(channel, self._handle, self._hand_back)
         self._attendant = Attendant(nudges, self._receiver)
         self._answers = AnswerQueue(channel)
@@ -88,6 +90,7 @@ class StubLoop:
         self._model: Any = None
         self._model_file = ""
         self._instance_name = ""
+        self._model_name = ""
         self._runtime: Optional[StubRuntime] = None
         self._writer: Optional[OutputWriter] = None
         self._calls: Optional[HostCalls] = None
@@ -137,6 +140,9 @@ class StubLoop:
             self._calls.on_message(message, tail)
         elif isinstance(message, Attach):
             descriptor = self._channel.descriptors.popleft()
+            if message.role == SegmentRole.REGION:
+                self._regions.attach(message.segment, descriptor, message.size_bytes)
+                return
             self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
             if message.role == SegmentRole.OUTPUT and self._writer is not None:
                 self._writer.on_grown()
@@ -144,7 +150,7 @@ class StubLoop:
             assert self._writer is not None
             self._writer.on_refused()
         elif isinstance(message, Detach):
-            if self._memory.detach(message.segment):
+            if not self._regions.detach(message.segment) and self._memory.detach(message.segment):
                 self._channel.say(Detached(message.segment))
         elif isinstance(message, Cancel):
             assert self._responder is not None
@@ -167,6 +173,7 @@ class StubLoop:
             watch(model.instance_name)
         self._model_file = model.model_file
         self._instance_name = model.instance_name
+        self._model_name = model.model_name
         be_called(model.instance_name)
         self._runtime = StubRuntime(model.version_directory, model.instance_name)
         bind_runtime(self._runtime)
@@ -190,7 +197,8 @@ class StubLoop:
         assert self._model_class is not None
         assert self._runtime is not None
         channel, receiver, memory, name = self._channel, self._receiver, self._memory, self._instance_name
-        self._writer = writer = OutputWriter(channel, receiver, memory, name)
+        self._regions.maps = plan.maps_regions
+        self._writer = writer = OutputWriter(channel, receiver, memory, self._regions, name)
         self._runtime.outputs = writer
         self._calls = calls = HostCalls(channel, receiver, memory)
         self._runtime.metrics = StubMetrics(calls, name)
@@ -204,7 +212,7 @@ class StubLoop:
             check_execute(self._model, self._model_file)
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", "Failed to initialize Python stub", error)
-        reader = TensorReader(memory, plan.output_names, plan.copy_inputs)
+        reader = TensorReader(memory, self._regions, plan.output_names, plan.copy_inputs, self._model_name)
         tell = self._tell_dropped if plan.drops_unknown_outputs else None
         results = ResultWriter(writer, name, format_error, UnknownOutputs(plan.output_names, tell))
         self._responder = self._runtime.responder = Responder(channel, receiver, results, plan.decoupled)

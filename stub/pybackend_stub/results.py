@@ -6,7 +6,8 @@ from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import MOST_TEXT, shortened
-from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter
+from pybackend_stub.client_memory import RegionError
+from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, PlacedOutputs
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import Failure, RequestResult
 
@@ -94,7 +95,12 @@ class ResultWriter:
             outputs = prune(response, requested_output_names)
             if outputs is not response._output_tensors:
                 outputs = self._unknown.after_pruning(response, outputs)
-            places = self._writer.write(outputs, tail)
+            if type(requested_output_names) is PlacedOutputs:
+                places = self._writer.write_placed(outputs, tail, requested_output_names.places)
+            else:
+                places = self._writer.write(outputs, tail)
+        except RegionError as refused:
+            return self.failure(int(refused.code), refused.message, most_text)
         except OutputMemoryExhausted as exhausted:
             return self.failure(ErrorCode.UNAVAILABLE, str(exhausted), most_text)
         except BaseException as failed:  # noqa: BLE001  a tensor with unreadable bytes fails only this request

@@ -1,7 +1,8 @@
 """Converts between places on the wire and the tensors that models see."""
 
 import threading
-from typing import Any, List, Optional, Sequence, Tuple
+from math import prod
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -9,9 +10,14 @@ from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import HostChannel
+from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
-from pybackend_wire.messages import INLINE_BYTES, TAIL, TensorPlace
+from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.host_messages import VIEW
+from pybackend_wire.messages import INLINE_BYTES, TAIL, Failure, RequestResult, TensorPlace
+from pybackend_wire.region_rules import too_small_text
 from pybackend_wire.stub_messages import NeedOutput
 
 MOST_INLINE_BYTES = 32 * 1024 * 1024
@@ -27,24 +33,72 @@ class OutputMemoryExhausted(TritonModelException):
     """The host refused to grow this instance's output memory."""
 
 
-class TensorReader:
-    """Builds the tensors and requests for models; arrays view the bytes in place."""
+class PlacedOutputs(Tuple[str, ...]):  # noqa: SLOT001  it has an attribute, for which tuples have no slots
+    """The names of the requested outputs of a request whose client wants some of them in its own memory.
 
-    def __init__(self, memory: StubMemory, output_names: "Sequence[str]", copy_inputs: bool) -> None:
+    Attributes:
+        places: region, offset and size by name; None for outputs that the host gets.
+    """
+
+    places: "Dict[str, Optional[Tuple[int, int, int]]]"
+
+
+class TensorReader:
+    """Builds the tensors and requests for models; arrays view the bytes in place.
+
+    Args:
+        memory: the host's segments.
+        regions: clients' memory.
+        output_names: the configured outputs.
+        copy_inputs: whether arrays are private copies.
+        model_name: for messages.
+
+    Attributes:
+        refused: the results of requests of the last message that are not executed, by their index.
+    """
+
+    def __init__(
+        self,
+        memory: StubMemory,
+        regions: ClientMemory,
+        output_names: "Sequence[str]",
+        copy_inputs: bool,
+        model_name: str,
+    ) -> None:
+        self.refused: Dict[int, RequestResult] = {}
         self._memory = memory
+        self._regions = regions
         self._output_names = tuple(output_names)
         self._copy_inputs = copy_inputs
+        self._model_name = model_name
 
     def requests(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> "List[InferenceRequest]":
-        """Build the requests of one EXECUTE message; ``tail`` is the tail of its frame."""
+        """Build the requests of one EXECUTE message; ``tail`` is the tail of its frame.
+
+        There are fewer of them than in the message if some cannot be read: :attr:`refused` has the others.
+        """
         view = memoryview(tail)
         request_from_wire = InferenceRequest._from_wire
         requests: List[InferenceRequest] = []
+        if self.refused:
+            self.refused = {}
         for raw_inputs, requested, options in raw_requests:
-            inputs = self.tensors(raw_inputs, view)
-            outputs = self._output_names if requested is None else tuple(requested)
             request_id, correlation_id, flags, priority, timeout_us, parameters = options or _NO_OPTIONS
-            key = (execution, len(requests))
+            try:
+                inputs = self.tensors(raw_inputs, view)
+            except RegionError as error:
+                message = f"[request id: {request_id or '<id_unknown>'}] {error.message}"
+                failed = RequestResult(Failure(int(error.code), message), [], None)
+                self.refused[len(requests) + len(self.refused)] = failed
+                continue
+            if requested is None:
+                outputs: Tuple[str, ...] = self._output_names
+            elif type(requested) is dict:
+                outputs = PlacedOutputs(requested)
+                outputs.places = requested
+            else:
+                outputs = tuple(requested)
+            key = (execution, len(requests) + len(self.refused))
             requests.append(
                 request_from_wire(
                     request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, key, priority
@@ -53,19 +107,54 @@ class TensorReader:
         return requests
 
     def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
-        """Build tensors from input memory, or from the tail that ``view`` views."""
+        """Build tensors from input memory, from clients' memory, or from the tail that ``view`` views.
+
+        Raises:
+            RegionError: a tensor in a client's memory cannot be read.
+        """
         copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
         copy_tail = len(view) > MOST_SHARED_BYTES
         tensors = []
+        failure: Optional[RegionError] = None
         for name, datatype, shape, segment, offset, nbytes in places:
             if segment == TAIL:
                 buffer: Any = view[offset : offset + nbytes]
                 if copy_tail:
                     buffer = bytearray(buffer)
-            else:
+            elif type(segment) is int:
                 buffer = self._memory.input_block(segment, offset, nbytes)
+            else:
+                try:
+                    buffer = self._from_region(segment, offset, nbytes)
+                    if datatype == "BYTES":
+                        self._check_elements(name, shape, buffer)
+                except RegionError as error:
+                    failure = failure or error  # the other blocks must be taken too, so that they are given back
+                    continue
             tensors.append(from_wire(name, datatype, shape, buffer, copy_inputs))
+        if failure is not None:
+            raise failure
         return tensors
+
+    def _from_region(self, source: "Sequence[int]", offset: int, nbytes: int) -> Any:
+        """Read an input that a client has in its own memory; ``source`` is a ``RegionSource`` of the wire."""
+        region, region_offset, block = source
+        if block == VIEW:
+            return self._regions.view(region, region_offset, nbytes)
+        buffer: Any = bytearray(nbytes) if block == TAIL else self._memory.input_block(block, offset, nbytes)
+        self._regions.read(region, region_offset, buffer)
+        return buffer
+
+    def _check_elements(self, name: str, shape: "Sequence[int]", data: Any) -> None:
+        """Make the check that the host makes of all other BYTES tensors."""
+        checking = element_problem(data, prod(shape), f"for inference input '{name}' for model '{self._model_name}'")
+        while True:
+            try:
+                next(checking)
+            except StopIteration as end:
+                if end.value:
+                    raise RegionError(ErrorCode.INVALID_ARG, end.value) from None
+                return
 
 
 class OutputTail:
@@ -98,10 +187,18 @@ class OutputWriter:
     Any thread may write. If the memory is full, the thread requests more from the host and waits for it.
     """
 
-    def __init__(self, channel: HostChannel, receiver: Receiver, memory: StubMemory, instance_name: str) -> None:
+    def __init__(
+        self,
+        channel: HostChannel,
+        receiver: Receiver,
+        memory: StubMemory,
+        regions: ClientMemory,
+        instance_name: str,
+    ) -> None:
         self._channel = channel
         self._receiver = receiver
         self._memory = memory
+        self._regions = regions
         self._instance_name = instance_name
         self._growing = threading.Lock()
         self._growth = Waiter()
@@ -123,6 +220,39 @@ class OutputWriter:
             self.free(places)
             raise
         return places
+
+    def write_placed(
+        self, tensors: "Sequence[Tensor]", tail: OutputTail, wanted: "Dict[str, Optional[Tuple[int, int, int]]]"
+    ) -> "List[TensorPlace]":
+        """Copy tensors' bytes to clients' regions, or to memory that the host can read.
+
+        Args:
+            tensors: to be written.
+            tail: of the frame that will carry the result.
+            wanted: region, offset and size for each tensor that its client wants in its own memory, by name.
+
+        Raises:
+            OutputMemoryExhausted: the host refuses more memory.
+            RegionError: a tensor does not fit into its region.
+        """
+        places: List[TensorPlace] = []
+        try:
+            for tensor in tensors:
+                place = wanted.get(tensor._name)
+                places += self.write([tensor], tail) if place is None else [self._write_to_region(tensor, *place)]
+        except BaseException:
+            self.free(places)
+            raise
+        return places
+
+    def _write_to_region(self, tensor: Tensor, region: int, offset: int, most_bytes: int) -> TensorPlace:
+        payload = tensor._payload()
+        nbytes = payload.nbytes if isinstance(payload, np.ndarray) else memoryview(payload).nbytes
+        if nbytes > most_bytes:
+            raise RegionError(ErrorCode.INTERNAL, too_small_text(tensor._name, most_bytes, nbytes))
+        if nbytes:
+            self._regions.write(region, offset, payload)
+        return TensorPlace(tensor._name, tensor._datatype, tensor._shape, region, offset, nbytes)
 
     def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> TensorPlace:
         """Place bytes as a tensor of type UINT8.

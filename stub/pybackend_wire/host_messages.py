@@ -68,6 +68,7 @@ class Initialize(NamedTuple):
         concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
         reschedules: whether the model may reschedule requests.
         drops_unknown_outputs: whether outputs whose names are not configured are dropped; otherwise the host gets them too.
+        maps_regions: whether the stub maps clients' regions, which are not expected to shrink, and models view them.
     """
 
     args: Dict[str, str]
@@ -77,6 +78,7 @@ class Initialize(NamedTuple):
     concurrency: int
     reschedules: bool
     drops_unknown_outputs: bool
+    maps_regions: bool
 
 
 class Attach(NamedTuple):
@@ -93,11 +95,45 @@ class Detach(NamedTuple):
     segment: Natural
 
 
+VIEW = -1
+"""The block of an input that the model views where it lies."""
+
+
+class RegionSource(NamedTuple):
+    """The source of an input that a client has in a region.
+
+    It takes the place of the segment in a :class:`~pybackend_wire.messages.TensorPlace`, whose offset is then that of the
+    block.
+
+    Attributes:
+        region: number of the region.
+        offset: first byte in the region's shared memory object.
+        block: segment of input memory into which the stub copies the bytes; :data:`~pybackend_wire.messages.TAIL` for a
+            private copy, :data:`VIEW` for none.
+    """
+
+    region: Natural
+    offset: Natural
+    block: int
+
+
+class OutputPlace(NamedTuple):
+    """Where a stub writes an output: at most ``nbytes`` bytes of a client's region."""
+
+    segment: Natural
+    offset: Natural
+    nbytes: Natural
+
+
 class ExecuteRequest(NamedTuple):
-    """One request of an execution; ``requested_outputs`` None means every configured output."""
+    """One request of an execution.
+
+    ``requested_outputs`` None means every configured output. With places, each output that has one is written there, and
+    the result says so instead of naming a block.
+    """
 
     inputs: Sequence[TensorPlace]
-    requested_outputs: Optional[Sequence[str]]
+    requested_outputs: Union[Sequence[str], Dict[str, Optional[OutputPlace]], None]
     options: Optional[RequestOptions]
 
 

@@ -162,6 +162,8 @@ class SegmentRole(IntEnum):
     """Written and allocated by the stub; the host gives blocks back with FREE_OUTPUT."""
     PROGRESS = 3
     """One 64-bit number: the execution that began last. The host reads it only when the stub is dead."""
+    REGION = 4
+    """Shared memory of a client, which may change and shrink at any time. The stub uses the descriptor itself."""
 
 
 class TensorPlace(NamedTuple):

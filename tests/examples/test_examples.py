@@ -48,9 +48,9 @@ def test_metrics_of_the_demo_server_count_its_requests(demo, server):
     example = next(example for example in demo.find_examples() if example.name == "add_sub")
     before = _successes(server.metrics_url)
     clients = demo.find_clients(example)
-    assert [client.name for client in clients] == ["client.py", "client_grpc.py"]
+    assert [client.name for client in clients] == ["client.py", "client_grpc.py", "client_shm.py"]
     assert all(demo.run_client(client, server)[0] for client in clients)
-    assert _successes(server.metrics_url) >= before + 2
+    assert _successes(server.metrics_url) >= before + 3
 
 
 def _successes(metrics_url):
@@ -86,7 +86,7 @@ def test_demo_of_two_examples_passes():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS: add_sub") == 2  # over HTTP, and over gRPC
+    assert done.stdout.count("PASS: add_sub") == 3  # over HTTP, over gRPC, and in shared memory
     assert "PASS: string_upper" in done.stdout
     assert "it ended with status 0" in done.stdout
 

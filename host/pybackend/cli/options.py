@@ -34,7 +34,7 @@ from pybackend.settings import (
 from pybackend.spelling import closest
 
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(client-shm|sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|header|port|restricted|use-ssl|server-|root-)"
+    "--(allow-(sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|header|port|restricted|use-ssl|server-|root-)"
     "|enable-peer|http-thread"
     "|min-supported|model-(load-gpu|namespacing)|pinned|repoagent"
     "|sagemaker|strict-model-config|trace|vertex-ai)"
@@ -326,6 +326,12 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="the same as --cache-config=local,size=BYTES",
     )
+    add_switch(
+        group,
+        "--allow-client-shm",
+        default=False,
+        text="clients on this machine may register shared memory and name it in requests",
+    )
 
 
 def _add_debugging(serve: argparse.ArgumentParser) -> None:
@@ -423,6 +429,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         ),
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
+        client_shared_memory=given.allow_client_shm,
         warnings=(*backend_warnings(given.backend_config), *metrics_warnings(given.metrics_config)),
     )
 

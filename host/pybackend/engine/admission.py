@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
+from pybackend.inference.region import RegionFinder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
@@ -25,6 +26,10 @@ from pybackend_wire.messages import INLINE_BYTES
 
 class AdmissionOwner(Protocol):
     """The engine's interface for its admissions."""
+
+    @property
+    def regions(self) -> RegionFinder:
+        """Shared memory that clients have registered."""
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
         """The version that would answer a request now.
@@ -100,6 +105,11 @@ class Admission:
     def model(self) -> Model:
         """For other parts of the server that run models; front ends do not need it."""
         return self._model
+
+    @property
+    def regions(self) -> RegionFinder:
+        """Shared memory that clients have registered."""
+        return self._engine.regions
 
     @property
     def is_decoupled(self) -> bool:

@@ -12,11 +12,13 @@ from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.answers import Answers
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
+from pybackend.engine.region_delivery import RegionDelivery
 from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
+from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.model import Model
 from pybackend.repository.changes import LoadRequest
 from pybackend.repository.entry import ModelStatus
@@ -46,6 +48,7 @@ class InferenceEngine:
         state: the stage of its life.
         answers: counts of all answers, by the protocol of the sender.
         refusals: counts of the requests that no model accepted; front ends report them.
+        regions: shared memory that clients have registered.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class InferenceEngine:
         *,
         server_id: str,
         strict_readiness: bool,
+        regions: ClientRegions | None = None,
     ) -> None:
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
         self.refusals = Refusals(repository.knows)
+        self.regions = regions or ClientRegions(enabled=False)
         self._repository = repository
         self._strict_readiness = strict_readiness
         self._queued = repository.host.queued_bytes
@@ -238,6 +243,10 @@ class InferenceEngine:
                 "accepting new inference requests",
                 ErrorCode.UNAVAILABLE,
             )
+        if request.regions is not None:
+            model.take_regions(request)
+            if request.regions:
+                on_response = RegionDelivery(request.regions, on_response).on_response
         if self._queued is None or request.is_inner:
             return model.submit(request, on_response)
         nbytes = self._queued.weigh(request)

@@ -239,7 +239,7 @@ class EnsembleModel(Model):
         request.queued_ns = time.monotonic_ns()
         binding.enter()
         self.open_requests.enter(request)
-        if self._requests.answers is None:
+        if self._requests.answers is None or request.regions is not None:
             self._requests.run(pending, binding)
         else:
             self._requests.look_up(pending, binding)

@@ -15,6 +15,7 @@ from pybackend.ensemble.sequence import Correlation
 from pybackend.ensemble.step_io import StepInputs, take_outputs
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution
+from pybackend.inference.region import RegionOutput, RegionOutputs
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.model.door import ModelDoor
@@ -232,7 +233,18 @@ class EnsembleRun:
         request.is_inner = True
         request.correlation_id, request.flags = inputs.correlation or (whole.correlation_id, whole.flags)
         request.priority, request.timeout_us = whole.priority, whole.timeout_us
+        if whole.regions is not None:
+            request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         return request
+
+    def _regions(self, step: PlannedStep, wanted: RegionOutputs, *, has_inputs: bool) -> RegionOutputs | None:
+        """The destinations of a step's outputs that only the client reads; None if no tensor of it lies in a region."""
+        parts = {
+            name: RegionOutput.of(wanted[tensor])
+            for name, tensor in step.outputs.items()
+            if tensor in wanted and not self._plan.takers(tensor)
+        }
+        return parts if parts or has_inputs else None
 
     def _refuse(self, inputs: StepInputs, error: InferenceError) -> None:
         inputs.release()

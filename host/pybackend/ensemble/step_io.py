@@ -13,6 +13,7 @@ from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
 from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
 from pybackend.ensemble.sequence import Correlation, named_correlation
 from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
+from pybackend.inference.region import source_of, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
@@ -26,9 +27,11 @@ class StepInputs:
     Attributes:
         tensors: for the request, which owns their memory.
         correlation: their sequence, if an earlier step has named one, else None.
+        has_regions: some of them lie in clients' regions, where the step's own process reads them.
     """
 
     def __init__(self) -> None:
+        self.has_regions = False
         self.tensors: list[InputTensor] = []
         self.correlation: Correlation | None = None
         self._read: list[EnsembleTensor] = []
@@ -48,9 +51,12 @@ class StepInputs:
             if self.correlation is None:
                 self.correlation = tensor.correlation
             shape = tensor.shape if tensor.batched == step.batched else _shape(step, name, tensor)
-            data = tensor.data
-            if len(data) <= INLINE_BYTES:
-                self.tensors.append(InputTensor(name, tensor.datatype, shape, bytes(data)))
+            source = None if tensor.given is None else source_of(tensor.given)
+            if source is not None:
+                self.tensors.append(tensor_in_region(name, tensor.datatype, shape, source))
+                self.has_regions = True
+            elif len(tensor.data) <= INLINE_BYTES:
+                self.tensors.append(InputTensor(name, tensor.datatype, shape, bytes(tensor.data)))
             else:
                 is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
                 self.tensors.append(self._large_input(step.model, name, tensor, shape, is_only_use))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntFlag
 
+from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
 
 ParameterValue = bool | int | float | str
@@ -34,6 +35,8 @@ class InferenceRequest:
         batch_size: the first dimension for models that batch, otherwise 1 (never 0).
         is_inner: True if a model sent the request while it executed another request.
         queued_ns: ``time.monotonic_ns()`` when the engine accepted the request.
+        regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
+            regions, None if no tensor does.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class InferenceRequest:
         "parameters",
         "priority",
         "queued_ns",
+        "regions",
         "requested_outputs",
         "timeout_us",
     )
@@ -75,6 +79,7 @@ class InferenceRequest:
         self.batch_size = 1
         self.is_inner = False
         self.queued_ns = 0
+        self.regions: RegionOutputs | None = None
 
     @property
     def has_options(self) -> bool:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Lease(Protocol):
-    """A block of shared tensor memory with exactly one owner."""
+    """A block of shared tensor memory with exactly one owner.
+
+    Attributes:
+        is_of_model: the block belongs to the model that the request was sent to; otherwise to a client.
+    """
+
+    is_of_model: ClassVar[bool]
 
     @property
     def segment(self) -> int:
@@ -41,8 +47,9 @@ class InputTensor:
         name: the input's name.
         datatype: wire name, e.g. ``FP32`` or ``BYTES``.
         shape: dimensions as the client sent them, including the batch dimension.
-        data: the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived.
-        lease: the input memory that holds ``data``; None while the bytes are private to the host.
+        data: the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived. Only their
+            number is known while they lie in a client's region (:func:`pybackend.inference.region.tensor_in_region`).
+        lease: the memory that holds ``data``; None while the bytes are private to the host.
     """
 
     __slots__ = ("data", "datatype", "lease", "name", "shape")
@@ -58,7 +65,7 @@ class InputTensor:
 
     def leave(self) -> None:
         """Copy the bytes to private memory of the host, and release the model's memory."""
-        if self.lease is not None:
+        if self.lease is not None and self.lease.is_of_model:
             assert self.data is not None
             data = bytes(self.data)
             self.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pybackend.inference.region import RegionInput
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.ipc.channel import StubChannel
@@ -16,7 +17,7 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
     Raises:
         OSError: this process has no descriptor left.
     """
-    inputs = []
+    inputs: list[tuple[Any, ...]] = []
     for tensor in request.inputs:
         lease: Any = tensor.lease
         if lease is None:
@@ -24,9 +25,18 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
             nbytes = len(data)  # type: ignore[arg-type]  # bytes have arrived by now
             offset = channel.append_tail(data, nbytes)
             inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, offset, nbytes))
+        elif type(lease) is RegionInput:
+            source, block = lent.regions.source(lease), lease.block
+            if block is not None:
+                lent.lend(block)  # type: ignore[arg-type]  # models have no other blocks
+            offset = 0 if block is None else block.offset
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, source, offset, lease.nbytes))
         else:
             lent.lend(lease)
             inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
+    outputs: Any = request.requested_outputs
+    if request.regions:
+        outputs = lent.regions.places(outputs, request.regions)
     options = None
     if request.id or request.has_options:
         options = (
@@ -37,17 +47,28 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
             request.timeout_us,
             request.parameters,
         )
-    return (inputs, request.requested_outputs or None, options)
+    return (inputs, outputs or None, options)
 
 
 def taken_back(lent: LentInputs, request: InferenceRequest) -> bool:
     """The input memory of a request is the host's again; False if the stub had already given some of it back."""
-    leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
-    taken = [lent.take_back(lease) for lease in leases]
+    taken = [lent.take_back(lease) for lease in _blocks(request)]
     return all(taken)
 
 
 def is_lent(lent: LentInputs, request: InferenceRequest) -> bool:
     """True if the stub has not given back any of the request's input memory."""
-    leases: list[Any] = [tensor.lease for tensor in request.inputs if tensor.lease is not None]
-    return all(lent.has(lease) for lease in leases)
+    return all(lent.has(lease) for lease in _blocks(request))
+
+
+def share(request: InferenceRequest) -> None:
+    """A stub still has the input memory of a request that is executed once more; it gives it back once more, too."""
+    for lease in _blocks(request):
+        lease.share()
+
+
+def _blocks(request: InferenceRequest) -> list[Any]:
+    """The input memory of a request."""
+    leases: list[Any] = [tensor.lease for tensor in request.inputs]
+    blocks = (lease.block if type(lease) is RegionInput else lease for lease in leases)
+    return [block for block in blocks if block is not None]

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.encoding import taken_back
+from pybackend.instance.encoding import share, taken_back
 from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
 from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import StubSession
 from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import ArenaLease
 from pybackend_wire.errors import RemoteProtocolError
 
 MOST_HANDED_BACK = 1000
@@ -101,9 +100,7 @@ class ExecutionsInFlight:
         again = execution.withdraw_rescheduled(responses, self.session.inputs)
         for pending in again:
             pending.wait()
-            for tensor in pending.request.inputs:
-                if isinstance(tensor.lease, ArenaLease):
-                    tensor.lease.share()  # the stub still has it, and gives it back
+            share(pending.request)
         return again
 
     def _response(
@@ -115,7 +112,7 @@ class ExecutionsInFlight:
         response = InferenceResponse(request.model_name, self._version, request.id, final=final)
         if item.error is None:
             assert self.session is not None
-            outputs, on_release = self.session.outputs.tensors_of(item, tail)
+            outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions)
             response.set_result(outputs, item.parameters, on_release)
         else:
             response.error = InferenceError(item.error.message, ErrorCode(item.error.code))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pybackend.instance.lent_regions import LentRegions
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
@@ -19,10 +20,12 @@ class LentInputs:
         channel: to the stub.
 
     Attributes:
+        regions: the clients' regions that the stub has been given.
         unread_bytes: how much was lent by messages that the stub may not have read yet.
     """
 
     def __init__(self, channel: StubChannel) -> None:
+        self.regions = LentRegions(channel)
         self.unread_bytes = 0
         self._channel = channel
         self._attached: set[int] = set()
@@ -90,6 +93,7 @@ class LentInputs:
 
     def release_all(self) -> None:
         """The stub is gone: nothing is lent any more."""
+        self.regions.close()
         for place, lease in self._lent.items():
             for _ in range(1 + self._lent_again[place]):
                 lease.release()

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.instance.lent_regions import is_place_of
 from pybackend.instance.plan import OutputWatcher
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, growth_bytes
@@ -78,9 +80,14 @@ class OutputMemory:
         self._tail_left = tail_bytes
 
     def tensors_of(
-        self, result: heard.RequestResult, tail: bytes
+        self, result: heard.RequestResult, tail: bytes, regions: RegionOutputs | None = None
     ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
         """The tensors of a result, and how to give their memory back (None if they lie in the frame).
+
+        Args:
+            result: of a request.
+            tail: of the frame that it came with.
+            regions: where the stub was told to write some of them.
 
         Raises:
             RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
@@ -91,6 +98,9 @@ class OutputMemory:
         for place in result.outputs:
             if last.get(place.name) != (place.datatype, place.shape, place.nbytes):
                 self._look_at(place)
+            if regions and place.name in regions and _is_in_region(place, regions[place.name]):
+                tensors.append(OutputTensor(place.name, place.datatype, place.shape, IN_REGION))
+                continue
             data = self._bytes_of(place, tail)
             if place.segment != TAIL:
                 if blocks is None:
@@ -229,6 +239,10 @@ class OutputMemory:
         """The stub is gone: what is still being read stays until it was, the rest goes now."""
         for output in self._segments.values():
             output.memory.close()
+
+
+def _is_in_region(place: heard.TensorPlace, part: RegionOutput) -> bool:
+    return is_place_of(part, place.segment, place.offset, place.nbytes)
 
 
 def _check_size(place: heard.TensorPlace) -> None:

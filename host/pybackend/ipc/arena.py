@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.ipc.segment import Segment
@@ -35,6 +36,8 @@ class ArenaLease:
 
     It has one owner, unless it is shared: then the last owner's release frees it.
     """
+
+    is_of_model: ClassVar[bool] = True
 
     __slots__ = (
         "_arena",

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 from itertools import count
 
 import posix_ipc
@@ -27,7 +28,15 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 
 HAS_MEMFD = hasattr(os, "memfd_create")
 
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+"""Names of shared memory objects that begin like this belong to servers: clients cannot register them."""
+
 _numbers = count(1)
+
+
+def new_segment_number() -> int:
+    """A number that no other segment of this process has."""
+    return next(_numbers)
 
 
 class Segment:
@@ -44,7 +53,7 @@ class Segment:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self.number = next(_numbers)
+        self.number = new_segment_number()
         self.size_bytes = size_bytes
         self.descriptor, self._view = _create(size_bytes)
         self.sealed = self._view is not None
@@ -139,7 +148,9 @@ def _create_sealed(size_bytes: int) -> int | None:
 
 
 def _create_unsealed(size_bytes: int) -> int:
-    shared = posix_ipc.SharedMemory(None, posix_ipc.O_CREX, size=size_bytes)
+    # A client that names it before it is unlinked is refused because of the prefix.
+    name = f"/{RESERVED_PREFIX}{secrets.token_hex(16)}"
+    shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=size_bytes)
     try:
         shared.unlink()
         # A full /dev/shm must cause an error here, not SIGBUS later.

@@ -183,6 +183,13 @@ class Model(ABC):
         """True if this block is from :meth:`lease`, so that a request can pass it to the model without a copy."""
         return False
 
+    def take_regions(self, request: InferenceRequest) -> None:  # noqa: B027  only models with processes have to
+        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+
     @abstractmethod
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a validated request; the answer goes to ``on_response``, never before this returns.

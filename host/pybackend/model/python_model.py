@@ -9,6 +9,7 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
@@ -86,6 +87,8 @@ class PythonModel(Model):
         )
         self._processes = ModelProcesses(source, host, self._executions)
         self._queue: ModelQueue | None = None
+        self._views_regions = False
+        self._states: frozenset[str] = frozenset()
         if host.metrics.summary_latencies:
             self.statistics.summaries = LatencySummaries()
         self._serving: _Serving | None = None
@@ -137,6 +140,8 @@ class PythonModel(Model):
             first = self.statistics.first_responses = FirstResponses(first_response_bounds_ms(version.config))
             path = first.stage(path)
         answers, path = cached_answers(host.cache, version.config, version.digest, executions, path)
+        self._views_regions = version.options.views_regions
+        self._states = frozenset(() if version.states is None else version.states.output_names)
         form = output_form(version.signature, version.hidden_outputs, validates=version.options.validate_outputs)
         instances = await loader.initialize(version)
         executors = [instance.executor for instance in instances]
@@ -296,6 +301,25 @@ class PythonModel(Model):
         """True if this block is from :meth:`lease`."""
         return isinstance(lease, ArenaLease) and self._arena.owns(lease)
 
+    def take_regions(self, request: InferenceRequest) -> None:
+        """Give each input in a region the memory into which the stub copies it, and let the stub write the outputs.
+
+        The host needs the outputs of implicit states itself.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+        for tensor in request.inputs:
+            source = source_of(tensor)
+            if source is None:
+                continue
+            if self._views_regions:
+                source.is_view = True
+            elif source.nbytes > INLINE_BYTES:
+                source.block = self._arena.lease(source.nbytes)
+        for name, output in (request.regions or {}).items():
+            output.by_stub = name not in self._states
+
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a validated request; the answer goes to ``on_response``, never before this returns.
 
@@ -321,7 +345,7 @@ class PythonModel(Model):
         pending = PendingRequest(request, on_response, queue)
         request.queued_ns = time.monotonic_ns()
         try:
-            if queue.answers is None:
+            if queue.answers is None or request.regions is not None:  # what lies in a region may change at any time
                 queue.scheduler.enqueue(pending)
             else:
                 queue.answers.submit(pending)

@@ -247,6 +247,7 @@ class VersionLoader:
             concurrency=1 if config.decoupled or is_iterative(config) else options.concurrency,
             reschedules=is_iterative(config),
             drops_unknown_outputs=not options.validate_outputs,
+            maps_regions=options.views_regions,
         )
         return InstancePlan(
             load=self._processes.load_plan(instance, spec.policy_name),

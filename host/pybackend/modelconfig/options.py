@@ -17,7 +17,7 @@ DEFAULT_RESTART_LIMIT = 10
 OPTION_NAMES = (
     "EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "INPUT_COPY", "VALIDATE_OUTPUTS",
     "ASYNC_EXECUTE_CONCURRENCY", "EXECUTION_TIME_LIMIT_S", "RESTART_LIMIT", "CANCEL_CALLS_WITH_REQUEST", "ZYGOTE",
-    "PRELOAD", "SANDBOX",
+    "PRELOAD", "SANDBOX", "CLIENT_MEMORY",
 )  # fmt: skip
 """All of them, except those of the sandbox, where a misspelt one is an error."""
 
@@ -33,6 +33,7 @@ class ModelOptions:
         execution_limit_s: EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for no limit.
         restart_limit: RESTART_LIMIT, consecutive restarts before an instance is given up; 0 for no limit.
         cancels_calls: CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf.
+        views_regions: CLIENT_MEMORY, models view inputs in clients' shared memory regions instead of copying them.
     """
 
     copy_inputs: bool = False
@@ -41,6 +42,7 @@ class ModelOptions:
     execution_limit_s: float = 0
     restart_limit: int = DEFAULT_RESTART_LIMIT
     cancels_calls: bool = False
+    views_regions: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def options_of(config: ModelConfig) -> ModelOptions:
         execution_limit_s=_read(config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"),
         restart_limit=_read(config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"),
         cancels_calls=_read(config, "CANCEL_CALLS_WITH_REQUEST", False, _yes, '"yes" or "no"'),
+        views_regions=_read(config, "CLIENT_MEMORY", False, _view, '"copy" or "view"'),
     )
 
 
@@ -121,6 +124,12 @@ def _modules(text: str) -> tuple[str, ...]:
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError(text)
     return names
+
+
+def _view(text: str) -> bool:
+    if text not in {"copy", "view"}:
+        raise ValueError(text)
+    return text == "view"
 
 
 def _yes(text: str) -> bool:

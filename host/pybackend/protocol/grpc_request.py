@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from pybackend.errors import InferenceError
+from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_header
@@ -26,9 +27,9 @@ from pybackend.protocol.refusals import (
     classes_in_region_error,
     datatype_error,
     invalid,
+    region_size_error,
     repeated_error,
     too_many_dims_error,
-    unknown_region_error,
 )
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
 
@@ -36,7 +37,12 @@ _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "
 
 
 def decode_message(
-    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache,
+    regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message.
 
@@ -46,6 +52,7 @@ def decode_message(
         model_version: version to store in the request.
         limits: bounds of tensors that are not raw.
         plans: plans of the model version.
+        regions: finds the parts of shared memory regions that the message names.
 
     Returns:
         A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
@@ -59,14 +66,20 @@ def decode_message(
         if message.id or message.parameters:
             _apply_parameters(plan, message)
         return plan
-    plan = _plan_unknown(message, signature, model_version, limits, plans, [len(data) for data in message.raw])
+    raw_sizes = [len(data) for data in message.raw]
+    plan = _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, regions)
     for (tensor, _), data in zip(plan.binary_inputs, message.raw, strict=False):
         tensor.data = data
     return plan
 
 
 def plan_arriving(
-    message: InferMessage, signature: ModelSignature, model_version: str, limits: BodyLimits, plans: PlanCache
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache,
+    regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
 
@@ -76,6 +89,7 @@ def plan_arriving(
         model_version: as for :func:`decode_message`.
         limits: as for :func:`decode_message`.
         plans: as for :func:`decode_message`.
+        regions: as for :func:`decode_message`.
 
     Returns:
         A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
@@ -86,7 +100,7 @@ def plan_arriving(
     """
     plan = plans.get(message.head)
     if plan is None:
-        return _plan_unknown(message, signature, model_version, limits, plans, None)
+        return _plan_unknown(message, signature, model_version, limits, plans, None, regions)
     _apply_parameters(plan, message)
     return plan
 
@@ -110,6 +124,7 @@ def _plan_unknown(
     limits: BodyLimits,
     plans: PlanCache,
     raw_sizes: list[int] | None,
+    regions: RegionFinder,
 ) -> InferPlan:
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
 
@@ -120,6 +135,7 @@ def _plan_unknown(
         limits: bounds of tensors that are not raw.
         plans: receives the plan.
         raw_sizes: of the raw tensors; None if they have not arrived.
+        regions: finds the parts of shared memory regions that the message names.
     """
     head = parse_part(message.head)
     plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
@@ -128,10 +144,14 @@ def _plan_unknown(
     names: set[str] = set()
     for item in head.inputs:
         request.inputs.append(_tensor(item, names, request.id))
-    plan.output_format = _read_outputs(head.outputs, request, signature)
+    plan.output_format = _read_outputs(head.outputs, request, signature, regions)
     has_raw = raw_sizes is None or bool(raw_sizes)
-    for item, tensor in zip(head.inputs, request.inputs, strict=True):
-        _check_source(item, has_raw, signature.model_name)
+    for place, (item, tensor) in enumerate(zip(head.inputs, list(request.inputs), strict=True)):
+        part = _source_region(item, has_raw, signature.model_name, regions)
+        if part is not None:
+            request.inputs[place] = tensor_in_region(tensor.name, tensor.datatype, tensor.shape, part)
+            request.regions = request.regions or {}
+            continue
         if item.HasField("contents"):
             tensor.data = encode_contents(tensor.name, tensor.datatype, item.contents, signature.model_name, limits)
             continue
@@ -162,25 +182,26 @@ def _tensor(item: Any, names: set[str], request_id: str) -> InputTensor:
     return InputTensor(name, datatype, list(item.shape))
 
 
-def _check_source(item: Any, has_raw: bool, model_name: str) -> None:
-    """Refuse an input with two sources of data, or in shared memory."""
-    region = _region(item.parameters, item.name)
-    if region is not None:
+def _source_region(item: Any, has_raw: bool, model_name: str, regions: RegionFinder) -> RegionPart | None:
+    """The part of a region that has an input's data, None if it is in the message; refuses an input with two sources."""
+    named = _named_region(item.parameters, item.name) if item.parameters else None
+    if named is not None:
         if item.HasField("contents"):
             raise invalid(
                 f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' for model "
                 f"'{model_name}'"
             )
-        raise unknown_region_error(region)
+        return regions.find(*named)
     if has_raw and item.HasField("contents"):
         raise invalid(
             f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
             f"'{model_name}'"
         )
+    return None
 
 
-def _region(parameters: Any, tensor_name: str) -> str | None:
-    """The shared memory region that a tensor's parameters name; None if they name none."""
+def _named_region(parameters: Any, tensor_name: str) -> tuple[str, int, int] | None:
+    """The name of a shared memory region, an offset and a size in bytes; None if a tensor's parameters name no region."""
     region = _memory_parameter(parameters, _REGION, STRING, tensor_name)
     offset = _memory_parameter(parameters, _OFFSET, INT64, tensor_name)
     byte_size = _memory_parameter(parameters, _BYTE_SIZE, INT64, tensor_name)
@@ -192,11 +213,8 @@ def _region(parameters: Any, tensor_name: str) -> str | None:
                 )
         return None
     if byte_size is None:
-        raise invalid(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
-            f"'{tensor_name}'"
-        )
-    return str(region)
+        raise region_size_error(tensor_name)
+    return region, offset or 0, byte_size
 
 
 def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -> Any:
@@ -208,7 +226,9 @@ def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -
     return getattr(value, kind)
 
 
-def _read_outputs(outputs: Any, request: InferenceRequest, signature: ModelSignature) -> OutputFormat:
+def _read_outputs(
+    outputs: Any, request: InferenceRequest, signature: ModelSignature, regions: RegionFinder
+) -> OutputFormat:
     classes: dict[str, ClassRequest] = {}
     names: dict[str, None] = {}
     for item in outputs:
@@ -219,9 +239,12 @@ def _read_outputs(outputs: Any, request: InferenceRequest, signature: ModelSigna
         if not item.parameters:
             continue
         count = _class_count(item.parameters)
-        region = _region(item.parameters, name)
-        if region is not None:
-            raise classes_in_region_error() if count else unknown_region_error(region)
+        named = _named_region(item.parameters, name)
+        if named is not None:
+            if count:
+                raise classes_in_region_error()
+            request.regions = request.regions or {}
+            request.regions[name] = RegionOutput.of(regions.find(*named))
         if count and name in signature.outputs:  # the validation reports unknown names
             classes[name] = ClassRequest(count, signature.max_batch_size > 0, signature.outputs[name].labels)
     request.requested_outputs = tuple(names)

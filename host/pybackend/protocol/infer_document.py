@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import InferenceError
+from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.shape import element_count
 from pybackend.inference.tensor import InputTensor
@@ -36,15 +37,15 @@ from pybackend.protocol.refusals import (
     classes_in_region_error,
     datatype_error,
     invalid,
+    region_size_error,
     repeated_error,
     too_many_dims_error,
-    unknown_region_error,
 )
 from pybackend.protocol.request_parameters import apply_parameters
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
 
 _BINARY_DATA_SIZE = "binary_data_size"
-_REGION = "shared_memory_region"
+_REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class DocumentReader:
         has_header_length: the client sent the length of the JSON part, which binary inputs require.
         available_bytes: body bytes after the JSON part; None if unknown yet.
         left_out: receives the tensors whose data was cut out of the document; None if the document is complete.
+        regions: finds the parts of regions that the document names.
     """
 
     signature: ModelSignature
@@ -66,6 +68,7 @@ class DocumentReader:
     has_header_length: bool
     available_bytes: int | None
     left_out: LeftOut | None = None
+    regions: RegionFinder = NO_REGIONS
 
     def read(self, text: bytes) -> InferPlan:
         """Parse and check.
@@ -126,7 +129,9 @@ class DocumentReader:
         count = element_count(name, datatype, shape)
         tensor = InputTensor(name, datatype, shape)
         if _REGION in parameters:
-            raise _unknown_region(parameters[_REGION])
+            part = self._region_part(parameters, name)
+            request.regions = request.regions or {}
+            return tensor_in_region(name, datatype, shape, part), None
         if _BINARY_DATA_SIZE not in parameters:
             self._take_data(tensor, item["data"], count)
             return tensor, None
@@ -147,12 +152,23 @@ class DocumentReader:
                 raise repeated_error("output", name, request.id)
             parameters = as_object(item.get("parameters", {}), "parameters")
             forms[name] = _output_is_binary(parameters)
+            if _REGION in parameters:
+                request.regions = request.regions or {}
+                request.regions[name] = RegionOutput.of(self._region_part(parameters, name))
             count = _class_count(parameters)
             if count and name in self.signature.outputs:  # the validation reports unknown names
                 labels = self.signature.outputs[name].labels
                 classes[name] = ClassRequest(count, self.signature.max_batch_size > 0, labels)
         request.requested_outputs = tuple(forms)
         return output_format(forms, binary_default, classes)
+
+    def _region_part(self, parameters: dict[str, Any], tensor_name: str) -> RegionPart:
+        region = as_string(parameters[_REGION], _REGION)
+        offset = as_unsigned(parameters.get(_OFFSET, 0), _OFFSET)
+        if _BYTE_SIZE not in parameters:
+            self.regions.find(region, offset, 0)  # an unknown region is the first mistake
+            raise region_size_error(tensor_name)
+        return self.regions.find(region, offset, as_unsigned(parameters[_BYTE_SIZE], _BYTE_SIZE))
 
     def _take_data(self, tensor: InputTensor, data: Any, count: int) -> None:
         """Give a tensor the wire bytes of its JSON ``data`` member, now or later."""
@@ -200,10 +216,6 @@ def _input_source(item: Any) -> dict[str, Any]:
 def _no_source(item: dict[str, Any]) -> str:
     advice = misspelt(item, "data") or 'Add the elements, as in "data": [1, 2]'
     return f". {advice}"
-
-
-def _unknown_region(name: Any) -> InferenceError:
-    return unknown_region_error(as_string(name, _REGION))
 
 
 def surplus_elements_error(datatype: str, count: int) -> InferenceError:
@@ -290,5 +302,4 @@ def _output_is_binary(parameters: dict[str, Any]) -> bool:
             raise classes_in_region_error()
         if binary:
             raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
-        raise _unknown_region(parameters[_REGION])
     return binary

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.shape import INT64_MAX
 from pybackend.inference.tensor import InputTensor
@@ -42,7 +43,9 @@ _DatatypeName = Literal[
 
 class _InputParameters(Struct, gc=False):
     binary_data_size: _Size | UnsetType = UNSET
-    shared_memory_region: Raw | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
+    shared_memory_offset: _Size = 0
+    shared_memory_byte_size: _Size | UnsetType = UNSET
 
 
 class _Input(Struct, gc=False):
@@ -56,7 +59,9 @@ class _Input(Struct, gc=False):
 class _OutputParameters(Struct, gc=False):
     binary_data: bool | UnsetType = UNSET
     classification: Raw | UnsetType = UNSET
-    shared_memory_region: Raw | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
+    shared_memory_offset: _Size = 0
+    shared_memory_byte_size: _Size | UnsetType = UNSET
 
 
 class _Output(Struct, gc=False):
@@ -88,6 +93,7 @@ def parse_infer(
     limits: BodyLimits,
     available_bytes: int | None = None,
     left_out: LeftOut | None = None,
+    regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
@@ -100,6 +106,7 @@ def parse_infer(
         available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
             reference's order; otherwise by ``check_body_size``.
         left_out: receives the tensors whose data was cut out of the JSON part; None if it is complete.
+        regions: finds the parts of shared memory regions that the JSON part names.
 
     Returns:
         The plan. JSON inputs have their wire bytes.
@@ -116,13 +123,14 @@ def parse_infer(
     limits.check_json(len(header))
     try:
         return _parse_fast(
-            header, header_length is not None, signature, model_version, limits, available_bytes, left_out
+            header, header_length is not None, signature, model_version, limits, available_bytes, left_out, regions
         )
     except (_UnusualError, ValueError, OverflowError, RecursionError):
         pass  # msgspec's errors and Unicode errors are ValueErrors
     if left_out is not None:
         left_out.tensors.clear()
-    reader = DocumentReader(signature, model_version, limits, header_length is not None, available_bytes, left_out)
+    has_header_length = header_length is not None
+    reader = DocumentReader(signature, model_version, limits, has_header_length, available_bytes, left_out, regions)
     return reader.read(bytes(header))
 
 
@@ -134,6 +142,7 @@ def _parse_fast(
     limits: BodyLimits,
     available_bytes: int | None,
     left_out: LeftOut | None,
+    regions: RegionFinder,
 ) -> InferPlan:
     document = _decode(header)
     request = InferenceRequest(signature.model_name, model_version, id=document.id)
@@ -149,7 +158,12 @@ def _parse_fast(
         parameters = item.parameters
         tensor = InputTensor(item.name, item.datatype, item.shape)
         if parameters is UNSET or parameters.binary_data_size is UNSET:
-            if left_out is None:
+            if parameters is not UNSET and parameters.shared_memory_region is not UNSET:
+                if item.data is not UNSET:
+                    raise _UnusualError
+                tensor = tensor_in_region(item.name, item.datatype, item.shape, _region_part(parameters, regions))
+                request.regions = {}
+            elif left_out is None:
                 tensor.data = _json_data(item, count, limits)
             else:
                 _leave_out(item, tensor, count, limits, left_out)
@@ -170,12 +184,12 @@ def _parse_fast(
     if document.outputs is UNSET:
         wanted_format = ALL_BINARY if binary_default else ALL_JSON
     else:
-        wanted_format = _read_outputs(document.outputs, request, binary_default)
+        wanted_format = _read_outputs(document.outputs, request, binary_default, regions)
     return InferPlan(request, binary_inputs, binary_bytes, wanted_format)
 
 
 def _json_data(item: _Input, count: int, limits: BodyLimits) -> bytes:
-    if item.data is UNSET or (item.parameters is not UNSET and item.parameters.shared_memory_region is not UNSET):
+    if item.data is UNSET:
         raise _UnusualError
     data = encode_json(item.datatype, item.data, count)
     if data is None or len(data) > limits.max_input_size_bytes:
@@ -184,21 +198,39 @@ def _json_data(item: _Input, count: int, limits: BodyLimits) -> bytes:
 
 
 def _leave_out(item: _Input, tensor: InputTensor, count: int, limits: BodyLimits, left_out: LeftOut) -> None:
-    has_region = item.parameters is not UNSET and item.parameters.shared_memory_region is not UNSET
-    if item.data is UNSET or has_region or count * ITEMSIZE[item.datatype] > limits.max_input_size_bytes:
+    if item.data is UNSET or count * ITEMSIZE[item.datatype] > limits.max_input_size_bytes:
         raise _UnusualError
     if not left_out.add(tensor, _decode_stand_in(item.data), count):
         raise _UnusualError
 
 
-def _read_outputs(outputs: list[_Output], request: InferenceRequest, binary_default: bool) -> OutputFormat:
+def _region_part(parameters: _InputParameters | _OutputParameters, regions: RegionFinder) -> RegionPart:
+    if parameters.shared_memory_region is UNSET or parameters.shared_memory_byte_size is UNSET:
+        raise _UnusualError
+    try:
+        return regions.find(
+            parameters.shared_memory_region, parameters.shared_memory_offset, parameters.shared_memory_byte_size
+        )
+    except InferenceError:
+        raise _UnusualError from None  # there may be an earlier mistake
+
+
+def _read_outputs(
+    outputs: list[_Output], request: InferenceRequest, binary_default: bool, regions: RegionFinder
+) -> OutputFormat:
     forms: dict[str, bool] = {}
     for output in outputs:
         parameters = output.parameters
         if parameters is UNSET:
             forms[output.name] = False  # the request-wide default is for requests that name no outputs
-        elif parameters.shared_memory_region is not UNSET or parameters.classification is not UNSET:
+        elif parameters.classification is not UNSET:
             raise _UnusualError
+        elif parameters.shared_memory_region is not UNSET:
+            if parameters.binary_data is True:
+                raise _UnusualError
+            forms[output.name] = False
+            request.regions = request.regions or {}
+            request.regions[output.name] = RegionOutput.of(_region_part(parameters, regions))
         else:
             forms[output.name] = parameters.binary_data is not UNSET and parameters.binary_data
     if len(forms) != len(outputs):

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.region import IN_REGION
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
@@ -105,6 +106,9 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
     chunks: list[Buffer] = []
     may_hold_nan = False
     for tensor in wanted_outputs(response.outputs, output_format):
+        if tensor.data is IN_REGION:
+            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape))
+            continue
         if not output_format.is_binary(tensor.name):
             data = json_values(tensor, tensor.data)
             outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, data))

@@ -12,6 +12,7 @@ from struct import Struct
 
 import msgspec
 
+from pybackend.inference.region import IN_REGION
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.protocol.classification import classes_in_steps
@@ -99,6 +100,9 @@ class PiecewiseResponse:
         return EncodedResponse(b"", [*pieces, *self.chunks], size if self.chunks else None)
 
     def _output(self, tensor: OutputTensor) -> Iterator[bytes]:
+        if tensor.data is IN_REGION:
+            yield _encode(OutputHead(tensor.name, tensor.datatype, tensor.shape))
+            return
         if self._format.is_binary(tensor.name):
             size = len(tensor.data)
             yield _encode(OutputHead(tensor.name, tensor.datatype, tensor.shape, BinaryParameters(size)))

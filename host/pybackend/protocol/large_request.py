@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from operator import add
 
+from pybackend.inference.region import NO_REGIONS, RegionFinder
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
@@ -35,6 +36,7 @@ def parse_large(
     limits: BodyLimits,
     available_bytes: int | None,
     make_room: Callable[[InputTensor, int], memoryview],
+    regions: RegionFinder = NO_REGIONS,
 ) -> Generator[None, None, InferPlan]:
     """The work of ``parse_infer`` and then ``validate_header``, in steps.
 
@@ -46,6 +48,7 @@ def parse_large(
         limits: bounds of the JSON part and of tensors in it.
         available_bytes: body bytes after the JSON part, None if unknown yet.
         make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
+        regions: finds the parts of shared memory regions that the JSON part names.
 
     Raises:
         InferenceError: the errors of both; INVALID_ARG if too much of the JSON is not tensor data.
@@ -61,6 +64,7 @@ def parse_large(
         limits=limits,
         available_bytes=available_bytes,
         left_out=left_out,
+        regions=regions,
     )
     _check_unclaimed(text, outline, left_out)
     yield

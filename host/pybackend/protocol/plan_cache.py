@@ -92,7 +92,7 @@ class PlanCache:
         """Store a validated plan, before its tensors get their bytes, if the same header is likely to recur.
 
         A header with an id or parameters probably differs each time, and one with data cannot be a template. Class labels
-        change with the parts of an ensemble.
+        change with the parts of an ensemble, and regions whenever clients register and unregister them.
 
         Args:
             header: a JSON part, or the head of a gRPC message.
@@ -104,6 +104,7 @@ class PlanCache:
             len(header) > LARGEST_HEADER_BYTES
             or (whole and (request.id or request.has_options))
             or plan.output_format.classes
+            or request.regions is not None
             or len(plan.binary_inputs) != len(request.inputs)
         ):
             return

@@ -37,9 +37,12 @@ def repeated_error(kind: str, name: str, request_id: str) -> InferenceError:
     return invalid(f"{request_prefix(request_id)}{kind} '{name}' already exists in request")
 
 
-def unknown_region_error(name: str) -> InferenceError:
-    """The error for a shared memory region that no client has registered."""
-    return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
+def region_size_error(tensor_name: str) -> InferenceError:
+    """The error for a tensor in a shared memory region without a size."""
+    return invalid(
+        f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+        f"'{tensor_name}'"
+    )
 
 
 def classes_in_region_error() -> InferenceError:

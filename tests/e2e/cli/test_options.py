@@ -262,6 +262,7 @@ FLAGS = {
     "--model-load-thread-count": ("model_load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),
     "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
+    "--allow-client-shm": ("client_shared_memory", False, "true", True),
     "--allow-http": ("http.enabled", True, "off", False),
     "--http-address": ("http.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
     "--http-port": ("http.port", 8000, "8888", 8888),

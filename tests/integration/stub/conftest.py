@@ -52,6 +52,7 @@ class PlayedHost:
         self.say(Load("json", None, ModelToLoad(str(path), "model", "model_0", str(directory))))
         self.wait_for(StubMessage.COMPLETED)
         ways = {"decoupled": decoupled, "concurrency": concurrency, "reschedules": False, "drops_unknown_outputs": True}
+        ways["maps_regions"] = False
         self.say(Initialize(args={}, output_names=["OUT"], copy_inputs=False, **ways))
         self.initialized = self.wait_for(StubMessage.INITIALIZED)
 

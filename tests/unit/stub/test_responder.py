@@ -12,6 +12,7 @@ import pytest
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.channel import HostChannel
+from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
@@ -36,7 +37,7 @@ def stub():
         responder.on_flow((message.execution, message.request), message.paused)
 
     receiver = Receiver(channel, handle, lambda _executions: None)
-    writer = OutputWriter(channel, receiver, StubMemory(lambda: None), "instance")
+    writer = OutputWriter(channel, receiver, StubMemory(lambda: None), ClientMemory(), "instance")
     responder = Responder(
         channel, receiver, ResultWriter(writer, "instance", str, UnknownOutputs((), None)), decoupled=True
     )

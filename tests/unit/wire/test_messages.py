@@ -60,7 +60,13 @@ ENCODERS = {"msgpack": msgspec.msgpack.encode, "json": lambda value: json.dumps(
 
 @pytest.mark.parametrize("module", [said, host_messages], ids=["stub", "host"])
 def test_every_message_of_a_module_has_a_kind(module):
-    parts = {host_messages.DebuggerPoint, host_messages.ModelToLoad, host_messages.ExecuteRequest}
+    parts = {
+        host_messages.DebuggerPoint,
+        host_messages.ModelToLoad,
+        host_messages.ExecuteRequest,
+        host_messages.RegionSource,
+        host_messages.OutputPlace,
+    }
     defined = {
         each for each in vars(module).values() if hasattr(each, "_fields") and each.__module__ == module.__name__
     }

@@ -98,7 +98,8 @@ class GrpcFrontend:
         signature = admission.signature
         plans = self.plans.of(signature)
         read = plan_arriving if arriving else decode_message
-        return admission, read(message, signature, admission.model_version, self.limits, plans)
+        version, regions = admission.model_version, self.engine.regions
+        return admission, read(message, signature, version, self.limits, plans, regions)
 
     def refused(self, error: InferenceError, address: str, model: str = "") -> None:
         """Count a request that was answered with this error before a model had accepted it."""

@@ -8,6 +8,7 @@ from pybackend import __version__
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection, settings_methods
+from pybackend.frontend.grpc.shared_memory import shared_memory_methods
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.protocol.metadata import tensor_documents
@@ -30,6 +31,8 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -55,6 +58,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "RepositoryModelLoad": served.load_model,
             "RepositoryModelUnload": served.unload_model,
             "LogSettings": settings_methods.log_settings,
+            **shared_memory_methods(engine),
         }.items()
     }
     found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)

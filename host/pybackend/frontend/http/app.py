@@ -16,7 +16,14 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
-from pybackend.frontend.http import documentation, generate_route, infer_route, repository_route, settings_routes
+from pybackend.frontend.http import (
+    documentation,
+    generate_route,
+    infer_route,
+    repository_route,
+    settings_routes,
+    shared_memory_route,
+)
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.extensions import served_extensions
@@ -70,6 +77,7 @@ def make_app(
     generate_route.add(app, engine, limits)
     repository_route.add(app, engine, limits, kept)
     settings_routes.add(app)
+    shared_memory_route.add(app, engine)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)

@@ -62,7 +62,13 @@ def decode_body(
     if json_length == 0 or not body:
         return parse_raw(body, signature, model_version=version, limits=limits)
     return parse_infer(
-        body, header_length=None, signature=signature, model_version=version, limits=limits, available_bytes=0
+        body,
+        header_length=None,
+        signature=signature,
+        model_version=version,
+        limits=limits,
+        available_bytes=0,
+        regions=admission.regions,
     )
 
 
@@ -82,6 +88,7 @@ def _decode_binary(
             model_version=admission.model_version,
             limits=limits,
             available_bytes=available,
+            regions=admission.regions,
         )
         validate_header(plan.request, signature, plan.binary_inputs)
         plan.checked = Checked.HEADER
@@ -282,6 +289,7 @@ class StreamedBody:
             limits=self._limits,
             available_bytes=available,
             make_room=self._make_room,
+            regions=self._admission.regions,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
         plan.checked = Checked.HEADER if plan.binary_inputs else Checked.ALL  # the codec has made the bytes itself
@@ -299,6 +307,7 @@ class StreamedBody:
             model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
+            regions=self._admission.regions,
         )
         validate_header(plan.request, self._admission.signature, plan.binary_inputs)
         plan.checked = Checked.HEADER

@@ -305,6 +305,7 @@ class InferProtocol(SerialProtocol):
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+            self._body = None  # nothing else may keep the request, which may keep a client's shared memory
             if self._kept_bytes:
                 self.keep(0)
         except InferenceError as error:

@@ -1,0 +1,152 @@
+"""Tensors in shared memory of clients: a request names a part of a registered region instead of sending bytes.
+
+The bytes stay where they are. Codecs find the parts that a request names, and the instance that executes the request
+tells its stub where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import Buffer, InputTensor, Lease
+
+
+class Region(Protocol):
+    """A registered region. It lives as long as it is registered, or a request refers to it.
+
+    Attributes:
+        name: the name under which it was registered.
+    """
+
+    name: str
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy bytes into the shared memory object.
+
+        Raises:
+            InferenceError: the object has become too small, or the system has no memory for the bytes.
+        """
+
+
+class RegionPart:
+    """A part of a region.
+
+    Attributes:
+        region: the region.
+        offset: first byte, counted from the start of the shared memory object.
+        nbytes: number of bytes.
+    """
+
+    __slots__ = ("nbytes", "offset", "region")
+
+    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
+        self.region = region
+        self.offset = offset
+        self.nbytes = nbytes
+
+
+class RegionInput(RegionPart):
+    """The source of an input's bytes. It stands for both the bytes, which have a length only, and their lease.
+
+    Attributes:
+        block: input memory of the model, into which the stub copies the bytes; None if it needs none.
+        is_view: the model gets a view of the region itself.
+    """
+
+    __slots__ = ("block", "is_view")
+
+    is_of_model: ClassVar[bool] = False
+
+    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
+        super().__init__(region, offset, nbytes)
+        self.block: Lease | None = None
+        self.is_view = False
+
+    @classmethod
+    def of(cls, part: RegionPart) -> RegionInput:
+        """The same part, for one request to one model."""
+        return cls(part.region, part.offset, part.nbytes)
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def release(self) -> None:
+        """Release the input memory."""
+        if self.block is not None:
+            block, self.block = self.block, None
+            block.release()
+
+
+def tensor_in_region(name: str, datatype: str, shape: Sequence[int], part: RegionPart) -> InputTensor:
+    """An input whose bytes lie in a region; the host never reads them, but ``len`` of its data is known."""
+    tensor = InputTensor(name, datatype, shape)
+    source: Any = RegionInput.of(part)
+    tensor.data = tensor.lease = source
+    return tensor
+
+
+def source_of(tensor: InputTensor) -> RegionInput | None:
+    """The source of an input in a region; None for any other input."""
+    lease: object = tensor.lease
+    return lease if type(lease) is RegionInput else None
+
+
+class RegionOutput(RegionPart):
+    """The destination of an output.
+
+    Attributes:
+        by_stub: the stub writes there. If false, the host copies the output when it has arrived.
+    """
+
+    __slots__ = ("by_stub",)
+
+    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
+        super().__init__(region, offset, nbytes)
+        self.by_stub = False
+
+    @classmethod
+    def of(cls, part: RegionPart) -> RegionOutput:
+        """The same part, for one request to one model."""
+        return cls(part.region, part.offset, part.nbytes)
+
+
+RegionOutputs = dict[str, RegionOutput]
+"""The destinations of a request's outputs, by their names."""
+
+IN_REGION: Final = memoryview(b"")
+"""The data of an output that has been written to its region. It is recognised by identity."""
+
+
+class RegionFinder(Protocol):
+    """Finds registered regions."""
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
+        """A part of a region.
+
+        Args:
+            name: the region's name.
+            offset: first byte, counted from the start of the region.
+            nbytes: number of bytes.
+
+        Raises:
+            InferenceError: NOT_FOUND, there is no such region. INVALID_ARG, the part is not within it.
+        """
+
+
+class NoRegions:
+    """Finds nothing: for servers without client shared memory."""
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
+        """Raises InferenceError: NOT_FOUND."""
+        del offset, nbytes
+        raise unknown_region_error(name)
+
+
+NO_REGIONS = NoRegions()
+
+
+def unknown_region_error(name: str) -> InferenceError:
+    """The error for a shared memory region that no client has registered."""
+    return InferenceError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
