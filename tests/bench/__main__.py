@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.bench import (
     call_memory,
+    client_memory,
     footprint,
     grpc_load,
     http2_cost,
@@ -82,6 +83,10 @@ def _large(results: Results, launchers: Sequence[servers.Launcher], scratch: Pat
     results.large = large_tensors.measure_speed(launchers, results.plan, scratch)
 
 
+def _client_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.client_memory = client_memory.measure(launchers, results.plan, scratch)
+
+
 def _growth(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.growth = large_tensors.measure_growth(launchers, results.plan, scratch)
 
@@ -144,6 +149,7 @@ _SECTIONS: dict[str, Section] = {
     "noisy": _noisy,
     "batched": _batched,
     "large": _large,
+    "client-memory": _client_memory,
     "growth": _growth,
     "calls": _calls,
     "ensemble": _ensemble,

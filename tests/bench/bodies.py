@@ -94,6 +94,49 @@ def identity_binary(size_bytes: int) -> Workload:
     return _binary(f"identity {size_name(size_bytes)}", repositories.IDENTITY, {"INPUT0": data}, {"OUTPUT0": data})
 
 
+def identity_body(size_bytes: int) -> Workload:
+    """What ``identity_binary`` sends: the yardstick of the same in shared memory."""
+    return replace(identity_binary(size_bytes), name=f"{size_name(size_bytes)}, identity in bodies")
+
+
+def identity_shared(size_bytes: int, region: str, *, view: bool) -> Workload:
+    """The same tensor at the start of a region of shared memory, and its output behind it.
+
+    Args:
+        size_bytes: of the tensor.
+        region: name of the region, which has at least twice that size.
+        view: to a model that views its clients' memory, where the server knows of that.
+    """
+    model = repositories.IDENTITY_VIEW if view else repositories.IDENTITY
+    part = {"shared_memory_region": region, "shared_memory_byte_size": size_bytes}
+    document = {
+        "inputs": [{"name": "INPUT0", "shape": [size_bytes // 4], "datatype": "FP32", "parameters": part}],
+        "outputs": [{"name": "OUTPUT0", "parameters": {**part, "shared_memory_offset": size_bytes}}],
+    }
+    return _described(shared_name(size_bytes, view=view), model, document, {}, size_bytes)
+
+
+def first_element(size_bytes: int, region: str) -> Workload:
+    """A tensor of so many bytes in a region, to a model that views it and answers with its first element."""
+    part = {"shared_memory_region": region, "shared_memory_byte_size": size_bytes}
+    document = {
+        "inputs": [{"name": "INPUT0", "shape": [size_bytes // 4], "datatype": "FP32", "parameters": part}],
+        "outputs": [{"name": "OUTPUT0"}],
+    }
+    expected = {"OUTPUT0": np.zeros(1, np.float32)}
+    return _described(first_element_name(size_bytes), repositories.FIRST_ELEMENT, document, expected, size_bytes)
+
+
+def shared_name(size_bytes: int, *, view: bool) -> str:
+    """How tables call :func:`identity_shared`."""
+    return f"{size_name(size_bytes)}, identity in shared memory{', view' if view else ''}"
+
+
+def first_element_name(size_bytes: int) -> str:
+    """How tables call :func:`first_element`."""
+    return f"{size_name(size_bytes)}, first element of a view"
+
+
 def add_sub_direct() -> Workload:
     """What ``add_sub_binary`` sends, under another name: the yardstick of those that follow."""
     return _binary(DIRECT, repositories.ADD_SUB, add_sub_inputs(), _sum_and_difference())
@@ -252,6 +295,14 @@ def _binary(name: str, model: str, inputs: Mapping[str, Array], expected: Mappin
     return Workload(name, _path(model), headers, body, expected, sum(map(len, raw.values())))
 
 
+def _described(
+    name: str, model: str, document: Mapping[str, Any], expected: Mapping[str, Array], size_bytes: int
+) -> Workload:
+    """A request that is all JSON."""
+    headers = {"Content-Type": "application/json"}
+    return Workload(name, _path(model), headers, _compact(document), expected, size_bytes)
+
+
 def _raw(data: Array) -> bytes:
     """A tensor as it goes over the wire: strings each behind their length."""
     if data.dtype != np.object_:
@@ -281,6 +332,8 @@ def _outputs(headers: http.client.HTTPMessage, body: bytes) -> dict[str, Array]:
     for output in outputs:
         if "data" in output:
             data = np.array(output["data"], np.float32)
+        elif "binary_data_size" not in output.get("parameters", {}):
+            continue  # it is in shared memory
         else:
             size = output["parameters"]["binary_data_size"]
             data = _from_raw(output["datatype"], body[offset : offset + size])

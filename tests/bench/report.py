@@ -23,6 +23,7 @@ def render(results: Results) -> str:
         _ensembles,
         _streams_and_strings,
         _large,
+        _client_memory,
         _growth,
         _grpc,
         _grpc_large,
@@ -51,6 +52,10 @@ def _noisy(results: Results) -> str:
 
 def _batched(results: Results) -> str:
     return _under_load("Batches (CPU per request)", results.batched)
+
+
+def _client_memory(results: Results) -> str:
+    return _under_load("Shared memory of the client, 1 connection (CPU per request)", results.client_memory)
 
 
 def _under_load(title: str, samples: Sequence[LoadSample]) -> str:

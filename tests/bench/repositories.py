@@ -18,6 +18,8 @@ ADD_SUB_MULTIPLY = "add_sub_multiply"
 IDENTITY_CHAIN = "identity_chain"
 LOADER = "loader"
 LARGE_CALLS = "large_calls"
+IDENTITY_VIEW = "identity_view"
+FIRST_ELEMENT = "first_element"
 
 GATHERED_CALLS = 4
 STREAMED_ELEMENTS = 256
@@ -56,6 +58,21 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", data)]))
         return responses
 """
+
+_FIRST_ELEMENT_CODE = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", data[:1].copy())]))
+        return responses
+"""
+
+_VIEW = 'parameters { key: "CLIENT_MEMORY" value: { string_value: "view" } }'
 
 _BLS_CODE = f"""\
 import triton_python_backend_utils as pb_utils
@@ -240,6 +257,16 @@ def write_pair(repository: Path) -> None:
     """One add_sub and one identity: what the load is put on."""
     write_add_sub(repository, [ADD_SUB])
     _write_identity(repository)
+
+
+def write_client_memory(repository: Path) -> None:
+    """Identity twice, and a model that reads a single element; one identity and that model view their clients' memory.
+
+    A server that does not know the parameter takes it for one of the model's.
+    """
+    _write_identity(repository)
+    _write(repository, IDENTITY_VIEW, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1}, settings=[_VIEW])
+    _write(repository, FIRST_ELEMENT, _FIRST_ELEMENT_CODE, {"INPUT0": -1}, {"OUTPUT0": 1}, settings=[_VIEW])
 
 
 def write_copies(repository: Path, copies: int) -> list[str]:

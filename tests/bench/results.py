@@ -38,6 +38,7 @@ class Results:
     noisy: list[LoadSample] = field(default_factory=list)
     batched: list[LoadSample] = field(default_factory=list)
     large: list[LoadSample] = field(default_factory=list)
+    client_memory: list[LoadSample] = field(default_factory=list)
     growth: list[GrowthSample] = field(default_factory=list)
     calls: list[LoadSample] = field(default_factory=list)
     ensemble: list[LoadSample] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Results:
         samples = (*self.ladder, *self.noisy, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
         return {
             sample.round: sample.result
-            for sample in (*samples, *self.stream, *self.strings, *self.sandbox)
+            for sample in (*samples, *self.client_memory, *self.stream, *self.strings, *self.sandbox)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
 

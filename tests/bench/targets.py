@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, grpc_targets, instances, noise, packing, servers, startup
+from tests.bench import bodies, client_memory, grpc_targets, instances, noise, packing, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -34,6 +34,8 @@ STREAM_VERSUS_REFERENCE = 1.0
 STRINGS_VERSUS_REFERENCE = 0.2
 BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
 LONG_QUEUE_VERSUS_SHORT = 2.0
+SHARED_THROUGHPUT_VERSUS_REFERENCE = 2.0
+LONG_VIEW_VERSUS_SHORT = 1.3
 START_OVER_IMPORT_S = 0.3
 ONE_MORE_MODEL_S = 0.2
 ONE_MORE_STUB_BYTES = 4 * MB
@@ -72,6 +74,7 @@ def judge(results: Results) -> list[Verdict]:
         *_ensemble_verdicts(results),
         *_stream_and_string_verdicts(results),
         *_large_verdicts(results),
+        *_client_memory_verdicts(results),
         *_grpc_verdicts(results),
         *_queue_verdicts(results),
         *_call_memory_verdicts(results),
@@ -216,6 +219,26 @@ def _grpc_verdicts(results: Results) -> Iterator[Verdict]:
                 f"{each / 1024:.1f} KB",
                 each <= grpc_targets.IDLE_STREAM_BYTES,
             )
+
+
+def _client_memory_verdicts(results: Results) -> Iterator[Verdict]:
+    sizes = [size for size in results.plan.tensor_bytes if size >= client_memory.FEWEST_BYTES]
+    for size in sizes:
+        for view in (False, True):
+            workload = bodies.shared_name(size, view=view)
+            yield from _at_least(
+                f"{workload}: infer/s against the reference's",
+                _ratios(results, workload, 1, servers.REFERENCE, lambda r: r.infer_per_s),
+                SHARED_THROUGHPUT_VERSUS_REFERENCE,
+            )
+    for size in sizes[-1:]:
+        short = results.loads(servers.PYBACKEND, bodies.first_element_name(client_memory.SMALL_BYTES), 1)
+        long = results.loads(servers.PYBACKEND, bodies.first_element_name(size), 1)
+        yield from _at_most(
+            f"{bodies.first_element_name(size)}: p50 against that of {bodies.size_name(client_memory.SMALL_BYTES)}",
+            [_p50_us(long[round_]) / _p50_us(short[round_]) for round_ in long if round_ in short],
+            LONG_VIEW_VERSUS_SHORT,
+        )
 
 
 def _queue_verdicts(results: Results) -> Iterator[Verdict]:
