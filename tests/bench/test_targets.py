@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from tests.bench import bodies, packing, report, servers, startup, targets
+from tests.bench import bodies, grpc_targets, grpc_workloads, packing, report, servers, startup, targets
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.grpc_load import IdleSample
 from tests.bench.instances import InstanceSample
 from tests.bench.loadgen import LoadResult
 from tests.bench.packing import EnvironmentLoadSample, PackSample
@@ -244,3 +245,72 @@ def test_a_sandbox_is_judged_by_the_model_beside_it() -> None:
         for level, host_us in (("off", 90.0), ("standard", 94.0))
     ]
     assert [(verdict.measured, verdict.met) for verdict in targets.judge(results(sandbox=sandbox))] == [("1.04x", True)]
+
+
+def grpc_window(server: str, workload: str, connections: int, round_: int = 0, **values: float) -> LoadSample:
+    result = dataclasses.replace(WINDOW, connections=connections, **values)  # type: ignore[arg-type]
+    return LoadSample(server, workload, connections, round_, result)
+
+
+def test_grpc_under_load_is_judged_by_cpu_and_rate_against_the_reference_of_the_same_round() -> None:
+    small = grpc_workloads.ADD_SUB
+    grpc = [
+        grpc_window(servers.PYBACKEND, small, 32, 0, host_cpu_us=20.0, stub_cpu_us=10.0, infer_per_s=900.0),
+        grpc_window(servers.REFERENCE, small, 32, 0, host_cpu_us=100.0, stub_cpu_us=50.0, infer_per_s=300.0),
+        grpc_window(servers.PYBACKEND, small, 32, 1, host_cpu_us=60.0, stub_cpu_us=30.0, infer_per_s=450.0),
+        grpc_window(servers.REFERENCE, small, 32, 1, host_cpu_us=300.0, stub_cpu_us=150.0, infer_per_s=150.0),
+        grpc_window(servers.PYBACKEND, small, 32, 2),  # the reference failed in this round
+    ]
+    verdicts = targets.judge(results(grpc=grpc))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [
+        ("0.20x (0.20 to 0.20)", True),
+        ("3.00x (3.00 to 3.00)", False),
+    ]
+
+
+def test_grpc_is_judged_against_http_of_the_same_round_and_several_calls_against_one() -> None:
+    several = 32 // grpc_workloads.STREAMS_PER_CONNECTION
+    grpc = [
+        grpc_window(servers.PYBACKEND, grpc_targets.BINARY, 32, infer_per_s=500.0),
+        grpc_window(servers.PYBACKEND, grpc_workloads.ADD_SUB, 32, infer_per_s=600.0),
+        grpc_window(servers.PYBACKEND, grpc_workloads.ADD_SUB_STREAMS, several, infer_per_s=540.0),
+    ]
+    verdicts = targets.judge(results(grpc=grpc))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("1.20x", True), ("0.90x", False)]
+
+
+def test_the_latency_of_grpc_is_judged_on_one_connection() -> None:
+    grpc = [
+        grpc_window(servers.PYBACKEND, grpc_workloads.ADD_SUB, 1, p50_us=80.0),
+        grpc_window(servers.REFERENCE, grpc_workloads.ADD_SUB, 1, p50_us=100.0),
+    ]
+    verdicts = targets.judge(results(grpc=grpc))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("0.80x", False)]
+
+
+def test_large_tensors_and_streams_over_grpc_are_judged_by_their_speed() -> None:
+    large = grpc_workloads.identity_name(FULL.tensor_bytes[0])
+    measured = results(
+        grpc_large=[
+            grpc_window(servers.PYBACKEND, large, 1, p50_us=100.0),
+            grpc_window(servers.REFERENCE, large, 1, p50_us=250.0),
+        ],
+        grpc_stream=[
+            grpc_window(servers.PYBACKEND, grpc_workloads.STREAM, 1, p50_us=100.0),
+            grpc_window(servers.REFERENCE, grpc_workloads.STREAM, 1, p50_us=250.0),
+        ],
+    )
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("2.50x", True), ("2.50x", False)]
+
+
+def test_idle_streams_are_judged_one_by_one() -> None:
+    idle = [
+        IdleSample(servers.PYBACKEND, 1000, 1000 * 20 * 1024),
+        IdleSample(servers.PYBACKEND, 1000, 1000 * 40 * 1024),
+        IdleSample(servers.REFERENCE, 1000, 1000 * 90 * 1024),
+    ]
+    measured = results(grpc_idle=idle)
+    verdicts = targets.judge(measured)
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [("20.0 KB", True), ("40.0 KB", False)]
+    assert "| pybackend | 1000 | 20.0 |" in report.render(measured)
