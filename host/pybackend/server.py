@@ -217,7 +217,9 @@ class Server:
             await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:
-            calls = GrpcFrontend(self._engine, limits, self._kept, self._watch, rules.call_policy())
+            calls = GrpcFrontend(
+                self._engine, limits, self._kept, self._watch, rules.call_policy(), self._settings.grpc
+            )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)
             self._grpc = GrpcServer(calls)

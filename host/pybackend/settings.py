@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 
 from pybackend.observability.log_settings import LogSettings
@@ -158,6 +159,31 @@ class HttpSettings:
 
 
 @dataclass(frozen=True)
+class KeepaliveSettings:
+    """How long a gRPC connection may be silent, how often its client may ping, and how old it may become.
+
+    Attributes:
+        time_s: silence after which the server sends a PING; infinity for never.
+        timeout_s: time for the client to answer it.
+        permit_without_calls: PINGs go to clients without open calls too, and such clients may ping as often as others.
+        max_pings_without_data: PINGs of the server between two answers, 0 for any number.
+        min_ping_interval_s: the least time between two PINGs of a client between which nothing is answered.
+        max_ping_strikes: PINGs of a client that may come earlier, 0 for any number.
+        max_age_s: age at which a connection is asked to end.
+        max_age_grace_s: time for its calls to end.
+    """
+
+    time_s: float = 7200
+    timeout_s: float = 20
+    permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_ping_interval_s: float = 300
+    max_ping_strikes: int = 2
+    max_age_s: float = inf
+    max_age_grace_s: float = inf
+
+
+@dataclass(frozen=True)
 class GrpcSettings:
     """The gRPC endpoint.
 
@@ -169,6 +195,8 @@ class GrpcSettings:
         reuse_port: share the port with other servers that ask for it.
         restrictions: metadata that calls need.
         forwarded_headers: RE2 pattern of the names of metadata that become request parameters; empty for none.
+        keepalive: the ends of connections.
+        compression_level: ``none``, ``low``, ``medium`` or ``high``: how responses of inference are compressed.
     """
 
     enabled: bool = True
@@ -178,6 +206,8 @@ class GrpcSettings:
     reuse_port: bool = False
     restrictions: tuple[Restriction, ...] = ()
     forwarded_headers: str = ""
+    keepalive: KeepaliveSettings = KeepaliveSettings()
+    compression_level: str = "none"
 
 
 @dataclass(frozen=True)

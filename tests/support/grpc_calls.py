@@ -16,7 +16,10 @@ from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
+from pybackend.settings import GrpcSettings, KeepaliveSettings
 from tests.support import http2
+
+_PINGS_ALLOWED = GrpcSettings(keepalive=KeepaliveSettings(max_ping_strikes=0))
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -39,6 +42,7 @@ class RawClient:
         resets: codes of RST_STREAM by stream.
         goaways: payloads of GOAWAY.
         returned: sums of WINDOW_UPDATE by stream; 0 is the connection.
+        asked: PINGs of the server.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,6 +51,7 @@ class RawClient:
         self._decoder = hpack.Decoder()
         self._next_stream = 1
         self.pongs: list[bytes] = []
+        self.asked = 0
         self.heads: dict[int, dict[str, str]] = {}
         self.trailers: dict[int, dict[str, str]] = {}
         self.bodies: dict[int, bytes] = {}
@@ -144,6 +149,7 @@ class RawClient:
             if flags & http2.ACK:
                 self.pongs.append(payload)
             else:
+                self.asked += 1
                 self.write(http2.frame(http2.PING, http2.ACK, 0, payload))
 
     async def status(self, stream: int) -> tuple[str, str]:
@@ -179,9 +185,11 @@ class Port:
 
 
 @asynccontextmanager
-async def grpc_port(engine: InferenceEngine, kept_bytes: int = 1 << 30) -> AsyncIterator[Port]:
-    """A port on a free number."""
-    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes))
+async def grpc_port(
+    engine: InferenceEngine, kept_bytes: int = 1 << 30, settings: GrpcSettings = _PINGS_ALLOWED
+) -> AsyncIterator[Port]:
+    """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
+    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), settings=settings)
     server = GrpcServer(frontend)
     sock = bind("127.0.0.1", 0, "GRPC")
     await server.start(sock)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pybackend.cli.access_flags import cors_settings, restrictions
 from pybackend.cli.flag_values import add_switch, integer
+from pybackend.cli.keepalive_flags import add_keepalive_flags, keepalive_settings
 from pybackend.errors import ServerError
 from pybackend.settings import (
     DEFAULT_MAX_INPUT_SIZE_BYTES,
@@ -42,6 +43,14 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--allow-grpc", default=True, text="serve gRPC")
     _add_place(group, "grpc", 8001)
     _add_tls(group, "grpc")
+    add_keepalive_flags(group)
+    group.add_argument(
+        "--grpc-infer-response-compression-level",
+        choices=["none", "low", "medium", "high"],
+        default="none",
+        metavar="LEVEL",
+        help="none, low, medium or high: compression of responses of inference, if clients accept it [none]",
+    )
     port = integer(0, 65535)
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
@@ -128,6 +137,8 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         reuse_port=given.reuse_grpc_port,
         restrictions=restrictions(given.grpc_restricted_protocol, "protocol"),
         forwarded_headers=given.grpc_header_forward_pattern,
+        keepalive=keepalive_settings(given),
+        compression_level=given.grpc_infer_response_compression_level,
     )
     return http, grpc
 

@@ -34,7 +34,7 @@ from pybackend.settings import (
 from pybackend.spelling import closest
 
 _REFERENCE_ONLY = re.compile(
-    "--(allow-(sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(?!address|header|port|restricted|use-ssl|server-|root-)"
+    "--(allow-(sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(infer-(thread|allocation)|max-response)"
     "|enable-peer|http-thread"
     "|min-supported|model-(load-gpu|namespacing)|pinned|repoagent"
     "|sagemaker|strict-model-config|trace|vertex-ai)"

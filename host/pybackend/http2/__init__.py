@@ -31,6 +31,7 @@ from pybackend.http2.connection import ServerConnection
 from pybackend.http2.connection_receiver import ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, Http2Error, LocalProtocolError, RemoteProtocolError, StreamError
 from pybackend.http2.header_block import HeaderBlock
+from pybackend.http2.pings import PingRules
 from pybackend.http2.request_head import Fields, RequestHead
 from pybackend.http2.settings import Config, PeerSettings
 from pybackend.http2.stream import Stream, StreamReceiver, StreamState
@@ -44,6 +45,7 @@ __all__ = [
     "Http2Error",
     "LocalProtocolError",
     "PeerSettings",
+    "PingRules",
     "RemoteProtocolError",
     "RequestHead",
     "ServerConnection",

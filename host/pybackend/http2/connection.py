@@ -103,6 +103,11 @@ class ServerConnection:
         return self._sender.take(limit_bytes)
 
     @property
+    def answered_mark(self) -> object:
+        """A value that is another one once data was sent, a stream was opened, or one has ended."""
+        return self._core.answered_mark
+
+    @property
     def waiting_bytes(self) -> int:
         """Data of all answers that waits for windows or for :meth:`take_output`."""
         return self._sender.waiting_bytes
@@ -196,4 +201,4 @@ class ServerConnection:
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._core.error = error
-        self.close(error.code, str(error).encode())
+        self.close(error.code, error.debug)

@@ -141,8 +141,10 @@ class ControlFrames:
         core.guard.count_frame("PING")
         if flags & frames.ACK:
             core.ping_was_acknowledged(payload)
-        else:
-            core.sender.reply(frames.frame(frames.PING, frames.ACK, 0, payload))
+            return
+        if core.ping_judge is not None:
+            core.ping_judge.received(core.answered_mark, is_idle=not core.streams)
+        core.sender.reply(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -160,6 +162,7 @@ class ControlFrames:
             if not increment:
                 raise _protocol_error("6.9", "a WINDOW_UPDATE of the connection by 0")
             sender.window += increment
+            sender.granted_window += increment
             if sender.window > frames.LARGEST_WINDOW_BYTES:
                 raise RemoteProtocolError(
                     ErrorCode.FLOW_CONTROL_ERROR, "6.9.1", "the connection's window exceeds 2147483647 bytes"

@@ -14,6 +14,7 @@ from pybackend.http2.connection_receiver import ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.http2.floods import FloodGuard
 from pybackend.http2.header_decoder import HeaderDecoder
+from pybackend.http2.pings import PingJudge
 from pybackend.http2.sending import Sender
 from pybackend.http2.settings import Config, PeerSettings
 from pybackend.http2.stream import Stream
@@ -40,6 +41,7 @@ class ConnectionCore:
         max_streams: streams that may be open at a time.
         last_stream_accepted: streams beyond this one are ignored, because the connection shuts down; None before.
         error: the rule that the client broke, if that ended the connection.
+        ping_judge: judges the client's PINGs; None if it may ping as it likes.
     """
 
     def __init__(self, receiver: ConnectionReceiver, config: Config) -> None:
@@ -58,6 +60,7 @@ class ConnectionCore:
         self.max_streams = config.max_concurrent_streams
         self.last_stream_accepted: int | None = None
         self.error: RemoteProtocolError | None = None
+        self.ping_judge = None if config.ping_rules is None else PingJudge(config.ping_rules)
         self._credit = 0
         self._credit_step = config.connection_window_bytes // 2
         self._reset_by_us: dict[int, None] = {}
@@ -142,6 +145,11 @@ class ConnectionCore:
         for stream in list(self.streams.values()):
             self._remove(stream)
             stream.receiver.on_reset(error.code if error else ErrorCode.CANCEL, error)
+
+    @property
+    def answered_mark(self) -> object:
+        """See ``ServerConnection.answered_mark``."""
+        return self.sender.granted_window - self.sender.window, self.highest_id, len(self.streams)
 
     # --- streams ---
 

@@ -44,12 +44,14 @@ class RemoteProtocolError(Http2Error):
     Attributes:
         code: the error code for the peer.
         section: the section of RFC 9113 that has the rule, e.g. ``"6.5.2"``.
+        debug: the text of the GOAWAY frame.
     """
 
     def __init__(self, code: ErrorCode, section: str, message: str) -> None:
         super().__init__(f"{message} (RFC 9113 section {section})")
         self.code = code
         self.section = section
+        self.debug = str(self).encode()
 
 
 class StreamError(RemoteProtocolError):

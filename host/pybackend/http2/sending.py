@@ -56,6 +56,7 @@ class Sender:
 
     Attributes:
         window: DATA that the connection's window still allows.
+        granted_window: what ``window`` would be if nothing had been sent.
         initial_window: the window of a new stream.
         max_frame_bytes: the longest frame that the peer accepts.
         direct_bytes: data that has bypassed the queues since the output was last taken.
@@ -68,6 +69,7 @@ class Sender:
         "_views",
         "block_prefix",
         "direct_bytes",
+        "granted_window",
         "guard",
         "initial_window",
         "max_frame_bytes",
@@ -79,7 +81,7 @@ class Sender:
 
     def __init__(self, guard: FloodGuard) -> None:
         self.pieces: list[bytes | memoryview] = []
-        self.window = frames.DEFAULT_WINDOW_BYTES
+        self.window = self.granted_window = frames.DEFAULT_WINDOW_BYTES
         self.initial_window = frames.DEFAULT_WINDOW_BYTES
         self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.direct_bytes = 0

@@ -9,6 +9,7 @@ from typing import Final
 
 from pybackend.http2 import frames
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from pybackend.http2.pings import PingRules
 
 HEADER_TABLE_SIZE: Final = 0x1
 ENABLE_PUSH: Final = 0x2
@@ -53,6 +54,7 @@ class Config:
             because the user of the package takes no output: the peer does not read.
         forgiven_frames_per_second: unproductive frames that a second gives back.
         forgiven_resets_per_second: resets that a second gives back.
+        ping_rules: how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``.
     """
 
     max_concurrent_streams: int = 1024
@@ -68,6 +70,7 @@ class Config:
     max_unsent_replies: int = 1000
     forgiven_frames_per_second: int = 100
     forgiven_resets_per_second: int = 100
+    ping_rules: PingRules | None = None
 
     def __post_init__(self) -> None:
         if not frames.DEFAULT_FRAME_BYTES <= self.max_frame_bytes <= frames.LARGEST_FRAME_BYTES:

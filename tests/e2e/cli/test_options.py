@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,7 @@ def test_no_arguments_at_all(pybackend):
 def test_help_lists_every_flag(pybackend):
     done = pybackend("serve", "--help")
     assert done.returncode == 0
-    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.MULTILINE)) == {
+    assert set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", done.stdout, re.MULTILINE)) == {
         "--help",
         *FLAGS,
         *WITHOUT_EFFECT,
@@ -273,6 +274,15 @@ FLAGS = {
     "--grpc-address": ("grpc.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),
     "--grpc-port": ("grpc.port", 8001, "8888", 8888),
     "--reuse-grpc-port": ("grpc.reuse_port", False, "true", True),
+    "--grpc-keepalive-time": ("grpc.keepalive.time_s", 7200, "2147483647", inf),
+    "--grpc-keepalive-timeout": ("grpc.keepalive.timeout_s", 20, "1500", 1.5),
+    "--grpc-keepalive-permit-without-calls": ("grpc.keepalive.permit_without_calls", False, "1", True),
+    "--grpc-http2-max-pings-without-data": ("grpc.keepalive.max_pings_without_data", 2, "0", 0),
+    "--grpc-http2-min-recv-ping-interval-without-data": ("grpc.keepalive.min_ping_interval_s", 300, "10", 0.01),
+    "--grpc-http2-max-ping-strikes": ("grpc.keepalive.max_ping_strikes", 2, "0", 0),
+    "--grpc-max-connection-age": ("grpc.keepalive.max_age_s", inf, "60000", 60),
+    "--grpc-max-connection-age-grace": ("grpc.keepalive.max_age_grace_s", inf, "0", 0),
+    "--grpc-infer-response-compression-level": ("grpc.compression_level", "none", "high", "high"),
     "--allow-metrics": ("http.metrics_enabled", True, "0", False),
     "--metrics-address": ("http.metrics_address", "0.0.0.0", "::1", "::1"),
     "--metrics-port": ("http.metrics_port", 8002, "0", 0),

@@ -69,6 +69,7 @@ class Call:
     is_over = False
     _reader: MessageReader | None = None
     _arriving: ArrivingRequest | None = None
+    _inflates = False
     _received_bytes = _returned_bytes = _counted_bytes = 0
     _received_then = -1
     _unreleased: Sequence[InferenceResponse] = ()
@@ -222,11 +223,26 @@ class Call:
                 arriving.feed(piece)
             return True
         message = reader.next()
-        if message is None:
+        if message is not None:
+            self.on_message(message)
+            return True
+        if reader.is_inflating:
+            self._inflate_soon()
+        else:
             self._check_end()
-            return False
-        self.on_message(message)
-        return True
+        return False
+
+    def _inflate_soon(self) -> None:
+        if not self._inflates:
+            self._inflates = True
+            self.connection.frontend.slices.add(self._inflate)
+
+    def _inflate(self) -> bool:
+        """Decompress the next slice of a message."""
+        self._inflates = False
+        self.go_on()
+        self.connection.flush_soon()
+        return False
 
     def _check_end(self) -> None:
         if not self.half_closed:
@@ -247,10 +263,13 @@ class Call:
             if not held:
                 self._reader = None
         counted = held if self._arriving is None else held + self._arriving.private_bytes
+        is_inflating = reader is not None and reader.is_inflating
+        if reader is not None and is_inflating:
+            counted += reader.inflated_bytes
         if counted != self._counted_bytes:
             self.connection.count_held(counted - self._counted_bytes)
             self._counted_bytes = counted
-        waits = held > 0 and not self.accepts_messages()
+        waits = held > 0 and (is_inflating or not self.accepts_messages())
         if waits:
             unreturned -= held
         elif held and reader is not None:
@@ -264,7 +283,8 @@ class Call:
     @property
     def is_incomplete(self) -> bool:
         """The client has sent a part of a message, and must send the rest."""
-        begun = self._arriving is not None or self.held_bytes > 0
+        reader = self._reader
+        begun = self._arriving is not None or (reader is not None and reader.held_bytes > 0 and not reader.is_inflating)
         return begun and not self.is_over and self.accepts_messages()
 
     def check_progress(self) -> None:
@@ -348,6 +368,9 @@ class Call:
     def finish(self) -> None:
         """End a successful call."""
         self._end()
+        self._send_end()
+
+    def _send_end(self) -> None:
         self._send_head()
         self.stream.send_trailers(OK_TRAILERS)
         self._stop_receiving()
@@ -358,6 +381,9 @@ class Call:
             return
         self._end(error.status)
         self.on_cancelled()
+        self._send_failure(error)
+
+    def _send_failure(self, error: CallError) -> None:
         if self.stream.head_sent:
             self.stream.send_trailers(trailers(error.status, error.message))
         else:
@@ -377,6 +403,11 @@ class Call:
         unreleased, self._unreleased = self._unreleased, ()
         for response in unreleased:
             self.connection.when_written(response.release)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of responses that the client has not taken."""
+        return self.stream.waiting_bytes
 
     def _send_head(self) -> None:
         if not self.stream.head_sent:

@@ -10,16 +10,16 @@ from enum import Enum
 from typing import Any
 
 from pybackend.frontend.grpc.call import Call, CallConnection, RefusedCall
+from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
 from pybackend.frontend.listener import is_secure
-from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
-from pybackend.http2 import Config, ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
+from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.protocol.grpc_status import GrpcStatus
 
 log = logging.getLogger(__name__)
-
-CONFIG = Config(max_frame_bytes=1024 * 1024, stream_window_bytes=4 * 1024 * 1024)
-"""Large frames and windows, so that a large tensor is not a thousand frames."""
 
 MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 
@@ -30,8 +30,11 @@ _DIRECT_BYTES = 64 * 1024
 """A smaller rest of a frame or tensor costs less to copy than to receive apart."""
 
 _KEEPALIVE = b"are you?"
-_KEEPALIVE_SECONDS = 20
-"""A client with open calls that is silent for as long as an idle connection may be gets a PING, and this time to answer."""
+
+_TOO_OLD = CallError(
+    GrpcStatus.UNAVAILABLE,
+    "the connection has reached its greatest age (--grpc-max-connection-age), and this call has outlasted the time after it",
+)
 
 _HTTP_1 = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.[01]\r?\n")
 _BODY = b'{"error":"this port serves gRPC over HTTP/2: send HTTP/1.1 requests to the HTTP port"}'
@@ -73,7 +76,7 @@ class GrpcConnection(asyncio.Protocol):
         self.address = ""
         self.is_secure = False
         self.pace = Pace()
-        self.http2 = ServerConnection(self, CONFIG)
+        self.http2 = ServerConnection(self, frontend.config)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
         self._when_written: list[Callable[[], None]] = []
@@ -82,7 +85,9 @@ class GrpcConnection(asyncio.Protocol):
         self._received_bytes = self._received_then = self._unsent_then = 0
         self._checked_at = self._active_at = self._looked_at = frontend.seconds
         self._transfer: _Transfer | None = None
-        self._shutting_down = self._greeted = self._was_asked = False
+        self._shutting_down = self._greeted = False
+        self._keepalive = Keepalive(frontend.settings.keepalive)
+        self._age = Age(frontend.settings.keepalive, frontend.seconds)
 
     # The transport
 
@@ -280,6 +285,8 @@ class GrpcConnection(asyncio.Protocol):
         now = self.frontend.seconds
         seconds, self._checked_at = max(1, now - self._checked_at), now
         self.http2.time_passed(seconds)
+        if now >= self._age.old_at:
+            self._check_age(now)
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         transfer = self._current_transfer()
         if transfer is not self._transfer:
@@ -290,7 +297,7 @@ class GrpcConnection(asyncio.Protocol):
             self._looked_at = now
             self._end_stalled_calls()
         if transfer is None:
-            self._check_idle(now - self._active_at)
+            self._check_idle(now)
             return
         moved = received
         if transfer is not _Transfer.MESSAGE:
@@ -327,19 +334,33 @@ class GrpcConnection(asyncio.Protocol):
             call.check_progress()
         self._flush()
 
-    def _check_idle(self, silent_s: int) -> None:
+    def _check_idle(self, now: int) -> None:
         """Close a connection that is not used, and one whose client has gone without a word."""
-        if silent_s < IDLE_SECONDS:
-            self._was_asked = False
-        elif not self.http2.streams:
+        http2 = self.http2
+        advice = self._keepalive.check(now, self._active_at, http2.answered_mark, has_calls=bool(http2.streams))
+        if advice is Advice.CLOSE:
             self.shut_down()
-        elif not self._was_asked:
-            self._was_asked = True
-            self.http2.ping(_KEEPALIVE)
+        elif advice is Advice.PING:
+            http2.ping(_KEEPALIVE)
             self._flush()
-        elif silent_s >= IDLE_SECONDS + _KEEPALIVE_SECONDS:
+        elif advice is Advice.ABORT:
             log.info("Closing a connection whose client does not answer.")
             self.transport.abort()
+
+    def _check_age(self, now: int) -> None:
+        """Bring an old connection to its end."""
+        stage = self._age.stage(now)
+        if stage is Stage.ASK:
+            self._shutting_down = True
+            self.http2.begin_shutdown()
+        elif stage is Stage.LAST:
+            self.http2.finish_shutdown()
+        elif stage is Stage.END:
+            for call in self._calls():
+                call.fail(_TOO_OLD)
+        self._flush()
+        if stage is Stage.END:
+            self.transport.close()
 
     def _unsent_bytes(self) -> int:
         """Bytes that the client has not taken, in the place where they wait."""

@@ -5,6 +5,12 @@ from __future__ import annotations
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.compressed_answers import (
+    CompressedAnswers,
+    CompressedInferCall,
+    CompressedStreamInferCall,
+    response_coding,
+)
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
@@ -17,6 +23,10 @@ from pybackend.protocol.grpc_status import GrpcStatus
 
 _INFER = f"/{INFERENCE}/ModelInfer"
 _STREAM_INFER = f"/{INFERENCE}/ModelStreamInfer"
+_COMPRESSED: dict[str, type[CompressedAnswers]] = {
+    _INFER: CompressedInferCall,
+    _STREAM_INFER: CompressedStreamInferCall,
+}
 
 
 class Dispatch:
@@ -36,6 +46,29 @@ class Dispatch:
         if method is not None:
             return MethodCall(connection, stream, head, method)
         return UnknownCall(connection, stream, head)
+
+
+class CompressingDispatch(Dispatch):
+    """Makes the calls of a server that compresses responses of inference.
+
+    Args:
+        engine: handles the requests.
+        level: ``low``, ``medium`` or ``high``.
+    """
+
+    def __init__(self, engine: InferenceEngine, level: str) -> None:
+        super().__init__(engine)
+        self._level = level
+
+    def __call__(self, connection: CallConnection, stream: Stream, head: CallHead) -> Call:
+        """The object that answers a call."""
+        kind = _COMPRESSED.get(head.path)
+        coding = response_coding(self._level, head.metadata.get(b"grpc-accept-encoding", b"")) if kind else None
+        if kind is None or coding is None:
+            return super().__call__(connection, stream, head)
+        call = kind(connection, stream, head)
+        call.coding, call.level = coding, self._level
+        return call
 
 
 class UnknownCall(Call):

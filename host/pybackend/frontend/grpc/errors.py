@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from pybackend.errors import InferenceError
 from pybackend.http2 import HeaderBlock
@@ -13,6 +13,13 @@ _OK = (b":status", b"200")
 
 HEAD = HeaderBlock([_OK, _CONTENT_TYPE])
 """The head of every answer with messages."""
+
+
+@cache
+def head_with_encoding(name: str) -> HeaderBlock:
+    """The head of an answer whose messages may be compressed."""
+    return HeaderBlock([_OK, _CONTENT_TYPE, (b"grpc-encoding", name.encode())])
+
 
 LONGEST_MESSAGE_BYTES = 2048
 """The longest status message. With every byte as ``%XX`` it fits the 8 KB of trailers that clients accept."""

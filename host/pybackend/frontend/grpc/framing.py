@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
+from io import BytesIO
 from struct import Struct
 
+from pybackend.frontend.compression import BrokenStreamError, Coding, Inflater
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.protocol.limits import BodyLimits
@@ -19,8 +20,8 @@ _PART_BYTES = 64 * 1024
 """Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes, and a
 view keeps all that was received with it, up to 256 KB."""
 
-_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-ENCODINGS = frozenset({b"identity", *_WINDOW_BITS})
+_CODINGS = {coding.value.encode(): coding for coding in Coding}
+ENCODINGS = frozenset({b"identity", *_CODINGS})
 ACCEPTED = b"identity, deflate, gzip"
 
 
@@ -43,7 +44,17 @@ class MessageReader:
         held_bytes: bytes that were fed and not yet returned.
     """
 
-    __slots__ = ("_at", "_encoding", "_head", "_limits", "_parts", "held_bytes")
+    __slots__ = (
+        "_at",
+        "_encoding",
+        "_head",
+        "_inflated",
+        "_inflater",
+        "_inflating_bytes",
+        "_limits",
+        "_parts",
+        "held_bytes",
+    )
 
     def __init__(self, encoding: bytes, limits: BodyLimits) -> None:
         self._encoding = encoding
@@ -51,7 +62,18 @@ class MessageReader:
         self._head: bytes | memoryview | bytearray = b""
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
+        self._inflater: Inflater | None = None
         self.held_bytes = 0
+
+    @property
+    def is_inflating(self) -> bool:
+        """A message is being decompressed, of which each call of :meth:`next` does a slice."""
+        return self._inflater is not None
+
+    @property
+    def inflated_bytes(self) -> int:
+        """The decompressed bytes of that message."""
+        return 0 if self._inflater is None else self._inflated.tell()
 
     def feed(self, payload: bytes | memoryview) -> None:
         """Take the next bytes; they must not change."""
@@ -74,7 +96,7 @@ class MessageReader:
 
     def clear(self) -> None:
         """Drop everything: no message is read any more."""
-        self._head, self._at, self.held_bytes = b"", 0, 0
+        self._head, self._at, self.held_bytes, self._inflater = b"", 0, 0, None
         self._parts.clear()
 
     def take_large(self, least_bytes: int) -> tuple[int, list[bytes | memoryview | bytearray]] | None:
@@ -86,7 +108,7 @@ class MessageReader:
         Returns:
             The message's size, and its first bytes: all that were held, unless another message follows them.
         """
-        if self.held_bytes <= PREFIX_BYTES:
+        if self.held_bytes <= PREFIX_BYTES or self._inflater is not None:
             return None
         if len(self._head) - self._at < PREFIX_BYTES:
             self._join()
@@ -105,11 +127,14 @@ class MessageReader:
         return size, pieces
 
     def next(self) -> bytes | None:
-        """The next message, decompressed; None if it is not complete.
+        """The next message, decompressed; None if it is not complete, or if :attr:`is_inflating` is true afterwards.
 
         Raises:
             CallError: the message is too large, or cannot be decompressed.
+            InferenceError: INVALID_ARG; it is too large after decompression.
         """
+        if self._inflater is not None:
+            return self._inflate(self._inflater)
         if self.held_bytes < PREFIX_BYTES:
             return None
         if len(self._head) - self._at < PREFIX_BYTES:
@@ -124,6 +149,9 @@ class MessageReader:
             )
         if self.held_bytes < PREFIX_BYTES + size:
             return None
+        if flag:
+            self._inflater = self._begin_inflation(size)
+            return self._inflate(self._inflater)
         if len(self._head) - self._at < PREFIX_BYTES + size:
             self._join()
         begin = self._at + PREFIX_BYTES
@@ -132,7 +160,7 @@ class MessageReader:
         message = self._head[begin : self._at]
         if not self.held_bytes:
             self._head, self._at = b"", 0
-        return self._decompressed(message) if flag else bytes(message)
+        return bytes(message)
 
     def _join(self) -> None:
         """Make one piece of all: called only when a whole message, or its prefix, has arrived."""
@@ -144,21 +172,41 @@ class MessageReader:
             self._parts = []
         self._at = 0
 
-    def _decompressed(self, message: bytes | memoryview | bytearray) -> bytes:
-        bits = _WINDOW_BITS.get(self._encoding)
-        if bits is None:
+    def _begin_inflation(self, size: int) -> Inflater:
+        coding = _CODINGS.get(self._encoding)
+        if coding is None:
             raise CallError(
                 GrpcStatus.INTERNAL, "a message is marked as compressed, and the call has no grpc-encoding for it"
             )
-        most = self._limits.max_input_size_bytes
-        decoder = zlib.decompressobj(bits)
+        inflater = Inflater(coding, self._limits)
+        self._inflated, self._inflating_bytes = BytesIO(), PREFIX_BYTES + size
+        self._at += PREFIX_BYTES
+        used = 0
+        while size:
+            if self._at == len(self._head):
+                self._head, self._at = self._parts[used], 0
+                used += 1
+            view = memoryview(self._head)[self._at : self._at + size]
+            inflater.feed(view)
+            self._at += len(view)
+            size -= len(view)
+        del self._parts[:used]
+        return inflater
+
+    def _inflate(self, inflater: Inflater) -> bytes | None:
+        """Decompress a slice of a message; the message if that was the last one."""
         try:
-            data = decoder.decompress(message, most + 1)
-        except zlib.error as error:
-            raise CallError(
-                GrpcStatus.INTERNAL, f"a message cannot be decompressed as {self._encoding.decode()}: {error}"
-            ) from None
-        self._limits.check_decompressed(len(data))
-        if not decoder.eof or decoder.unused_data:
-            raise CallError(GrpcStatus.INTERNAL, "a compressed message has not the length that its compression says")
-        return data
+            data = inflater.step()
+            if data is not None:
+                self._inflated.write(data)
+                if not inflater.is_idle:
+                    return None
+            inflater.finish()
+        except BrokenStreamError as error:
+            raise CallError(GrpcStatus.INTERNAL, f"a message cannot be decompressed: {error}") from None
+        message, self._inflated = self._inflated.getvalue(), BytesIO()  # which copies nothing
+        self._inflater = None
+        self.held_bytes -= self._inflating_bytes
+        if not self.held_bytes:
+            self._head, self._at = b"", 0
+        return message

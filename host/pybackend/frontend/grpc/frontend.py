@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import Protocol
 
 from pybackend.engine.admission import Admission, Sender
@@ -11,13 +12,16 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.slices import Slices
 from pybackend.frontend.watch import Watch
+from pybackend.http2 import Config, PingRules
 from pybackend.protocol.grpc_layouts import MessageLayouts
 from pybackend.protocol.grpc_message import InferMessage
 from pybackend.protocol.grpc_request import decode_message, plan_arriving
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
+from pybackend.settings import GrpcSettings, KeepaliveSettings
 
 PROTOCOL = "grpc"
 """The protocol's name in metrics and logs."""
@@ -39,6 +43,22 @@ class Connection(Protocol):
         """Read the heads of further calls again."""
 
 
+_DEFAULTS = GrpcSettings()
+
+_TWO_HOURS_S = 7200.0
+"""The interval of PINGs that gRPC allows clients without open calls."""
+
+
+def _config(keepalive: KeepaliveSettings) -> Config:
+    """What clients are offered: large frames and windows, so that a large tensor is not a thousand frames."""
+    rules = None
+    if keepalive.max_ping_strikes:
+        interval_s = keepalive.min_ping_interval_s
+        idle_s = interval_s if keepalive.permit_without_calls else max(interval_s, _TWO_HOURS_S)
+        rules = PingRules(monotonic, interval_s, idle_s, keepalive.max_ping_strikes)
+    return Config(max_frame_bytes=1024 * 1024, stream_window_bytes=4 * 1024 * 1024, ping_rules=rules)
+
+
 class GrpcFrontend:
     """The front end.
 
@@ -55,6 +75,9 @@ class GrpcFrontend:
         watch: follows calls for the log.
         answers: counts the ends of calls.
         policy: rules for the heads of calls; None if there are none.
+        slices: the scheduler of long work.
+        settings: the operator's.
+        config: what the HTTP/2 connections offer their clients.
     """
 
     def __init__(
@@ -64,7 +87,10 @@ class GrpcFrontend:
         kept: KeptBytes,
         watch: Watch | None = None,
         policy: CallPolicy | None = None,
+        settings: GrpcSettings = _DEFAULTS,
     ) -> None:
+        self.settings = settings
+        self.config = _config(settings.keepalive)
         self.watch = Watch() if watch is None else watch
         self.policy = policy
         self.engine = engine
@@ -74,6 +100,7 @@ class GrpcFrontend:
         self.layouts = MessageLayouts()
         self.plans = PlanCaches()
         self.connections: set[Connection] = set()
+        self.slices = Slices()
         self.seconds = 0
         self.closing = False
         self.ended = asyncio.Event()

@@ -8,7 +8,7 @@ import ssl
 from contextlib import suppress
 
 from pybackend.frontend.grpc.connection import GrpcConnection
-from pybackend.frontend.grpc.dispatch import Dispatch
+from pybackend.frontend.grpc.dispatch import CompressingDispatch, Dispatch
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.listener import Listener, listen
 from pybackend.observability.unexpected import repeat
@@ -29,7 +29,8 @@ class GrpcServer:
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
-        make_call = Dispatch(self._frontend.engine)
+        engine, level = self._frontend.engine, self._frontend.settings.compression_level
+        make_call = Dispatch(engine) if level == "none" else CompressingDispatch(engine, level)
         self._ticking = loop.create_task(repeat(1, self._tick))
         self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, make_call, loop), b"", tls)
 

@@ -71,7 +71,7 @@ class StreamInferCall(Call):
 
     def accepts_messages(self) -> bool:
         """False while too many requests are open, or too many responses unread."""
-        return len(self._open) < MOST_OPEN_REQUESTS and self.stream.waiting_bytes <= MOST_UNREAD_BYTES
+        return len(self._open) < MOST_OPEN_REQUESTS and self.unread_bytes <= MOST_UNREAD_BYTES
 
     def on_message(self, message: bytes) -> None:
         """Submit a request."""
@@ -183,7 +183,7 @@ class StreamInferCall(Call):
             self._send_error(InferenceError("internal error: see the server's log"), response)
             return
         self.send_encoded(encoded, response)
-        if self.stream.waiting_bytes > MOST_UNREAD_BYTES:
+        if self.unread_bytes > MOST_UNREAD_BYTES:
             for each in self._open:
                 if each.pending is not None:
                     each.pending.pause()

@@ -83,15 +83,33 @@ def test_compressed_messages(encoding, compress):
 def test_a_message_that_grows_beyond_the_limit():
     made = reader(b"gzip")
     feed(made, framed(gzip.compress(bytes(LIMITS.max_input_size_bytes + 1)), 1))
+    slices = iter(made.next, b"")
     with pytest.raises(InferenceError, match="max-input-size"):
-        made.next()
+        list(slices)
+
+
+def test_large_messages_are_decompressed_in_slices():
+    made = reader(b"gzip")
+    content = bytes(range(256)) * 4000
+    data = framed(gzip.compress(content, 1), 1) + framed(b"plain")
+    for at in range(0, len(data), 700):
+        feed(made, data[at : at + 700])
+    slices = 0
+    while (message := made.next()) is None:
+        assert made.is_inflating
+        assert made.inflated_bytes == (slices + 1) * 65_536
+        assert made.held_bytes == len(data)
+        slices += 1
+    assert message == content
+    assert slices >= 10
+    assert (made.next(), made.held_bytes, made.is_inflating, made.inflated_bytes) == (b"plain", 0, False, 0)
 
 
 FAULTS = {
-    "no compression": (b"gzip", framed(b"abc", 1), "cannot be decompressed as gzip"),
-    "cut compression": (b"gzip", framed(gzip.compress(b"abc")[:-4], 1), "has not the length"),
-    "more than compression": (b"gzip", framed(gzip.compress(b"abc") + b"d", 1), "has not the length"),
-    "nothing at all": (b"gzip", framed(b"", 1), "has not the length"),
+    "no compression": (b"gzip", framed(b"abc", 1), "is not compressed as gzip"),
+    "cut compression": (b"gzip", framed(gzip.compress(b"abc")[:-4], 1), "in the middle of its gzip stream"),
+    "more than compression": (b"gzip", framed(gzip.compress(b"abc") + b"d", 1), "1 bytes follow the end"),
+    "nothing at all": (b"gzip", framed(b"", 1), "in the middle of its gzip stream"),
     "no encoding": (b"identity", framed(b"abc", 1), "no grpc-encoding"),
     "flag": (b"gzip", framed(b"abc", 2), "has the flag 2"),
 }
