@@ -43,6 +43,8 @@ from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
 from pybackend.settings import Settings
+from pybackend.tracing.start import make_recorder
+from pybackend.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class Server:
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host)
+        self._recorder = make_recorder(settings.trace)
         self._watch = Watch(AccessLog() if settings.log.access else None)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)
         self._engine = InferenceEngine(
@@ -92,6 +95,7 @@ class Server:
             server_id=settings.server_id,
             strict_readiness=settings.strict_readiness,
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
+            tracer=Tracer(settings.trace, self._recorder),
         )
         self._services.open(self._engine)
         door.open(self._engine)
@@ -310,6 +314,8 @@ class Server:
         if self._cache is not None:
             await self._cache.close()
         self._watch.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         return answered and sent
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pybackend.observability.log_settings import LogSettings
 from pybackend.observability.memory import usable_memory_bytes
+from pybackend.tracing.settings import TraceSettings
 
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
@@ -318,7 +319,8 @@ class Settings:
         grpc: the gRPC endpoint.
         metrics: the contents of the metrics page.
         api_keys: the keys that calls need; None if they need none.
-        log: which log lines are written.
+        log: which log lines are written, and where.
+        trace: which requests are traced, and where to.
         debug: models under a debugger.
         cache: the response cache, None for none.
         host_policies: cores of the processes of instances, by the policy's name.
@@ -351,6 +353,7 @@ class Settings:
     metrics: MetricsSettings = MetricsSettings()
     api_keys: ApiKeySettings | None = None
     log: LogSettings = LogSettings()
+    trace: TraceSettings = TraceSettings()
     debug: DebugSettings = DebugSettings()
     cache: CacheSettings | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)

@@ -32,13 +32,11 @@ class Target(NamedTuple):
         model_name: the model to run.
         model_version: -1 lets the server choose.
         preferred_memory: None for no preference.
-        trace: None to leave the caller's trace.
     """
 
     model_name: str
     model_version: int
     preferred_memory: Optional[PreferredMemory]
-    trace: Optional[InferenceTrace]
 
 
 class InferenceRequest:
@@ -79,6 +77,7 @@ class InferenceRequest:
         "_sender",
         "_target",
         "_timeout",
+        "_trace",
     )
 
     _request_id: str
@@ -93,6 +92,7 @@ class InferenceRequest:
     _key: Any
     _target: Optional[Target]
     _sender: Optional[InferenceResponseSender]
+    _trace: Optional[InferenceTrace]
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class InferenceRequest:
             model_name,
             integer(_CALL, "model_version", model_version, INT64_MIN, INT64_MAX),
             _preference("preferred_memory", preferred_memory, PreferredMemory),
-            _preference("trace", trace, InferenceTrace),
         )
+        self._trace = _preference("trace", trace, InferenceTrace)
         self._correlation_id = _checked_correlation_id(correlation_id)
         self._parameters = checked_parameters(parameters)
         self._priority = 0
@@ -175,6 +175,7 @@ class InferenceRequest:
         request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         request._target = None
         request._sender = None
+        request._trace = None
         return request
 
     def inputs(self) -> List[Tensor]:
@@ -215,8 +216,7 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """The trace the request belongs to."""
-        continued = self._target.trace if self._target is not None else None
-        return InferenceTrace() if continued is None else continued
+        return InferenceTrace() if self._trace is None else self._trace
 
     def is_cancelled(self) -> bool:
         """Whether the client no longer waits for the response. Always False for a request that the model built."""

@@ -203,7 +203,12 @@ class ModelCalls:
 def _options(request: InferenceRequest) -> "Optional[RequestOptions]":
     """Return the options of a request; None if it sets none."""
     if not (
-        request._request_id or request._correlation_id or request._flags or request._timeout or request._parameters
+        request._request_id
+        or request._correlation_id
+        or request._flags
+        or request._timeout
+        or request._parameters
+        or request._trace
     ):
         return None
     return RequestOptions(
@@ -213,4 +218,5 @@ def _options(request: InferenceRequest) -> "Optional[RequestOptions]":
         0,
         request._timeout,
         request._parameters,
+        0 if request._trace is None else request._trace._number,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.trace import InferenceTrace
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
@@ -26,7 +27,7 @@ MOST_INLINE_BYTES = 32 * 1024 * 1024
 MOST_SHARED_BYTES = 8 * INLINE_BYTES
 """Largest tail that tensors view: each view keeps all of it alive. Tensors from a longer tail get copies."""
 
-_NO_OPTIONS = ("", 0, 0, 0, 0, None)
+_NO_OPTIONS = ("", 0, 0, 0, 0, None, 0, "")
 
 
 class OutputMemoryExhausted(TritonModelException):
@@ -83,7 +84,7 @@ class TensorReader:
         if self.refused:
             self.refused = {}
         for raw_inputs, requested, options in raw_requests:
-            request_id, correlation_id, flags, priority, timeout_us, parameters = options or _NO_OPTIONS
+            request_id, correlation_id, flags, priority, timeout_us, parameters, trace, context = options or _NO_OPTIONS
             try:
                 inputs = self.tensors(raw_inputs, view)
             except RegionError as error:
@@ -99,11 +100,12 @@ class TensorReader:
             else:
                 outputs = tuple(requested)
             key = (execution, len(requests) + len(self.refused))
-            requests.append(
-                request_from_wire(
-                    request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, key, priority
-                )
+            request = request_from_wire(
+                request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, key, priority
             )
+            if trace:
+                request._trace = InferenceTrace._from_wire(trace, context or None)
+            requests.append(request)
         return requests
 
     def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":

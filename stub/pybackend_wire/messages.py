@@ -70,7 +70,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -194,7 +194,18 @@ class BlockPlace(NamedTuple):
 
 
 class RequestOptions(NamedTuple):
-    """Rarely used options of a request; None on the wire if all have their defaults."""
+    """Rarely used options of a request; None on the wire if all have their defaults.
+
+    Attributes:
+        id: the request's id.
+        correlation_id: of its sequence.
+        flags: of its sequence.
+        priority: 1 is the highest.
+        timeout_us: the client's timeout.
+        parameters: custom parameters.
+        trace: number of the trace to which it belongs, 0 for none.
+        trace_context: how other services continue the trace, as a JSON object. Only the host sends it.
+    """
 
     id: str = ""
     correlation_id: Union[Unsigned, str] = 0
@@ -202,6 +213,8 @@ class RequestOptions(NamedTuple):
     priority: Natural = 0
     timeout_us: Unsigned = 0
     parameters: Optional[Dict[str, ParameterValue]] = None
+    trace: Natural = 0
+    trace_context: str = ""
 
 
 class Failure(NamedTuple):

@@ -285,6 +285,9 @@ class ModelCalls:
         if options is not None:
             request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
             request.timeout_us, request.parameters = options.timeout_us, options.parameters
+            outer = call.caller.find_trace(options.trace) if options.trace else None
+            if outer is not None:
+                request.trace = outer.child(of_execution=True)
         if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
             raise InferenceError(f"an input is given twice for model '{admission.model_name}'", ErrorCode.INVALID_ARG)
         try:

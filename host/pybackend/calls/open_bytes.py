@@ -58,7 +58,7 @@ def call_bytes(call: heard.Call) -> int:
         total += getsizeof(name)
     options = call.options
     if options is not None:
-        total += getsizeof(options.id) + getsizeof(options.correlation_id)
+        total += getsizeof(options.id) + getsizeof(options.correlation_id) + getsizeof(options.trace_context)
         parameters = options.parameters
         if parameters:
             total += getsizeof(parameters)

@@ -21,6 +21,7 @@ from pybackend.cli.log_flags import add_log_flags, log_settings
 from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, metrics_warnings
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
+from pybackend.cli.trace_flags import add_trace_flags, trace_settings, trace_warnings
 from pybackend.errors import ServerError
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
@@ -37,7 +38,7 @@ _REFERENCE_ONLY = re.compile(
     "--(allow-(sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(infer-(thread|allocation)|max-response)"
     "|enable-peer|http-thread"
     "|min-supported|model-(load-gpu|namespacing)|pinned|repoagent"
-    "|sagemaker|strict-model-config|trace|vertex-ai)"
+    "|sagemaker|strict-model-config|vertex-ai)"
 )
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 
@@ -119,6 +120,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     add_access_flags(serve)
     _add_server(serve)
     add_log_flags(serve)
+    add_trace_flags(serve)
     _add_debugging(serve)
     # These commands have separate parsers and are registered here only for the help text.
     commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
@@ -430,7 +432,12 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         cache=cache_settings(given.cache_config, given.response_cache_byte_size),
         sandbox=sandbox_settings(given),
         client_shared_memory=given.allow_client_shm,
-        warnings=(*backend_warnings(given.backend_config), *metrics_warnings(given.metrics_config)),
+        trace=trace_settings(given, os.environ),
+        warnings=(
+            *backend_warnings(given.backend_config),
+            *metrics_warnings(given.metrics_config),
+            *trace_warnings(given),
+        ),
     )
 
 

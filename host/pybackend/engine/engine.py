@@ -25,6 +25,7 @@ from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
 from pybackend.sandbox.grant import Grant
+from pybackend.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class InferenceEngine:
         answers: counts of all answers, by the protocol of the sender.
         refusals: counts of the requests that no model accepted; front ends report them.
         regions: shared memory that clients have registered.
+        tracer: chooses the requests that are traced.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class InferenceEngine:
         server_id: str,
         strict_readiness: bool,
         regions: ClientRegions | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        self.tracer = Tracer() if tracer is None else tracer
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
@@ -126,6 +130,15 @@ class InferenceEngine:
         if sender.refuse_stream is not None and model.config.decoupled:
             raise sender.refuse_stream(name)
         return model
+
+    def check_serves(self, name: str) -> None:
+        """Check that a version of a model serves.
+
+        Raises:
+            InferenceError: INVALID_ARG, none does.
+        """
+        if not self._repository.ready_versions(name):
+            raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.
@@ -247,6 +260,8 @@ class InferenceEngine:
             model.take_regions(request)
             if request.regions:
                 on_response = RegionDelivery(request.regions, on_response).on_response
+        if request.trace is not None:
+            on_response = request.trace.follow(request, model.name, model.version, on_response)
         if self._queued is None or request.is_inner:
             return model.submit(request, on_response)
         nbytes = self._queued.weigh(request)

@@ -235,6 +235,8 @@ class EnsembleRun:
         request.priority, request.timeout_us = whole.priority, whole.timeout_us
         if whole.regions is not None:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
+        if whole.trace is not None:
+            request.trace = whole.trace.child(of_execution=False)
         return request
 
     def _regions(self, step: PlannedStep, wanted: RegionOutputs, *, has_inputs: bool) -> RegionOutputs | None:

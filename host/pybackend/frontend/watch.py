@@ -10,6 +10,8 @@ import time
 
 from pybackend.observability.access_log import Access, AccessLog
 from pybackend.observability.logging import LOG
+from pybackend.tracing.request_trace import RequestTrace
+from pybackend.tracing.settings import TraceMode
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,12 @@ class Watch:
     def _update(self) -> None:
         self.on = self.access is not None or LOG.settings.verbose_level > 0
 
+    def begin_traced(self, exchange: Exchange | None, trace: RequestTrace) -> Exchange:
+        """The exchange of a request that is traced; ``exchange`` is the one that it has, None if it has none yet."""
+        exchange = exchange or Exchange(self, trace.door.lower(), "", "", "")
+        exchange.trace = trace
+        return exchange
+
     def begin(self, door: str, client: str, method: bytes, target: bytes) -> Exchange:
         """A request whose head has arrived.
 
@@ -70,6 +78,7 @@ class Exchange:
         status: of the answer; None before there is one.
         received_bytes: size of the request's body.
         sent_bytes: size of the answer's body.
+        trace: its trace; None if it is not traced, or its trace does not end with it.
     """
 
     __slots__ = (
@@ -82,6 +91,7 @@ class Exchange:
         "received_bytes",
         "sent_bytes",
         "status",
+        "trace",
     )
 
     def __init__(self, watch: Watch, door: str, client: str, method: str, path: str) -> None:
@@ -94,9 +104,20 @@ class Exchange:
         self.status: int | str | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
+        self.trace: RequestTrace | None = None
+
+    @property
+    def traceparent(self) -> bytes:
+        """The field ``traceparent`` of the answer, empty if it has none."""
+        trace = self.trace
+        if trace is None or trace.settings.mode is TraceMode.TRITON:
+            return b""
+        return trace.context.traceparent.encode()
 
     def end(self) -> None:
         """The answer was handed over to be sent, or will never be."""
+        if self.trace is not None:
+            self.trace.sent()
         access = self._watch.access
         if access is not None:
             access.add(

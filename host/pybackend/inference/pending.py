@@ -126,6 +126,8 @@ class PendingRequest:
     def wait(self) -> None:
         """Return the request to its model's queue; nothing runs it any more."""
         self.holder, self.execution = self._queue, 0
+        if self.request.trace is not None:
+            self.request.trace.end_execution()
 
     def pause(self) -> None:
         """Stop accepting responses: the model waits before it sends the next one. A few may still arrive.

@@ -7,6 +7,7 @@ from enum import IntFlag
 
 from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
+from pybackend.tracing.request_trace import RequestTrace
 
 ParameterValue = bool | int | float | str
 
@@ -37,6 +38,7 @@ class InferenceRequest:
         queued_ns: ``time.monotonic_ns()`` when the engine accepted the request.
         regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
             regions, None if no tensor does.
+        trace: the record of the request; None if it is not traced.
     """
 
     __slots__ = (
@@ -54,6 +56,7 @@ class InferenceRequest:
         "regions",
         "requested_outputs",
         "timeout_us",
+        "trace",
     )
 
     def __init__(
@@ -80,11 +83,19 @@ class InferenceRequest:
         self.is_inner = False
         self.queued_ns = 0
         self.regions: RegionOutputs | None = None
+        self.trace: RequestTrace | None = None
 
     @property
     def has_options(self) -> bool:
         """True if any option is set that most requests leave at its default."""
-        return bool(self.parameters or self.correlation_id or self.flags or self.priority or self.timeout_us)
+        return bool(
+            self.parameters
+            or self.correlation_id
+            or self.flags
+            or self.priority
+            or self.timeout_us
+            or self.trace is not None
+        )
 
     def leave(self) -> None:
         """Copy the inputs out of the memory of the model they were sent to, so that another model can take them."""

@@ -11,6 +11,7 @@ from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.services import Caller, StubServices
 from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
+from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.states import LEGAL, StubState
 
@@ -34,6 +35,9 @@ class ExecutionListener(Protocol):
 
     def on_handed_back(self, executions: Sequence[int]) -> None:
         """The stub is busy, and gives back what it has not begun."""
+
+    def find_trace(self, number: int) -> RequestTrace | None:
+        """The trace with this number, if the stub executes a request of it."""
 
 
 class MessageDispatch:

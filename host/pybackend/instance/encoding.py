@@ -39,6 +39,9 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
         outputs = lent.regions.places(outputs, request.regions)
     options = None
     if request.id or request.has_options:
+        trace = request.trace
+        if trace is not None:
+            trace.begin_execution()
         options = (
             request.id,
             request.correlation_id,
@@ -46,6 +49,8 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
             request.priority,
             request.timeout_us,
             request.parameters,
+            0 if trace is None else trace.number,
+            "" if trace is None else trace.model_carrier,
         )
     return (inputs, outputs or None, options)
 

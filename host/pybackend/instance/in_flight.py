@@ -15,6 +15,7 @@ from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import StubSession
 from pybackend.ipc import stub_messages as heard
+from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
 
 MOST_HANDED_BACK = 1000
@@ -61,6 +62,15 @@ class ExecutionsInFlight:
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""
         return self.in_flight.get(number) or self.streaming.get(number)
+
+    def find_trace(self, number: int) -> RequestTrace | None:
+        """The trace with this number, if the stub executes a request of it."""
+        for execution in (*self.in_flight.values(), *self.streaming.values()):
+            for pending in execution.pending:
+                trace = pending.request.trace
+                if trace is not None and trace.number == number:
+                    return trace
+        return None
 
     # Messages of the stub
 
@@ -219,5 +229,8 @@ class ExecutionsInFlight:
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, begun, waiting)
         for execution in in_flight:
+            for pending in execution.pending:
+                if pending.request.trace is not None:
+                    pending.request.trace.end_execution()  # of one that was answered before it died
             execution.gate.end()
         return failed, saved

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pybackend.inference.tensor import Buffer
     from pybackend.ipc.arena import ArenaLease
     from pybackend.sandbox.grant import Grant
+    from pybackend.tracing.request_trace import RequestTrace
 
 
 class Caller(Protocol):
@@ -81,6 +82,9 @@ class Caller(Protocol):
         Raises:
             InferenceError: UNAVAILABLE when the model's limit is reached.
         """
+
+    def find_trace(self, number: int) -> RequestTrace | None:
+        """The trace with this number, if the stub executes a request of it."""
 
     def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
         """Send a response to a call: :class:`pybackend_wire.messages.RequestResult` without leases, or only the flag."""

@@ -99,7 +99,7 @@ class StubSession:
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
         self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes)
-        self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs)
+        self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs, executions.find_trace)
         dispatch.connect(inputs, outputs, self.caller, services)
 
     @property

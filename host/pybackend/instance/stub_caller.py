@@ -16,6 +16,7 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.sandbox.grant import Grant
+from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.host_messages import Answer, Reply
 from pybackend_wire.messages import TAIL, Failure
 from pybackend_wire.states import StubState
@@ -36,6 +37,7 @@ class StubCaller:
         life: of the stub.
         inputs: lent to it.
         outputs: the memory in which it leaves its outputs.
+        find_trace: gives the trace with a number, if the stub executes a request of it.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class StubCaller:
         life: StubLife,
         inputs: LentInputs,
         outputs: OutputMemory,
+        find_trace: Callable[[int], RequestTrace | None],
     ) -> None:
+        self.find_trace = find_trace
         self.instance_name = plan.model.instance_name
         self.model_name = plan.model.model_name
         self.instance = instance

@@ -94,14 +94,14 @@ class LogFile:
                 self._append(batch)
                 batch = b""
                 self._open_again()
-            if lost and batch and self._append(self._notice(lost, reason)):
+            if lost and batch and self._append(self._notice(lost, reason), counts=False):
                 with self._changed:
                     self._lost_lines -= lost
                     self._reason = ""
             self._append(batch)
 
-    def _append(self, data: bytes) -> bool:
-        """Write; False if some of it is lost."""
+    def _append(self, data: bytes, *, counts: bool = True) -> bool:
+        """Write; False if some of it is lost, which counts unless it is only a notice."""
         rest = memoryview(data if self._ends_a_line or not data else b"\n" + data)
         try:
             while rest:
@@ -112,7 +112,7 @@ class LogFile:
             reason = error.strerror or "it failed"
             with self._changed:
                 is_first = not self._lost_lines
-                self._lost_lines += bytes(rest).count(b"\n")
+                self._lost_lines += bytes(rest).count(b"\n") if counts else 0
                 self._reason = reason
             if is_first:
                 self._complain(f"the log file {self._path} cannot be written: {reason}. Lines are lost until it can")

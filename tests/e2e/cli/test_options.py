@@ -110,6 +110,23 @@ WRONG = {
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
     ),
+    "a trace setting without a value": (
+        ("serve", "--trace-config=triton,file"),
+        "Bad option: \"--trace-config\". --trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'. "
+        "Got triton,file",
+    ),
+    "a trace mode that is none": (
+        ("serve", "--trace-config=jaeger,url=x"),
+        "Bad option: \"--trace-config\". unknown trace mode 'jaeger'. Write triton or opentelemetry",
+    ),
+    "a trace setting that is none": (
+        ("serve", "--trace-config=triton,url=x"),
+        "Bad option: \"--trace-config\". unknown trace setting 'url'. The settings of mode triton are file, log-frequency",
+    ),
+    "a trace level that is none": (
+        ("serve", "--trace-config=level=MIN"),
+        'Bad option: "--trace-config". invalid value for trace level option: MIN. Write OFF, TIMESTAMPS or TENSORS',
+    ),
     "a log format that is none": (
         ("serve", "--log-format=xml"),
         'Bad option: "--log-format". invalid argument for --log_format, got: xml. Write default, ISO8601 or json',
@@ -156,6 +173,10 @@ CONTRADICTIONS = {
     "all models and one of them": (
         ("serve", "models", "--model-control-mode=explicit", "--load-model=*", "--load-model=a"),
         "error: Wildcard model name '*' must be the ONLY startup model if specified at all.",
+    ),
+    "no traces and some": (
+        ("serve", "models", "--trace-config=level=OFF", "--trace-config=level=TENSORS"),
+        "Error: Expect only one trace level 'OFF' is specified: leave it out, or the others.",
     ),
     "how to debug without what": (
         ("serve", "models", "--debug-wait"),
@@ -299,6 +320,12 @@ FLAGS = {
     "--log-format": ("log.format", "default", "ISO8601", "ISO8601"),
     "--log-file": ("log.file", None, "x.log", Path("x.log").absolute()),
     "--log-access": ("log.access", False, "on", True),
+    "--trace-config": ("trace.rate", 1000, "rate=5", 5),
+    "--trace-file": ("trace.file", None, "x.json", Path("x.json").absolute()),
+    "--trace-level": ("trace.levels", (), "TENSORS", ("TENSORS",)),
+    "--trace-rate": ("trace.rate", 1000, "5", 5),
+    "--trace-count": ("trace.count", -1, "5", 5),
+    "--trace-log-frequency": ("trace.log_frequency", 0, "5", 5),
     "--backend-directory": (
         "backend_directory",
         Path("/opt/tritonserver/backends"),
@@ -423,3 +450,21 @@ def test_errors_carry_the_usage_apart_from_the_message():
     assert isinstance(caught.value, ServerError)
     assert str(caught.value) == 'Bad option: "--nonsense". `pybackend serve --help` lists the flags'
     assert caught.value.usage == "usage: pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]\n"
+
+
+def test_trace_config():
+    arguments = [
+        "--trace-rate=7",
+        "--trace-count=8",
+        "--trace-config=rate=5",
+        "--trace-config=mode=opentelemetry",
+        "--trace-config=level=TENSORS",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=opentelemetry,url=http://c:1/v1/traces",
+        "--trace-config=opentelemetry,resource=a=b=c",
+        "--trace-config=opentelemetry,bsp_max_queue_size=3",
+    ]
+    found = setting(arguments, "trace")
+    assert (found.mode, found.levels, found.rate, found.count) == ("opentelemetry", ("TENSORS", "TIMESTAMPS"), 5, 8)
+    assert (found.export.url, found.export.max_queue_size) == ("http://c:1/v1/traces", 3)
+    assert found.export.resource == {"service.name": "triton-inference-server", "a": "b=c"}

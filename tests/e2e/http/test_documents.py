@@ -18,6 +18,7 @@ TENSOR = {"name", "datatype", "shape"}
 METADATA = {"name", "versions", "platform", "inputs", "outputs"}
 STATISTICS = {"model_stats"}
 INDEX = {"name", "version", "state", "reason"}
+TRACE = {"trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode"}
 LOGGING = {"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"}
 
 # Each route of the protocol that answers with a document, and the members that its document may have.
@@ -33,6 +34,7 @@ DOCUMENTS: dict[tuple[str, str], set[str]] = {
     ("post", "/v2/repository/index"): INDEX,
     ("get", "/v2/logging"): LOGGING,
     ("post", "/v2/logging"): LOGGING,
+    **{(method, part + "/trace/setting"): TRACE for method in ("get", "post") for part in ("/v2", MODEL)},
 }
 CONFIGURATIONS = {("get", MODEL + "/config"), ("get", MODEL + VERSION + "/config")}
 EMPTY = {
@@ -51,7 +53,7 @@ MODELS = ("add_sub", "batched", "identity", "raw", "types")
 
 def ask(server, method: str, path: str, model: str) -> Any:
     body = None
-    if path == "/v2/logging" and method == "post":
+    if method == "post" and ("/trace/" in path or "/logging" in path):
         body = {}
     elif method == "post":
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}

@@ -124,6 +124,8 @@ def test_openapi_describes_the_routes(server):
         "/v2/health/live",
         "/v2/health/ready",
         "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/models/{model_name}/trace/setting",
         "/v2/models/{model_name}",
         "/v2/models/{model_name}/generate",
         "/v2/models/{model_name}/versions/{version}/generate",

@@ -207,11 +207,11 @@ def test_lies(codec, message):
 @pytest.mark.parametrize(
     ("options", "version"),
     [
-        (["", 2**64, 0, 0, 0, None], -1),
-        (["", 0, 0, 2**63, 0, None], -1),
-        (["", 0, 0, 0, 2**64, None], -1),
-        (["", 0, 0, 0, 0, {"a": 2**63}], -1),
-        (["", 0, 0, 0, 0, {"a": -(2**63) - 1}], -1),
+        (["", 2**64, 0, 0, 0, None, 0, ""], -1),
+        (["", 0, 0, 2**63, 0, None, 0, ""], -1),
+        (["", 0, 0, 0, 2**64, None, 0, ""], -1),
+        (["", 0, 0, 0, 0, {"a": 2**63}, 0, ""], -1),
+        (["", 0, 0, 0, 0, {"a": -(2**63) - 1}, 0, ""], -1),
         (None, 2**63),
     ],
 )
@@ -224,7 +224,7 @@ def test_json_numbers_that_no_other_stub_could_be_sent(options, version):
 
 @pytest.mark.parametrize("codec", ENCODERS)
 def test_numbers_as_large_as_they_may_be(codec):
-    options = ["", 2**64 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, {"a": 2**63 - 1, "b": -(2**63)}]
+    options = ["", 2**64 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, {"a": 2**63 - 1, "b": -(2**63)}, 2**63 - 1, ""]
     message = (StubMessage.CALL, 2**63 - 1, "m", -(2**63), False, 2**63 - 1, [], [], options)
     (call,) = stub_messages.decode(codec, Frame(ENCODERS[codec]([message]), bytearray()))
     assert msgspec.to_builtins(call.options) == options

@@ -9,15 +9,26 @@ from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
-from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS, SHUTTING_DOWN, CallError, trailers, trailers_only
+from pybackend.frontend.grpc.errors import (
+    HEAD,
+    OK_TRAILERS,
+    SHUTTING_DOWN,
+    CallError,
+    head_with,
+    trailers,
+    trailers_only,
+)
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.traced import begin_trace
 from pybackend.frontend.watch import Exchange
-from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
+from pybackend.http2 import ErrorCode, Fields, HeaderBlock, RemoteProtocolError, Stream
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import EncodedMessage
 from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.tracing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +123,17 @@ class Call:
 
     def on_cancelled(self) -> None:
         """Called when nobody waits for the answer any more: the client has gone, or the call has failed."""
+
+    def begin_trace(self, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
+        """Begin the trace of a chosen request; see :func:`pybackend.frontend.traced.begin_trace`."""
+        parent = self.head.metadata.get(b"traceparent")
+        fields = None if parent is None else (parent, self.head.metadata.get(b"tracestate", b""))
+        tracer = self.connection.frontend.engine.tracer
+        return begin_trace(tracer, request, "GRPC", began_ns=began_ns, fields=fields)
+
+    def is_chosen(self, model_name: str) -> bool:
+        """Whether a request may be traced. The tracer is active."""
+        return b"traceparent" in self.head.metadata or self.connection.frontend.engine.tracer.takes(model_name)
 
     def is_working(self) -> bool:
         """True while a message that has arrived is being answered."""
@@ -353,10 +375,11 @@ class Call:
             self.send_encoded(message, response)
             self.finish()
             return
+        head = HEAD if self._exchange is None else self._traced_head(self._exchange)
         self._end(sent_bytes=message.nbytes)
         body = b"".join((PREFIX.pack(0, message.nbytes), *message.pieces))
         response.release()
-        self.stream.respond(HEAD, body, OK_TRAILERS)
+        self.stream.respond(head, body, OK_TRAILERS)
         self._stop_receiving()
 
     def reply(self, message: bytes) -> None:
@@ -411,7 +434,7 @@ class Call:
 
     def _send_head(self) -> None:
         if not self.stream.head_sent:
-            self.stream.send_headers(HEAD)
+            self.stream.send_headers(HEAD if self._exchange is None else self._traced_head(self._exchange))
 
     def _stop_receiving(self) -> None:
         """Ask a client that still sends to stop (RFC 9113 section 8.1)."""
@@ -444,6 +467,11 @@ class Call:
             self._arriving.release()
             self._arriving = None
             self.connection.arriving_count -= 1
+
+    @staticmethod
+    def _traced_head(exchange: Exchange) -> HeaderBlock:
+        traceparent = exchange.traceparent
+        return head_with((b"traceparent", traceparent)) if traceparent else HEAD
 
     def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
         self._exchange = None

@@ -18,7 +18,12 @@ HEAD = HeaderBlock([_OK, _CONTENT_TYPE])
 @cache
 def head_with_encoding(name: str) -> HeaderBlock:
     """The head of an answer whose messages may be compressed."""
-    return HeaderBlock([_OK, _CONTENT_TYPE, (b"grpc-encoding", name.encode())])
+    return head_with((b"grpc-encoding", name.encode()))
+
+
+def head_with(*fields: tuple[bytes, bytes]) -> HeaderBlock:
+    """The same head with further fields."""
+    return HeaderBlock([_OK, _CONTENT_TYPE, *fields])
 
 
 LONGEST_MESSAGE_BYTES = 2048

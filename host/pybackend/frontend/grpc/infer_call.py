@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
@@ -36,6 +37,7 @@ class InferCall(Call):
     receives_large = True
     _pending: PendingRequest | None = None
     _format: OutputFormat | None = None
+    _began_ns = 0
 
     def on_message(self, message: bytes) -> None:
         """Submit the request."""
@@ -55,6 +57,8 @@ class InferCall(Call):
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Receive the request's tensors directly."""
         self._check_first()
+        if self.connection.frontend.engine.tracer.active:
+            self._began_ns = time.monotonic_ns()
         return ArrivingRequest(nbytes, self.connection.frontend, _SENDER, drops_rest=False)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
@@ -76,6 +80,10 @@ class InferCall(Call):
         if self.head.forwarded is not None:
             add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
+        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.model_name):
+            trace = self.begin_trace(plan.request, self._began_ns)
+            if trace is not None:
+                self._exchange = self.connection.frontend.watch.begin_traced(self._exchange, trace)
         self._pending = admission.submit(plan.request, self._on_response, plan.checked)
 
     def _refuse(self, error: InferenceError, model_name: str) -> None:

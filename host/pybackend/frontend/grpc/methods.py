@@ -36,6 +36,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
     "logging",
 )
 """Those of the protocol's extensions that this front end has, in the protocol's order."""
@@ -59,6 +60,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "RepositoryModelUnload": served.unload_model,
             "LogSettings": settings_methods.log_settings,
             **shared_memory_methods(engine),
+            "TraceSetting": settings_methods.TraceMethods(engine).trace_setting,
         }.items()
     }
     found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)

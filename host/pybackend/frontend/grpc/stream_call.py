@@ -19,6 +19,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
+from pybackend.tracing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,10 @@ class _Request:
         pending: the handle to cancel, pause and resume it; None before it is accepted, and if it was refused.
         ordered: its response waits for those of earlier requests.
         response: the response that waits; a finished message if the request was refused.
+        trace: its trace; None if it is not traced.
     """
 
-    __slots__ = ("format", "ordered", "pending", "response", "wants_empty_final")
+    __slots__ = ("format", "ordered", "pending", "response", "trace", "wants_empty_final")
 
     def __init__(self, *, ordered: bool) -> None:
         self.pending: PendingRequest | None = None
@@ -50,6 +52,7 @@ class _Request:
         self.ordered = ordered
         self.wants_empty_final = False
         self.response: InferenceResponse | bytes | None = None
+        self.trace: RequestTrace | None = None
 
 
 class StreamInferCall(Call):
@@ -103,6 +106,8 @@ class StreamInferCall(Call):
             add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
+        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.model_name):
+            request.trace = self.begin_trace(plan.request)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         self._add(request)
 
@@ -134,6 +139,8 @@ class StreamInferCall(Call):
             if isinstance(request.response, InferenceResponse):
                 request.response.release()
         for request in requests:
+            if request.trace is not None:
+                request.trace.sent()
             if request.pending is not None:
                 request.pending.cancel()
 
@@ -206,6 +213,8 @@ class StreamInferCall(Call):
     def _close(self, request: _Request) -> None:
         was_full = len(self._open) >= MOST_OPEN_REQUESTS
         self._open.discard(request)
+        if request.trace is not None:
+            request.trace.sent()
         if was_full:
             self.connection.loop.call_soon(self._go_on_soon)
         self._finish_if_done()

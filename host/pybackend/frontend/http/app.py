@@ -76,7 +76,7 @@ def make_app(
     infer_route.add(app, engine, limits, forwards)
     generate_route.add(app, engine, limits)
     repository_route.add(app, engine, limits, kept)
-    settings_routes.add(app)
+    settings_routes.add(app, engine)
     shared_memory_route.add(app, engine)
     documentation.add(app)
 

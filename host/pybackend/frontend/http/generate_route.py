@@ -16,7 +16,8 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.infer_route import ERRORS, disconnected
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.http.model_path import client_address, context_fields, model_name, model_path, version
+from pybackend.frontend.traced import begin_trace, is_chosen
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error
@@ -71,14 +72,16 @@ _Reply = Callable[[ResponseStream, Request, AsyncExitStack], Awaitable[Response]
 async def _answer(engine: InferenceEngine, limits: BodyLimits, request: Request, reply: _Reply) -> Response:
     async with AsyncExitStack() as stack:
         try:
-            stream = await stack.enter_async_context(await _submitted(engine, limits, request))
+            stream = await stack.enter_async_context(await _submitted(engine, limits, request, stack))
         except InferenceError as error:
             engine.refusals.add_error(_SENDER.protocol, model_name(request), error, client_address(request))
             raise
         return await reply(stream, request, stack)
 
 
-async def _submitted(engine: InferenceEngine, limits: BodyLimits, request: Request) -> ResponseStream:
+async def _submitted(
+    engine: InferenceEngine, limits: BodyLimits, request: Request, stack: AsyncExitStack
+) -> ResponseStream:
     """The responses to a request, once its body has arrived.
 
     Raises:
@@ -97,6 +100,11 @@ async def _submitted(engine: InferenceEngine, limits: BodyLimits, request: Reque
             )
     admission.renew()
     parsed = parse_generate(bytes(body), admission.signature, admission.model_version, limits)
+    fields = context_fields(request)
+    if is_chosen(engine.tracer, admission.model_name, fields):
+        trace = begin_trace(engine.tracer, parsed, "HTTP", fields=fields)
+        if trace is not None:
+            stack.callback(trace.sent)
     return ResponseStream(lambda on_response: admission.submit(parsed, on_response))
 
 

@@ -13,6 +13,7 @@ from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.traced import ContextFields
 from pybackend.frontend.watch import Watch
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
@@ -32,6 +33,7 @@ class KnownHead(NamedTuple):
     coding: Coding | None
     forwarded: Mapping[str, str] | None
     answer_fields: bytes
+    context: ContextFields | None
 
 
 class InferFrontend(ConnectionClock):

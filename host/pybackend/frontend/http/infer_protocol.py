@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
@@ -15,6 +16,13 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding
+from pybackend.frontend.http.answer_head import (
+    BINARY_CHUNKS_HEAD,
+    BINARY_HEAD,
+    CHUNKS_HEAD,
+    JSON_HEAD,
+    with_rare_fields,
+)
 from pybackend.frontend.http.body_receiver import BodyReceiver
 from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.content_coding import (
@@ -25,6 +33,7 @@ from pybackend.frontend.http.content_coding import (
     request_coding,
 )
 from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.head_fields import read_fields
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
 from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead
 from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
@@ -32,7 +41,9 @@ from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_i
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, SerialProtocol
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices
+from pybackend.frontend.traced import ContextFields, begin_trace
 from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import OutputFormat
@@ -41,16 +52,6 @@ from pybackend.protocol.json_pieces import is_large
 
 log = logging.getLogger(__name__)
 
-_JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-_CHUNKS_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-_BINARY_CHUNKS_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
-_BINARY_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-    b"content-length: %d\r\n\r\n"
-)
 
 _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 
@@ -65,6 +66,8 @@ class InferProtocol(SerialProtocol):
     ) -> None:
         self._frontend = frontend
         self._last_head = b""
+        self._began_ns = 0
+        self._context: ContextFields | None = None
         super().__init__(config, server_state, frontend, loop)
 
     def _start_message(self) -> None:
@@ -88,8 +91,10 @@ class InferProtocol(SerialProtocol):
         known = self._frontend.heads.get(head)
         if known is None:
             return False
-        name, version, self._header_length, self._body_left, self._takes_chunks, self.coding, forwarded, fields = known
-        self._forwarded, self._answer_fields = forwarded, fields
+        name, version, length, self._body_left, self._takes_chunks, self.coding, forwarded, fields, context = known
+        self._header_length, self._forwarded, self._answer_fields, self._context = length, forwarded, fields, context
+        if self._frontend.engine.tracer.active:
+            self._began_ns = time.monotonic_ns()
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
         except InferenceError as error:
@@ -104,42 +109,37 @@ class InferProtocol(SerialProtocol):
         name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
         version = plain_version(found[2].decode()) if found[2] else ""
         self._takes_chunks = self.parser.get_http_version() == "1.1"
-        encodings, accepted = [], []
-        for field, value in self.headers:
-            size = len(field)
-            if size == 31 and field.lower() == b"inference-header-content-length":
-                self._header_length = value
-            elif size == 16 and field.lower() == b"content-encoding":
-                encodings.append(value)
-            elif size == 15 and field.lower() == b"accept-encoding":
-                accepted.append(value)
-        if accepted and self._takes_chunks:
-            self.coding = answer_coding(b",".join(accepted))
+        if self._frontend.engine.tracer.active:
+            self._began_ns = time.monotonic_ns()
+        fields = read_fields(self.headers)
+        self._header_length, self._context = fields.header_length, fields.context
+        if fields.accepted and self._takes_chunks:
+            self.coding = answer_coding(fields.accepted)
         # Large bodies bypass the parser, which would copy them once more.
         self._bypasses_parser = self._body_left > SMALL_BODY_BYTES
         try:
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
             if self._frontend.forwards is not None:
                 self._forwarded = self._frontend.forwards.of(self.headers)
-            coding = request_coding(b",".join(encodings)) if encodings else None
+            coding = request_coding(fields.encodings) if fields.encodings else None
             if self._chunked or self._bypasses_parser or coding is not None:
                 length = None if self._chunked or coding is not None else self._body_left
                 limits = self._frontend.limits
                 body = StreamedBody(self._admission, self._header_length, length, limits, self._drop_slowest_sender)
                 self._body = body if coding is None else CompressedBody(body, coding, limits)
             elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
-                self._remember(
-                    KnownHead(
-                        name,
-                        version,
-                        self._header_length,
-                        self._body_left,
-                        self._takes_chunks,
-                        self.coding,
-                        self._forwarded,
-                        self._answer_fields,
-                    )
+                head = KnownHead(
+                    name,
+                    version,
+                    self._header_length,
+                    self._body_left,
+                    self._takes_chunks,
+                    self.coding,
+                    self._forwarded,
+                    self._answer_fields,
+                    self._context,
                 )
+                self._remember(head)
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read a response.
             self._refusal, self._refused_model = error, name
@@ -304,6 +304,9 @@ class InferProtocol(SerialProtocol):
             if self._forwarded is not None:
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
+            tracer = frontend.engine.tracer
+            if tracer.active and (self._context is not None or tracer.takes(admission.model_name)):
+                self._begin_trace(plan.request)
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
             self._body = None  # nothing else may keep the request, which may keep a client's shared memory
             if self._kept_bytes:
@@ -314,6 +317,12 @@ class InferProtocol(SerialProtocol):
             name = self._refused_model if admission is None else admission.model_name
             frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self.address)
             self.answer_error(error)
+
+    def _begin_trace(self, request: InferenceRequest) -> None:
+        tracer = self._frontend.engine.tracer
+        trace = begin_trace(tracer, request, "HTTP", began_ns=self._began_ns, fields=self._context)
+        if trace is not None:
+            self._exchange = self._watch.begin_traced(self._exchange, trace)
 
     def refused_connection(self, message: str) -> None:
         """Count a request that is not HTTP."""
@@ -365,9 +374,9 @@ class InferProtocol(SerialProtocol):
         if self._exchange is not None:
             self._exchange.status, self._exchange.sent_bytes = 200, encoded.body_bytes
         if encoded.json_length is None:
-            head = _JSON_HEAD % encoded.body_bytes
+            head = JSON_HEAD % encoded.body_bytes
         else:
-            head = _BINARY_HEAD % (encoded.json_length, encoded.body_bytes)
+            head = BINARY_HEAD % (encoded.json_length, encoded.body_bytes)
         head = self._head_of(head)
         if (encoded.borrows_memory or encoded.body_bytes > MAX_KEPT_BYTES) and not is_secure(self.transport):
             self._write_borrowed(head, encoded, response)
@@ -381,8 +390,8 @@ class InferProtocol(SerialProtocol):
 
     def _head_of(self, head: bytes) -> bytes:
         """The head with the fields that few answers have."""
-        if self.coding is not None:
-            head = b"%bcontent-encoding: %b\r\n\r\n" % (head[:-2], self.coding.value.encode())
+        if self.coding is not None or self._exchange is not None:
+            head = with_rare_fields(head, self.coding, b"" if self._exchange is None else self._exchange.traceparent)
         if self._answer_fields or not self._keep_alive:
             head = head[:-2] + self._own_fields() + b"\r\n"
         return head
@@ -435,7 +444,7 @@ class InferProtocol(SerialProtocol):
         self._frontend.answers.ok += 1
         if self._exchange is not None:
             self._exchange.status = 200
-        self.write(self._head_of(_CHUNKS_HEAD if json_length is None else _BINARY_CHUNKS_HEAD % json_length))
+        self.write(self._head_of(CHUNKS_HEAD if json_length is None else BINARY_CHUNKS_HEAD % json_length))
 
     def write(self, data: bytes) -> None:
         """Send raw bytes."""

@@ -18,7 +18,8 @@ from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
 from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.content_coding import answer_coding, compressed, request_coding
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.http.model_path import client_address, context_fields, model_name, model_path, version
+from pybackend.frontend.traced import begin_trace, is_chosen
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
@@ -212,5 +213,8 @@ async def _submitted(
         raise
     if forwarded is not None:
         add_parameters(plan.request, forwarded)
+    fields = context_fields(request)
+    if is_chosen(engine.tracer, admission.model_name, fields):
+        begin_trace(engine.tracer, plan.request, "HTTP", fields=fields, sends=False)
     response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format

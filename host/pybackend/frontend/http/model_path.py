@@ -11,6 +11,8 @@ from typing import Any
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
 
+from pybackend.frontend.traced import ContextFields
+
 INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 """Targets of infer requests: the model's name, percent-encoded, and the version."""
 
@@ -64,3 +66,11 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+def context_fields(request: Request) -> ContextFields | None:
+    """The trace context in a request's head; None if it has none."""
+    parent = request.headers.get("traceparent")
+    if parent is None:
+        return None
+    return parent.encode("latin-1"), request.headers.get("tracestate", "").encode("latin-1")

@@ -1,4 +1,4 @@
-"""The routes that read and change settings of the running server: its log."""
+"""The routes that read and change settings of the running server: its log, and its traces."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.http.model_path import model_path
 from pybackend.observability.logging import LOG
 from pybackend.protocol.log_document import log_changes_in, log_document
+from pybackend.protocol.trace_document import trace_changes_in, trace_document
 
 _JSON = "application/json"
 
 LARGEST_BODY_BYTES = 64 * 1024
 
 
-def add(app: FastAPI) -> None:
-    """Add the routes."""
+def add(app: FastAPI, engine: InferenceEngine) -> None:
+    """Add the routes to an application."""
 
     async def log_settings(_request: Request) -> Response:
         return Response(log_document(LOG.settings), media_type=_JSON)
@@ -28,6 +31,31 @@ def add(app: FastAPI) -> None:
     get: dict[str, Any] = {"tags": ["logging"], "response_model": None}
     app.get("/v2/logging", summary="The settings of the log", **get)(log_settings)
     app.post("/v2/logging", summary="Change settings of the log", **get)(change_log_settings)
+
+    async def trace_settings(request: Request) -> Response:
+        return Response(trace_document(engine.tracer.settings_of(_traced(request))), media_type=_JSON)
+
+    async def change_trace_settings(request: Request) -> Response:
+        name = _traced(request)
+        engine.tracer.change(name, trace_changes_in(await _body(request)))
+        return Response(trace_document(engine.tracer.settings_of(name)), media_type=_JSON)
+
+    def _traced(request: Request) -> str:
+        """The model in the path, empty for the whole server."""
+        name: str = request.path_params.get("model_name", "")
+        if name:
+            engine.check_serves(name)
+        return name
+
+    for path in ("/v2/trace/setting", "/v2/models/{model_name}/trace/setting"):
+        more: dict[str, Any] = {
+            "tags": ["trace"],
+            "response_model": None,
+            "name": path,
+            "openapi_extra": {"parameters": model_path(path)},
+        }
+        app.get(path, summary="The settings of traces", **more)(trace_settings)
+        app.post(path, summary="Change settings of traces", **more)(change_trace_settings)
 
 
 async def _body(request: Request) -> bytes:

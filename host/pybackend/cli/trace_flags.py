@@ -1,0 +1,184 @@
+"""The flags of traces: ``--trace-config``, and the older ones of Triton's server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.cli.flag_values import integer
+from pybackend.errors import ServerError
+from pybackend.tracing.settings import (
+    SIGNED_32,
+    UNSIGNED_32,
+    ExportSettings,
+    TraceLevel,
+    TraceMode,
+    TraceSettings,
+)
+
+_FORMAT = "--trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'."
+
+TraceSetting = tuple[str, str, Any]
+"""A mode, empty for settings of all modes; a setting; its value."""
+
+_BSP = {"bsp_max_queue_size": "max_queue_size", "bsp_max_export_batch_size": "max_export_batch_size"}
+_DELAY = "bsp_schedule_delay"
+
+
+def _level(text: str) -> str:
+    if text.upper() not in {"OFF", *TraceLevel}:
+        raise argparse.ArgumentTypeError(
+            f"invalid value for trace level option: {text}. Write OFF, TIMESTAMPS or TENSORS"
+        )
+    return text.upper()
+
+
+def _mode(text: str) -> TraceMode:
+    try:
+        return TraceMode(text.lower())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"invalid value for trace mode option: {text}. Write triton or opentelemetry"
+        ) from None
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"resource is '{text}': write resource=<name>=<value>")
+    return name, value
+
+
+_READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
+    "": {
+        "level": _level,
+        "rate": integer(0, UNSIGNED_32),  # type: ignore[dict-item]
+        "count": integer(-1, SIGNED_32),  # type: ignore[dict-item]
+        "mode": _mode,
+    },
+    "triton": {"file": Path, "log-frequency": integer(0, UNSIGNED_32)},  # type: ignore[dict-item]
+    "opentelemetry": {
+        "url": str,
+        "resource": _attribute,
+        _DELAY: integer(0, UNSIGNED_32),  # type: ignore[dict-item]
+        **dict.fromkeys(_BSP, integer(1, UNSIGNED_32)),  # type: ignore[arg-type]
+    },
+}
+
+
+def trace_setting(text: str) -> TraceSetting:
+    """Read one ``--trace-config``.
+
+    Raises:
+        ArgumentTypeError: the form is wrong, or the mode, setting or value does not exist.
+    """
+    mode, comma, rest = text.partition(",")
+    if not comma or "=" in mode:
+        mode, rest = "", text
+    name, equals, value = rest.partition("=")
+    if not name or not equals or not value:
+        raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: triton,file=/tmp/trace.json")
+    if mode not in _READERS:
+        raise argparse.ArgumentTypeError(f"unknown trace mode '{mode}'. Write triton or opentelemetry. Got {text}")
+    reader = _READERS[mode].get(name)
+    if reader is None:
+        where = f"of mode {mode}" if mode else "of all modes"
+        raise argparse.ArgumentTypeError(
+            f"unknown trace setting '{name}'. The settings {where} are {', '.join(_READERS[mode])}. Got {text}"
+        )
+    return mode, name, reader(value)
+
+
+def add_trace_flags(serve: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    group = serve.add_argument_group("traces")
+    group.add_argument(
+        "--trace-config",
+        action="append",
+        type=trace_setting,
+        default=[],
+        metavar="[MODE,]SETTING=VALUE",
+        help="which requests are traced, and where to: level=TIMESTAMPS, rate=1000, triton,file=FILE, mode=opentelemetry, "
+        "opentelemetry,url=URL, ...; may be repeated [none]",
+    )
+    group.add_argument("--trace-file", type=Path, default=None, metavar="FILE", help="older: triton,file=FILE")
+    group.add_argument(
+        "--trace-level", type=_level, action="append", default=[], metavar="LEVEL", help="older: level=LEVEL"
+    )
+    for name, least, most in (
+        ("rate", 0, UNSIGNED_32),
+        ("count", -1, SIGNED_32),
+        ("log-frequency", 0, UNSIGNED_32),
+    ):
+        group.add_argument(
+            f"--trace-{name}",
+            type=integer(least, most),  # type: ignore[arg-type]
+            default=None,
+            metavar="N",
+            help=f"older: {'triton,' if name == 'log-frequency' else ''}{name}=N",
+        )
+
+
+def trace_settings(given: argparse.Namespace, variables: Mapping[str, str]) -> TraceSettings:
+    """The settings that the flags, and the environment variables, select; ``--trace-config`` wins.
+
+    Raises:
+        ServerError: the levels contradict each other.
+    """
+    older: list[TraceSetting] = [("", "level", level) for level in given.trace_level]
+    for mode, name in (("triton", "file"), ("", "rate"), ("", "count"), ("triton", "log-frequency")):
+        value = vars(given)[f"trace_{name.replace('-', '_')}"]
+        if value is not None:
+            older.append((mode, name, value))
+    newer: list[TraceSetting] = given.trace_config
+    named = {(mode, name) for mode, name, _ in newer}
+    settings = [each for each in older if each[:2] not in named] + newer
+    values = {(mode, name): value for mode, name, value in settings}
+    file = values.get(("triton", "file"))
+    made = TraceSettings(
+        mode=values.get(("", "mode"), TraceMode.TRITON),
+        levels=_levels(value for mode, name, value in settings if (mode, name) == ("", "level")),
+        file=None if file is None else file.absolute(),
+        export=_export(settings, variables),
+    )
+    names = {("", "rate"): "rate", ("", "count"): "count", ("triton", "log-frequency"): "log_frequency"}
+    return replace(made, **{names[key]: value for key, value in values.items() if key in names})
+
+
+def _levels(given: Iterable[str]) -> tuple[TraceLevel, ...]:
+    levels = dict.fromkeys(given)
+    if "OFF" in levels:
+        if len(levels) > 1:
+            raise ServerError("Error: Expect only one trace level 'OFF' is specified: leave it out, or the others.")
+        return ()
+    return tuple(map(TraceLevel, levels))
+
+
+def _export(settings: Iterable[TraceSetting], variables: Mapping[str, str]) -> ExportSettings:
+    values: dict[str, Any] = {}
+    for name in (*_BSP, _DELAY):
+        text = variables.get(f"OTEL_{name.upper()}", "")
+        if text.isdecimal() and int(text):
+            values[name] = int(text)
+    resource = dict(ExportSettings().resource)
+    for mode, name, value in settings:
+        if mode == "opentelemetry" and name == "resource":
+            resource[value[0]] = value[1]
+        elif mode == "opentelemetry":
+            values[name] = value
+    delay = {"schedule_delay_ms": values[_DELAY]} if _DELAY in values else {}
+    url = {"url": values["url"]} if "url" in values else {}
+    sizes = {attribute: values[name] for name, attribute in _BSP.items() if name in values}
+    return ExportSettings(resource=resource, **delay, **url, **sizes)
+
+
+def trace_warnings(given: argparse.Namespace) -> tuple[str, ...]:
+    """Sentences about older flags, for the log."""
+    older = [name for name in ("file", "level", "rate", "count", "log_frequency") if vars(given)[f"trace_{name}"]]
+    if not older:
+        return ()
+    flags = ", ".join(f"--trace-{name.replace('_', '-')}" for name in older)
+    return (f"{flags}: --trace-config has replaced these flags, which still work",)
