@@ -113,14 +113,12 @@ class Executions(RequestOutcomes):
                 continue
             request = pending.request
             batch_size += request.batch_size
+            if request.trace is not None:
+                request.trace.executed(execution.times, now_ns)
             if response is None:
-                if request.trace is not None:
-                    request.trace.executed(execution.times, now_ns)
                 if pending.answered and pending.succeeded:
                     statistics.add_success(request, execution.times, now_ns)
                 continue
-            if request.trace is not None:
-                request.trace.executed(execution.times, now_ns)
             if form is not None:
                 form.give_to(response, request.batch_size)
             if response.error is not None:
