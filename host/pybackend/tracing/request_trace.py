@@ -285,8 +285,9 @@ class RequestTrace:
 
     def _record(self, activity: str, tensors: Sequence[Tensor], now_ns: int) -> None:
         for tensor in tensors:
-            data = memoryview(tensor.data)
-            head = bytes(data[:MOST_TENSOR_BYTES])
+            data = tensor.data
+            # The bytes in a client's shared memory are not the host's to read.
+            head = bytes(data[:MOST_TENSOR_BYTES]) if isinstance(data, bytes | bytearray | memoryview) else b""
             self.tensors.append(
                 RecordedTensor(activity, tensor.name, tensor.datatype, tuple(tensor.shape), head, len(data), now_ns)
             )

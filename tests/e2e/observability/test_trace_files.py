@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+from tritonclient.utils import shared_memory
 
 from tests.e2e.observability.conftest import REQUEST
 from tests.support.gates import wait_until
@@ -94,7 +95,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(repository, path):
     flags = (f"--trace-config=triton,file={path}", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
-    with serving(repository, flags=flags) as process:
+    with serving(repository, flags=(*flags, "--allow-client-shm=true")) as process:
         yield process
 
 
@@ -258,13 +259,36 @@ def test_tensors(server, reader):
     finally:
         server.request("POST", "/v2/models/identity/trace/setting", {"trace_level": None})
     small, cut = reader.next(2)
+    assert {tensor["bytes_left_out"] for _, tensor in cut.tensors} == {80_000 - 65_536}
     described = {"data": "1.0,2.0", "shape": "2", "dtype": "FP32"}
     assert sorted(small.tensors, key=str) == [
         ("TENSOR_BACKEND_INPUT", {"name": "IN", **described}),
         ("TENSOR_BACKEND_OUTPUT", {"name": "OUT", **described}),
         ("TENSOR_QUEUE_INPUT", {"name": "IN", **described}),
     ]
-    assert {tensor["bytes_left_out"] for _, tensor in cut.tensors} == {80_000 - 65_536}
+
+
+@pytest.mark.spec("srv-M13")
+def test_tensors_in_shared_memory_of_the_client(server, reader):
+    levels = {"trace_level": ["TIMESTAMPS", "TENSORS"]}
+    region = shared_memory.create_shared_memory_region("traced", "/pybackend-traced", 16)
+    try:
+        assert server.request("POST", "/v2/models/identity/trace/setting", levels).status == 200
+        shared_memory.set_shared_memory_region(region, [np.ones(2, np.float32)])
+        with grpc_client.InferenceServerClient(server.grpc_url) as client:
+            client.register_system_shared_memory("traced", "/pybackend-traced", 16)
+            given, wanted = grpc_client.InferInput("IN", [2], "FP32"), grpc_client.InferRequestedOutput("OUT")
+            given.set_shared_memory("traced", 8)
+            wanted.set_shared_memory("traced", 8, 8)
+            client.infer("identity", [given], outputs=[wanted])
+            client.unregister_system_shared_memory("traced")
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+        server.request("POST", "/v2/models/identity/trace/setting", {"trace_level": None})
+    (trace,) = reader.next(1)
+    assert trace.names[-1] == "GRPC_SEND_END"
+    found = [tensor for activity, tensor in trace.tensors if activity != "TENSOR_BACKEND_OUTPUT"]
+    assert [(tensor["data"], tensor["bytes_left_out"]) for tensor in found] == [("", 8)] * 2
 
 
 @pytest.mark.spec("srv-M13")
