@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pybackend.cache.choice import make_cache
 from pybackend.calls.inner_door import InnerDoor
@@ -23,6 +23,7 @@ from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
@@ -42,7 +43,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
-from pybackend.settings import Settings
+from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
 from pybackend.tracing.start import make_recorder
 from pybackend.tracing.tracer import Tracer
 
@@ -70,6 +71,7 @@ class _Sockets:
     http: socket.socket | None = None
     grpc: socket.socket | None = None
     metrics: socket.socket | None = None
+    clouds: dict[CloudSettings, socket.socket] = field(default_factory=dict)
     http_tls: ssl.SSLContext | None = None
     grpc_tls: ssl.SSLContext | None = None
 
@@ -102,6 +104,7 @@ class Server:
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
+        self._clouds: list[HttpServer] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -192,8 +195,10 @@ class Server:
                 sockets.grpc = bind(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
             if http.metrics_enabled:
                 sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
+            for cloud in self._settings.clouds:
+                sockets.clouds[cloud] = bind(ALL_ADDRESSES, cloud.port, cloud.name)
         except ServerError:
-            for bound in (sockets.http, sockets.grpc):
+            for bound in (sockets.http, sockets.grpc, sockets.metrics, *sockets.clouds.values()):
                 if bound is not None:
                     release(bound)
             raise
@@ -238,6 +243,14 @@ class Server:
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
+        for cloud, sock in sockets.clouds.items():
+            v2 = make_app(self._engine, limits, self._kept, rules.http_forwards)
+            translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
+            server = HttpServer(translated, ConnectionClock(self._kept, self._watch, guard=rules.cloud_guard(cloud)))
+            self._clouds.append(server)
+            rules.warn(cloud.name, sock, secure=False)
+            await server.start(sock)
+            log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
 
     async def _load(self) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
@@ -273,9 +286,8 @@ class Server:
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.exit_timeout_s
         deadline_s = loop.time() + limit_s
         self._engine.state = EngineState.EXITING
-        for port in (self._http, self._grpc):
-            if port is not None:
-                port.stop_listening()
+        for port in self._ports():
+            port.stop_listening()
         log.info("Waiting for in-flight requests to complete.")
         report = StopReport(self._repository.unfinished, self._connection_count, deadline_s)
         reporting = asyncio.create_task(report.run())
@@ -301,12 +313,15 @@ class Server:
         return EXIT_OK
 
     def _connection_count(self) -> int:
-        return sum(port.connection_count for port in (self._http, self._grpc) if port is not None)
+        return sum(port.connection_count for port in self._ports())
+
+    def _ports(self) -> list[HttpServer | GrpcServer]:
+        """The ports that take requests for inference."""
+        return [port for port in (self._http, self._grpc, *self._clouds) if port is not None]
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)
-        ports = [port for port in (self._http, self._grpc) if port is not None]
-        sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in ports)))
+        sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in self._ports())))
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
         if self._measuring is not None:

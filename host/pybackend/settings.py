@@ -12,6 +12,8 @@ from pybackend.observability.log_settings import LogSettings
 from pybackend.observability.memory import usable_memory_bytes
 from pybackend.tracing.settings import TraceSettings
 
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
+
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
@@ -96,6 +98,8 @@ class KeyExemption(StrEnum):
 
     HEALTH = "health"
     METRICS = "metrics"
+    SAGEMAKER = "sagemaker"
+    VERTEX_AI = "vertex-ai"
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,37 @@ class ApiKeySettings:
 
     file: Path
     exempt: frozenset[KeyExemption] = frozenset()
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """The front end for a cloud.
+
+    Attributes:
+        name: the cloud's, for the log.
+        port: port to bind; 0 takes a free one.
+        health_route: path that tells whether the server should get requests.
+        predict_route: path of inference.
+        media_type: of bodies with binary tensors; the length of their JSON part follows.
+        exemption: opens the port to calls without API keys.
+        health: ``ready`` or ``live``: the meaning of the health route.
+        action: ``infer``, ``generate`` or ``generate_stream``: the form of requests.
+        model: the model that answers; empty for the server's only one.
+        model_source: the setting of ``model``, for messages.
+        redirect_header: header that names another route of the v2 protocol, in lower case; empty for none.
+    """
+
+    name: str
+    port: int
+    health_route: str
+    predict_route: str
+    media_type: str
+    exemption: KeyExemption
+    health: str = "ready"
+    action: str = "infer"
+    model: str = ""
+    model_source: str = ""
+    redirect_header: str = ""
 
 
 @dataclass(frozen=True)
@@ -319,6 +354,7 @@ class Settings:
         grpc: the gRPC endpoint.
         metrics: the contents of the metrics page.
         api_keys: the keys that calls need; None if they need none.
+        clouds: further ports, for clouds.
         log: which log lines are written, and where.
         trace: which requests are traced, and where to.
         debug: models under a debugger.
@@ -352,6 +388,7 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     api_keys: ApiKeySettings | None = None
+    clouds: tuple[CloudSettings, ...] = ()
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     debug: DebugSettings = DebugSettings()

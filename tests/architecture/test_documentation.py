@@ -130,7 +130,7 @@ def test_flags_to_drop_are_refused_as_the_reference_s():
     page = (ROOT / "docs" / "coming-from-triton.md").read_text()
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
     flags = [flag.replace("*", "config") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
-    assert len(flags) > 10
+    assert flags
     for flag in flags:
         with pytest.raises(ServerError) as refused:
             parse(["serve", "models", flag if "=" in flag else f"{flag}=1"])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
 from pybackend.cli.access_flags import cors_settings, restrictions
+from pybackend.cli.cloud_flags import check_safe_ports
 from pybackend.cli.flag_values import add_switch, integer
 from pybackend.cli.keepalive_flags import add_keepalive_flags, keepalive_settings
 from pybackend.errors import ServerError
 from pybackend.settings import (
+    ALL_ADDRESSES,
     DEFAULT_MAX_INPUT_SIZE_BYTES,
     LOCAL_ADDRESS,
+    CloudSettings,
     GrpcSettings,
     HttpSettings,
     TlsSettings,
@@ -55,6 +59,7 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+    serve.set_defaults(allow_http=None, allow_grpc=None)  # true, unless the front end for Vertex AI is on
 
 
 def _add_place(group: argparse._ArgumentGroup, service: str, port: int) -> None:
@@ -98,8 +103,14 @@ def _tls_settings(given: argparse.Namespace, service: str) -> TlsSettings | None
     return TlsSettings(certificate, key, root, mutual)
 
 
-def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSettings]:
+def endpoint_settings(
+    given: argparse.Namespace, clouds: Sequence[CloudSettings] = ()
+) -> tuple[HttpSettings, GrpcSettings]:
     """The settings that the flags select.
+
+    Args:
+        given: the flags.
+        clouds: front ends for clouds. Vertex AI's takes the place of HTTP and gRPC, unless these are requested.
 
     Raises:
         ServerError: a limit is not positive, or two endpoints have one address and port.
@@ -109,13 +120,17 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
     metrics_address = given.metrics_address or (
         "127.0.0.1" if given.http_address.startswith(LOCAL_ADDRESS) else given.http_address
     )
+    allowed = not any(cloud.redirect_header for cloud in clouds)
+    allow_http = allowed if given.allow_http is None else given.allow_http
+    allow_grpc = allowed if given.allow_grpc is None else given.allow_grpc
     _check_ports(
-        ("HTTP", given.allow_http, given.http_address, given.http_port),
-        ("gRPC", given.allow_grpc, given.grpc_address, given.grpc_port),
+        ("HTTP", allow_http, given.http_address, given.http_port),
+        ("gRPC", allow_grpc, given.grpc_address, given.grpc_port),
         ("Metrics", given.allow_metrics, metrics_address, given.metrics_port),
+        *((cloud.name, True, ALL_ADDRESSES, cloud.port) for cloud in clouds),
     )
     http = HttpSettings(
-        enabled=given.allow_http,
+        enabled=allow_http,
         address=given.http_address,
         port=given.http_port,
         reuse_port=given.reuse_http_port,
@@ -130,7 +145,7 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         metrics_port=given.metrics_port,
     )
     grpc = GrpcSettings(
-        enabled=given.allow_grpc,
+        enabled=allow_grpc,
         address=given.grpc_address,
         port=given.grpc_port,
         tls=_tls_settings(given, "grpc"),
@@ -140,6 +155,7 @@ def endpoint_settings(given: argparse.Namespace) -> tuple[HttpSettings, GrpcSett
         keepalive=keepalive_settings(given),
         compression_level=given.grpc_infer_response_compression_level,
     )
+    check_safe_ports(given, http, grpc)
     return http, grpc
 
 

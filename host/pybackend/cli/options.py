@@ -14,6 +14,7 @@ from pybackend import __version__
 from pybackend.cli.access_flags import add_access_flags, key_settings
 from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
+from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings, serves_vertex_ai
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
 from pybackend.cli.flag_values import add_switch, boolean, integer
 from pybackend.cli.host_policy import host_policies, host_policy
@@ -22,6 +23,7 @@ from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, met
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
 from pybackend.cli.trace_flags import add_trace_flags, trace_settings, trace_warnings
+from pybackend.cli.unused_flags import add_unused_flags, unused_warnings
 from pybackend.errors import ServerError
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
@@ -34,12 +36,7 @@ from pybackend.settings import (
 )
 from pybackend.spelling import closest
 
-_REFERENCE_ONLY = re.compile(
-    "--(allow-(sagemaker|vertex-ai)|buffer-manager|cache-directory|cuda|grpc-(infer-(thread|allocation)|max-response)"
-    "|enable-peer|http-thread"
-    "|min-supported|model-(load-gpu|namespacing)|pinned|repoagent"
-    "|sagemaker|strict-model-config|vertex-ai)"
-)
+_REFERENCE_ONLY = re.compile("--model-namespacing")
 """Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
 
 
@@ -118,10 +115,12 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     add_endpoint_flags(serve)
     add_metrics_flags(serve)
     add_access_flags(serve)
+    add_cloud_flags(serve)
     _add_server(serve)
     add_log_flags(serve)
     add_trace_flags(serve)
     _add_debugging(serve)
+    add_unused_flags(serve)
     # These commands have separate parsers and are registered here only for the help text.
     commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
     commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
@@ -177,6 +176,7 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         metavar="BOOL",
         help="use configurations as written; models cannot complete them [false]",
     )
+    add_switch(group, "--strict-model-config", default=False, text="an older name of --disable-auto-complete-config")
     add_switch(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
     add_switch(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
     group.add_argument(
@@ -391,12 +391,15 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
     repositories = ([given.repository] if given.repository else []) + given.model_repository
+    if not repositories and os.environ.get("AIP_STORAGE_URI") and serves_vertex_ai(given, os.environ):
+        repositories = [Path(os.environ["AIP_STORAGE_URI"])]
     if needs_repository and not repositories:
         raise ServerError(
             "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
         )
     startup_models = _startup_models(given)
-    http, grpc = endpoint_settings(given)
+    clouds = cloud_settings(given, os.environ)
+    http, grpc = endpoint_settings(given, clouds)
     return Settings(
         # Absolute: models receive these paths, and may change their working directory.
         repositories=tuple(path.absolute() for path in repositories),
@@ -407,7 +410,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         config_name=given.model_config_name,
         load_retry_count=given.model_load_retry_count,
         backend_directory=given.backend_directory.absolute(),
-        auto_complete=not given.disable_auto_complete_config,
+        auto_complete=not (given.disable_auto_complete_config or given.strict_model_config),
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,
         model_load_count=given.model_load_thread_count,
@@ -419,6 +422,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
         grpc=grpc,
         metrics=metrics_settings(given),
         api_keys=key_settings(given),
+        clouds=clouds,
         log=log_settings(given, os.environ),
         debug=_debug_settings(given),
         host_policies=host_policies(given.host_policy),
@@ -437,6 +441,7 @@ def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
             *backend_warnings(given.backend_config),
             *metrics_warnings(given.metrics_config),
             *trace_warnings(given),
+            *unused_warnings(given),
         ),
     )
 

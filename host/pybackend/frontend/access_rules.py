@@ -16,9 +16,11 @@ from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.listening import address_of, is_local
-from pybackend.settings import ApiGroup, KeyExemption, Restriction, Settings
+from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restriction, Settings
 
 log = logging.getLogger(__name__)
+
+_RESTRICTED_API = "This API is restricted, expecting header"
 
 _PREFIX = "triton-grpc-protocol-"
 """Metadata that restricted methods need begin with it."""
@@ -52,9 +54,7 @@ class AccessRules:
     def http_guard(self) -> HttpGuard | None:
         """The guard of the port for HTTP; None if all calls may pass."""
         restrictions = self._settings.http.restrictions
-        guard = self._guard(
-            restrictions, Restrictions(restrictions, "", "This API is restricted, expecting header"), http_group
-        )
+        guard = self._guard(restrictions, self.http_restrictions, http_group)
         return None if guard is None else HttpGuard("http", guard, self._refusals, self.cors)
 
     def metrics_guard(self) -> HttpGuard | None:
@@ -63,6 +63,19 @@ class AccessRules:
             return None
         guard = self._guard((), Restrictions(()), lambda _path: None)
         return None if guard is None else HttpGuard("metrics", guard, self._refusals)
+
+    def cloud_guard(self, cloud: CloudSettings) -> HttpGuard | None:
+        """The guard of the port for a cloud; None if all calls may pass."""
+        if cloud.exemption in self._exempt:
+            return None
+        health = {cloud.health_route: ApiGroup.HEALTH}
+        guard = self._guard((), Restrictions(()), health.get)
+        return None if guard is None else HttpGuard(cloud.name, guard, self._refusals)
+
+    @property
+    def http_restrictions(self) -> Restrictions:
+        """The headers that routes need."""
+        return Restrictions(self._settings.http.restrictions, "", _RESTRICTED_API)
 
     def call_policy(self) -> CallPolicy | None:
         """The rules of the port for gRPC; None if there are none."""

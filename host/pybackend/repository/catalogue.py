@@ -78,6 +78,10 @@ class ModelCatalogue:
         versions = self._entry(name).versions
         return [model for known, model in versions.items() if number in {None, known}]
 
+    def only_name(self) -> str | None:
+        """The name of the only model; None if there are none or several."""
+        return next(iter(self.entries)) if len(self.entries) == 1 else None
+
     def knows(self, name: str) -> bool:
         """True if there is a model of this name, serving or not."""
         return name in self.entries

@@ -235,13 +235,15 @@ def test_help_lists_every_flag(pybackend):
         "--help",
         *FLAGS,
         *WITHOUT_EFFECT,
+        *UNUSED,
+        "--strict-model-config",
         "--gpu-models",
         "--load-model",
         "--rate-limit-resource",
         "--debug-port",
         "--debug-wait",
         *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
-        *(f"--{flag}" for flag in ACCESS),
+        *(f"--{flag}" for flag in (*ACCESS, *CLOUDS)),
     }
 
 
@@ -265,6 +267,16 @@ ACCESS = (
     "http-cors-credentials",
 )
 """tests/e2e/access uses them."""
+
+CLOUDS = (
+    "allow-sagemaker",
+    "sagemaker-port",
+    "sagemaker-safe-port-range",
+    "allow-vertex-ai",
+    "vertex-ai-port",
+    "vertex-ai-default-model",
+)
+"""tests/e2e/access/test_clouds.py uses them."""
 
 # Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
 FLAGS = {
@@ -347,6 +359,23 @@ FLAGS = {
     "--response-cache-byte-size": ("cache", None, "7", CacheSettings("local", {"size": "7"})),
 }
 WITHOUT_EFFECT = {"--backend-config"}
+UNUSED = {
+    "--http-thread-count": ("8", "none"),
+    "--grpc-infer-thread-count": ("2", "1"),
+    "--sagemaker-thread-count": ("8", "0"),
+    "--vertex-ai-thread-count": ("8", "0"),
+    "--grpc-infer-allocation-pool-size": ("8", "-1"),
+    "--grpc-max-response-pool-size": ("100", "0"),
+    "--buffer-manager-thread-count": ("0", "-1"),
+    "--pinned-memory-pool-byte-size": ("268435456", "much"),
+    "--cuda-memory-pool-byte-size": ("0:67108864", "67108864"),
+    "--cuda-virtual-address-size": ("0:67108864", "0:"),
+    "--min-supported-compute-capability": ("6.0", "six"),
+    "--model-load-gpu-limit": ("0:0.8", "0:2"),
+    "--enable-peer-access": ("false", "never"),
+    "--cache-directory": ("/opt/caches", None),
+    "--repoagent-directory": ("/opt/repoagents", None),
+}
 
 
 def setting(arguments, path):
@@ -375,6 +404,27 @@ def test_booleans_in_every_spelling_and_alone(flag):
     for text in ("false", "False", "off", "OFF", "0"):
         assert setting([f"{flag}={text}"], path) is negated
     assert setting([flag], path) is not negated
+
+
+@pytest.mark.parametrize(("flag", "value", "wrong"), [(flag, *row) for flag, row in UNUSED.items()])
+def test_flags_without_use_are_accepted_with_one_warning(flag, value, wrong):
+    assert setting([], "warnings") == ()
+    (warning,) = setting([f"{flag}={value}"], "warnings")
+    assert warning.startswith(f"without effect in this server, and safe to leave out: {flag} (")
+    if wrong is not None:
+        with pytest.raises(UsageError, match=f'Bad option: "{flag}"'):
+            parse(["serve", "models", f"{flag}={wrong}"])
+
+
+def test_one_warning_for_all_flags_without_use():
+    (warning,) = setting([f"{flag}={value}" for flag, (value, _) in UNUSED.items()], "warnings")
+    assert all(f"{flag} (" in warning for flag in UNUSED)
+
+
+@pytest.mark.parametrize("flags", [["--strict-model-config"], ["--strict-model-config=TRUE"]], ids=str)
+def test_the_older_name_of_a_flag(flags):
+    assert setting(flags, "auto_complete") is False
+    assert setting(["--strict-model-config=false"], "auto_complete") is True
 
 
 def test_verbosity_is_a_number_or_a_bool():
