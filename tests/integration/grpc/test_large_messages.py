@@ -156,6 +156,20 @@ def test_an_error_in_a_large_call_needs_no_more_of_it(port):
     port(scenario, **OPEN_WINDOWS)
 
 
+def test_a_call_that_ends_in_the_middle_of_its_message(port):
+    async def scenario(_port, client):
+        whole = request(numbers(1))
+        for begin, left in (
+            (whole[:1_000_000], f"{len(whole) - 1_000_000} bytes of it are missing"),
+            (whole[:4], "4 bytes of it have arrived"),
+        ):
+            status, message = await client.status(call(client, begin))
+            assert status == "13"
+            assert message == f"the call ended in the middle of a message: {left}"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
 @pytest.mark.parametrize("leave", ["reset", "disconnect"])
 def test_a_client_that_leaves_in_the_middle_of_a_tensor(port, leave):
     async def scenario(opened, client):

@@ -82,6 +82,8 @@ class Call:
     _arriving: ArrivingRequest | None = None
     _inflates = False
     _received_bytes = _returned_bytes = _counted_bytes = 0
+    _answered_bytes = 0
+    """Size of the message that is being answered, if a subclass keeps it meanwhile and it is large."""
     _received_then = -1
     _unreleased: Sequence[InferenceResponse] = ()
     _timer: asyncio.TimerHandle | None = None
@@ -269,10 +271,12 @@ class Call:
     def _check_end(self) -> None:
         if not self.half_closed:
             return
-        if self.held_bytes or self._arriving is not None:
-            raise CallError(
-                GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {self.held_bytes} bytes are left"
-            )
+        if self._arriving is not None:
+            missing = f"{self._arriving.left_bytes} bytes of it are missing"
+            raise CallError(GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {missing}")
+        if self.held_bytes:
+            rest = f"{self.held_bytes} bytes of it have arrived"
+            raise CallError(GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {rest}")
         self.on_half_close()
 
     def _settle(self) -> None:
@@ -284,7 +288,9 @@ class Call:
             held = reader.held_bytes
             if not held:
                 self._reader = None
-        counted = held if self._arriving is None else held + self._arriving.private_bytes
+        counted = held + self._answered_bytes
+        if self._arriving is not None:
+            counted += self._arriving.private_bytes
         is_inflating = reader is not None and reader.is_inflating
         if reader is not None and is_inflating:
             counted += reader.inflated_bytes

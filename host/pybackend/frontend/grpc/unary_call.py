@@ -68,6 +68,8 @@ class MethodCall(Call):
         self._count += 1
         if self._count > 1 and not self._method.streams:
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
+        if len(message) > _ON_LOOP_BYTES:
+            self._answered_bytes = len(message)
         self._task = self.connection.loop.create_task(self._answer(message))
 
     def on_half_close(self) -> None:
@@ -107,6 +109,7 @@ class MethodCall(Call):
         else:
             failure = None
         self._task = None
+        self._answered_bytes = 0
         if failure is not None:
             self.fail(failure)
         elif self._method.streams:

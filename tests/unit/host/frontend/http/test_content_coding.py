@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pybackend.frontend.compression import Coding
-from pybackend.frontend.http.content_coding import UnsupportedCodingError, answer_coding, request_coding
+from pybackend.frontend.http.content_coding import (
+    LONGEST_PREFERENCE_BYTES,
+    UnsupportedCodingError,
+    answer_coding,
+    request_coding,
+)
 
 GZIP, DEFLATE = Coding.GZIP, Coding.DEFLATE
 
@@ -38,6 +43,13 @@ GZIP, DEFLATE = Coding.GZIP, Coding.DEFLATE
 )
 def test_answers(value, coding):
     assert answer_coding(value.encode()) is coding
+
+
+def test_a_list_that_no_client_needs_counts_as_none():
+    """It would take long to read, and 256 of them would fill 16 MB."""
+    value = b"gzip," + b"a," * LONGEST_PREFERENCE_BYTES
+    assert answer_coding(value[:LONGEST_PREFERENCE_BYTES]) is GZIP
+    assert answer_coding(value[: LONGEST_PREFERENCE_BYTES + 1]) is None
 
 
 @pytest.mark.parametrize(
