@@ -489,15 +489,3 @@ class Call:
 
 def _name(status: GrpcStatus | str) -> str:
     return status.name if isinstance(status, GrpcStatus) else status
-
-
-class RefusedCall(Call):
-    """A call whose head says that it cannot be served: it is over before its first message."""
-
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
-        super().__init__(connection, stream, head)
-        assert head.refusal is not None
-        connection.frontend.malformed(head.refusal.message, connection.address, head.refusal.reason)
-        self._end(head.refusal.status)
-        stream.send_headers(head.refusal.answer, end=True)
-        self._stop_receiving()

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from pybackend.frontend.grpc.call import Call, CallConnection, RefusedCall
+from pybackend.frontend.grpc.call import Call, CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
+from pybackend.frontend.grpc.refused_call import RefusedCall
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
