@@ -15,9 +15,7 @@ import pytest
 
 from pybackend import http2
 from pybackend.calls import model_calls, open_bytes
-from pybackend.cli.options import parse
 from pybackend.ensemble import run as ensemble_run
-from pybackend.errors import ServerError
 from pybackend.frontend import descriptor_reserve, pace
 from pybackend.frontend.http import chunked_end, infer_body, infer_frontend, serial_protocol
 from pybackend.inference import copying
@@ -124,17 +122,6 @@ def test_pages_hold_one_idea():
         if (lines := len(page.read_text().splitlines())) > MOST_LINES
     }
     assert set(long) == LONG_PAGES, f"split pages of more than {MOST_LINES} lines by idea: {long}"
-
-
-def test_flags_to_drop_are_refused_as_the_reference_s():
-    page = (ROOT / "docs" / "coming-from-triton.md").read_text()
-    rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
-    flags = [flag.replace("*", "config") for row in rows for flag in re.findall(r"`(--[^`]+)`", row)]
-    assert flags
-    for flag in flags:
-        with pytest.raises(ServerError) as refused:
-            parse(["serve", "models", flag if "=" in flag else f"{flag}=1"])
-        assert "Triton's server has it" in str(refused.value), flag
 
 
 def test_glossary_names_modules_that_exist():

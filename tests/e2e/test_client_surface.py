@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ import tritonclient.http.aio
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
+from tests.support.client_memory import FLAG, ClientRegion
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P09")]
 
 MODULES = {
     "http": tritonclient.http,
@@ -28,14 +30,6 @@ MODULES = {
 }
 VALUES = np.array([1, 2, 3], np.float32)
 
-REFUSED = {
-    "register_system_shared_memory": ("region", "/nothing", 64),
-    "unregister_system_shared_memory": ("region",),
-    "register_cuda_shared_memory": ("region", b"AAAA", 0, 64),
-    "unregister_cuda_shared_memory": ("region",),
-}
-"""Methods that a server refuses whose clients may not share memory, and their arguments."""
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -43,7 +37,7 @@ def server(tmp_path_factory):
     for name in ("identity", "other"):
         write_model(repository, name, IDENTITY, identity_config())
     copy_model(repository, "repeat")
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
+    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*", FLAG)) as server:
         yield server
 
 
@@ -199,17 +193,42 @@ def check_trace(client):
     assert client.told("get_trace_settings") == before
 
 
-def check_shared_memory_status(client):
-    for method in ("get_system_shared_memory_status", "get_cuda_shared_memory_status"):
-        assert not client.told(method)
+def check_shared_memory(client):
+    def regions():
+        found = client.told("get_system_shared_memory_status")
+        return list(found.get("regions", {})) if client.is_grpc else [each["name"] for each in found]
+
+    with closing(ClientRegion(VALUES.nbytes)) as region:
+        region.array()[:] = VALUES
+        client.register_system_shared_memory("region", region.key, VALUES.nbytes)
+        assert regions() == ["region"]
+        shared = client.module.InferInput("IN", [3], "FP32")
+        shared.set_shared_memory("region", VALUES.nbytes)
+        np.testing.assert_array_equal(client.infer("identity", [shared]).as_numpy("OUT"), VALUES)
+        client.unregister_system_shared_memory("region")
+    assert regions() == []
 
 
-NOT_YET = {check_trace, check_shared_memory_status}
-"""Operations that a server may not have yet; then it says so by their names."""
+def check_cuda_memory(client):
+    """There is none here: nothing is registered, and nothing can be."""
+    assert not client.told("get_cuda_shared_memory_status").get("regions") if client.is_grpc else True
+    with pytest.raises(InferenceServerException):
+        client.register_cuda_shared_memory("region", b"AAAA", 0, 64)
+    client.unregister_cuda_shared_memory()
+
 
 CHECKS = {
     check_trace: ["get_trace_settings", "update_trace_settings"],
-    check_shared_memory_status: ["get_system_shared_memory_status", "get_cuda_shared_memory_status"],
+    check_shared_memory: [
+        "get_system_shared_memory_status",
+        "register_system_shared_memory",
+        "unregister_system_shared_memory",
+    ],
+    check_cuda_memory: [
+        "get_cuda_shared_memory_status",
+        "register_cuda_shared_memory",
+        "unregister_cuda_shared_memory",
+    ],
     check_health: ["is_server_live", "is_server_ready", "is_model_ready"],
     check_metadata: ["get_server_metadata", "get_model_metadata", "get_model_config"],
     check_repository: ["get_model_repository_index", "load_model", "unload_model"],
@@ -232,7 +251,7 @@ def methods(module):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_no_method_is_forgotten(name):
-    assert methods(MODULES[name]) - CHECKED - set(REFUSED) == set()
+    assert methods(MODULES[name]) - CHECKED == set()
 
 
 @pytest.mark.parametrize(
@@ -246,15 +265,4 @@ def test_no_method_is_forgotten(name):
     indirect=["client"],
 )
 def test_methods(client, check):
-    try:
-        check(client)
-    except InferenceServerException as error:
-        if check not in NOT_YET or not error.message().startswith(("this server has no method", "Not Found")):
-            raise
-        pytest.xfail(f"not there yet: {', '.join(CHECKS[check])}")
-
-
-@pytest.mark.parametrize("method", REFUSED)
-def test_memory_is_not_shared_unless_the_server_allows_it(client, method):
-    with pytest.raises(InferenceServerException):
-        getattr(client, method)(*REFUSED[method])
+    check(client)

@@ -36,9 +36,6 @@ from pybackend.settings import (
 )
 from pybackend.spelling import closest
 
-_REFERENCE_ONLY = re.compile("--model-namespacing")
-"""Prefixes of reference flags that this release lacks. Suggesting a similar flag would be bad advice for them."""
-
 
 class UsageError(ServerError):
     """The command line is wrong; ``usage`` shows the correct form."""
@@ -73,9 +70,6 @@ class CommandParser(argparse.ArgumentParser):
         if not rest.startswith("-"):
             raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
         name = rest.partition("=")[0]
-        if _REFERENCE_ONLY.match(name):
-            advice = " Triton's server has it, this release of pybackend does not: see `pybackend serve --help`"
-            raise UsageError(f'Bad option: "{name}".{advice}', self.format_usage())
         similar = closest(name, self._option_string_actions)
         advice = f"Did you mean {similar}?" if similar else f"`{self.prog} --help` lists the flags"
         raise UsageError(f'Bad option: "{name}". {advice}', self.format_usage())

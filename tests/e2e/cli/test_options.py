@@ -373,6 +373,7 @@ UNUSED = {
     "--min-supported-compute-capability": ("6.0", "six"),
     "--model-load-gpu-limit": ("0:0.8", "0:2"),
     "--enable-peer-access": ("false", "never"),
+    "--model-namespacing": ("false", "true"),
     "--cache-directory": ("/opt/caches", None),
     "--repoagent-directory": ("/opt/repoagents", None),
 }
