@@ -18,8 +18,11 @@ _SHORT = 256
 """Shorter lengths have three zero bytes, by which their fields are found."""
 
 
-def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.ndarray[Any, Any]]":
-    """Return the offsets of the length fields of a serialised tensor whose elements are all shorter than 256 bytes."""
+def element_starts(data: "Union[bytes, bytearray, memoryview]", cut: bool = False) -> "Optional[np.ndarray[Any, Any]]":
+    """Return the offsets of the length fields of a serialised tensor whose elements are all shorter than 256 bytes.
+
+    With ``cut``, the data may end within an element; a length field that is cut off is left out.
+    """
     if not FEWEST_ELEMENTS * 4 <= len(data) <= MOST_BYTES:
         return None
     octets = np.frombuffer(data, np.uint8)
@@ -29,7 +32,9 @@ def element_starts(data: "Union[bytes, bytearray, memoryview]") -> "Optional[np.
         return None
     # Elements may contain three zeros too: these are the length fields only if each one leads to the next.
     ends = starts + octets[starts] + 4
-    if ends[-1] != len(octets) or not np.array_equal(ends[:-1], starts[1:]):
+    if not np.array_equal(ends[:-1], starts[1:]):
+        return None
+    if ends[-1] < len(octets) - 3 if cut else ends[-1] != len(octets):
         return None
     return starts
 

@@ -26,11 +26,12 @@ from pybackend.protocol.grpc_request import no_data_error
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.refusals import invalid
+from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import ITEMSIZE
 
-PlanOf = Callable[[InferMessage, bool], InferPlan]
-"""Opens an admission to the model of a message, and plans the request: with ``plan_arriving`` if the flag says that raw
-tensors follow, otherwise with ``decode_message``."""
+PlanOf = Callable[[InferMessage, bool], Steps[InferPlan]]
+"""Opens an admission to the model of a message, and plans the request: with ``plan_arriving`` in one step if the flag says
+that raw tensors follow, otherwise with ``decode_in_steps``."""
 
 
 class ArrivingMessage:
@@ -111,14 +112,14 @@ class ArrivingMessage:
             self._tensor.lease.arrived(self._filled_bytes)
         self._room = room[count:] if count < len(room) else None
 
-    def finish(self) -> InferPlan:
-        """The request, once all bytes have arrived.
+    def finish(self) -> Steps[InferPlan]:
+        """The request, once all bytes have arrived: tensors given as lists of values are converted in steps.
 
         Raises:
             InferenceError: the request is invalid.
         """
         if self._plan is None:
-            return self._plan_of(split_message(bytes(self._collected), self._limits), False)
+            return (yield from self._plan_of(split_message(bytes(self._collected), self._limits), False))
         if self._room is not None or self._surplus_bytes or self._collected:
             raise unreadable_error("its last field is cut off")
         if self._waiting:
@@ -134,7 +135,7 @@ class ArrivingMessage:
             return len(view)
         head = bytes(self._collected[: self._at])
         self._collected = bytearray()
-        self._plan = self._plan_of(split_message(head, self._limits), True)
+        self._plan = at_once(self._plan_of(split_message(head, self._limits), True))
         self._waiting.extend(self._plan.binary_inputs)
         return self._at - before
 

@@ -191,7 +191,7 @@ def _behind(data: bytes, at: int, tag: int) -> int:
     return at
 
 
-def read_varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     """An unsigned number of up to ten bytes, and the offset behind it.
 
     Raises:

@@ -17,7 +17,7 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
-from pybackend.protocol.grpc_contents import encode_contents
+from pybackend.protocol.grpc_contents import cut_contents, encode_contents
 from pybackend.protocol.grpc_message import InferMessage, parse_part
 from pybackend.protocol.grpc_parameters import INT64, STRING, apply_grpc_parameters, parameter_error
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
@@ -31,6 +31,7 @@ from pybackend.protocol.refusals import (
     repeated_error,
     too_many_dims_error,
 )
+from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
 
 _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -66,8 +67,20 @@ def decode_message(
         if message.id or message.parameters:
             _apply_parameters(plan, message)
         return plan
+    return at_once(decode_in_steps(message, signature, model_version, limits, plans, regions))
+
+
+def decode_in_steps(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache,
+    regions: RegionFinder = NO_REGIONS,
+) -> Steps[InferPlan]:
+    """Like :func:`decode_message`, in steps of a few milliseconds; for messages that are large and whole."""
     raw_sizes = [len(data) for data in message.raw]
-    plan = _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, regions)
+    plan = yield from _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, regions)
     for (tensor, _), data in zip(plan.binary_inputs, message.raw, strict=False):
         tensor.data = data
     return plan
@@ -100,7 +113,7 @@ def plan_arriving(
     """
     plan = plans.get(message.head)
     if plan is None:
-        return _plan_unknown(message, signature, model_version, limits, plans, None, regions)
+        return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, regions))
     _apply_parameters(plan, message)
     return plan
 
@@ -125,7 +138,7 @@ def _plan_unknown(
     plans: PlanCache,
     raw_sizes: list[int] | None,
     regions: RegionFinder,
-) -> InferPlan:
+) -> Steps[InferPlan]:
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
 
     Args:
@@ -137,7 +150,8 @@ def _plan_unknown(
         raw_sizes: of the raw tensors; None if they have not arrived.
         regions: finds the parts of shared memory regions that the message names.
     """
-    head = parse_part(message.head)
+    skeleton, cut = cut_contents(message.head)
+    head = parse_part(skeleton)
     plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
     _apply_parameters(plan, message)
     request = plan.request
@@ -153,7 +167,12 @@ def _plan_unknown(
             request.regions = request.regions or {}
             continue
         if item.HasField("contents"):
-            tensor.data = encode_contents(tensor.name, tensor.datatype, item.contents, signature.model_name, limits)
+            contents = cut.get(place)
+            if contents is None:
+                item.contents.DiscardUnknownFields()
+                contents = item.contents.SerializeToString()
+            steps = encode_contents(tensor.name, tensor.datatype, contents, signature.model_name, limits)
+            tensor.data = yield from steps
             continue
         if raw_sizes is None:
             size = prod(tensor.shape) * ITEMSIZE[tensor.datatype]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
+from pybackend_wire.bytes_tensor import encode_elements
 from tests.support import http2
 from tests.support.engine import engine_on
 from tests.support.grpc_calls import INFER, SERVER_LIVE, STREAM_INFER, framed, grpc_port
@@ -26,6 +28,8 @@ def port(tmp_path_factory):
     """Runs a test's coroutine with a client of a port; the model ``numbers`` sends back its input."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "numbers", IDENTITY, identity_config("TYPE_FP32"))
+    write_model(repository, "texts", IDENTITY, identity_config("TYPE_STRING"))
+    write_model(repository, "bytes", IDENTITY, identity_config("TYPE_INT8"))
 
     def run(scenario, **settings):
         async def serve():
@@ -208,3 +212,108 @@ def test_streams_that_wait_hold_up_no_other_one(port):
         assert not client.returned.keys() - {0}
 
     port(scenario, **{f"id_{WINDOW}": 0})
+
+
+TEXTS = [b"x" * (number % 50) for number in range(200_000)]
+ENCODED = encode_elements(TEXTS)
+OCTETS = np.arange(1_000_000, dtype=np.int64).astype(np.int8)
+
+
+def listed(model, datatype, field, values):
+    made = service_pb2.ModelInferRequest(model_name=model, id="large")
+    getattr(made.inputs.add(name="IN", datatype=datatype, shape=[len(values)]).contents, field).extend(values)
+    return made.SerializeToString()
+
+
+def raw_texts():
+    made = service_pb2.ModelInferRequest(model_name="texts", id="large")
+    made.inputs.add(name="IN", datatype="BYTES", shape=[len(TEXTS)])
+    made.raw_input_contents.append(ENCODED)
+    return made.SerializeToString()
+
+
+LONG_WORK = {
+    "raw texts": (raw_texts, ENCODED),
+    "texts": (lambda: listed("texts", "BYTES", "bytes_contents", TEXTS), ENCODED),
+    "octets": (lambda: listed("bytes", "INT8", "int_contents", OCTETS.tolist()), OCTETS.tobytes()),
+    "floats": (lambda: listed("numbers", "FP32", "fp32_contents", [0.5] * 1_500_000), b"\0\0\0\x3f" * 1_500_000),
+}
+long_work = pytest.mark.parametrize(("make", "wanted"), LONG_WORK.values(), ids=LONG_WORK)
+
+
+async def reading(port):
+    """Returns while a large message is being read in slices."""
+    while not any(call.is_reading for connection in port.frontend.connections for call in connection._calls()):  # noqa: ASYNC110
+        await asyncio.sleep(0)  # the server shares this loop
+
+
+@long_work
+@pytest.mark.parametrize("flag", [0, 1], ids=["plain", "compressed"])
+def test_others_are_served_while_a_large_message_is_read(port, make, wanted, flag):
+    data = make()
+    sent = framed(gzip.compress(data, 1) if flag else data, flag)
+
+    async def scenario(opened, client):
+        stream = client.open(STREAM_INFER, ("grpc-encoding", "gzip"))
+        send(client, stream, sent + request(np.zeros(1, np.float32), id="next"))
+        await reading(opened)
+        async with await opened.connect() as other:
+            live = other.open(SERVER_LIVE)
+            other.send(live, framed(b""), ended=True)
+            assert (await other.status(live))[0] == "0"
+            assert not client.bodies.get(stream), "the large message was read in one go"
+        assert (await client.status(stream))[0] == "0"
+        first, second = answers(client.bodies[stream], service_pb2.ModelStreamInferResponse)
+        assert (first.infer_response.id, second.infer_response.id) == ("large", "next")
+        assert first.infer_response.raw_output_contents == [wanted]
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+@long_work
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+def test_a_call_that_is_cancelled_while_its_message_is_read(port, make, wanted, method):
+    async def scenario(opened, client):
+        stream = client.open(method)
+        send(client, stream, framed(make()))
+        await reading(opened)
+        client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
+        await client.settled()
+        (connection,) = opened.frontend.connections
+        assert not connection._calls()
+        assert (connection.held_bytes, connection.arriving_count) == (0, 0)
+        stream = call(client, request(np.zeros(1, np.float32)))
+        assert (await client.status(stream))[0] == "0"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_a_connection_that_is_lost_while_a_message_is_read(port):
+    async def scenario(opened, client):
+        send(client, client.open(INFER), framed(raw_texts()))
+        await reading(opened)
+        await client.__aexit__()
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_a_deadline_that_passes_while_a_message_is_read(port):
+    async def scenario(opened, client):
+        stream = client.open(INFER, ("grpc-timeout", "300m"))
+        send(client, stream, framed(listed("texts", "BYTES", "bytes_contents", [b""] * 2_000_000)))
+        assert (await client.status(stream))[0] == "4"
+
+    port(scenario, **OPEN_WINDOWS)
+
+
+def test_mistakes_at_the_end_of_large_texts(port):
+    async def scenario(opened, client):
+        stream = client.open(INFER)
+        made = service_pb2.ModelInferRequest.FromString(raw_texts())
+        made.raw_input_contents[0] = ENCODED[:-1]
+        send(client, stream, framed(made.SerializeToString()))
+        status, message = await client.status(stream)
+        assert status == "3"
+        assert "incomplete string data for inference input 'IN' for model 'texts'" in message
+
+    port(scenario, **OPEN_WINDOWS)

@@ -26,6 +26,7 @@ from pybackend.protocol.grpc_status import STATUS
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
+from pybackend.protocol.steps import Steps, at_once
 from tests.integration.models.conftest import running_engine
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
 
@@ -94,9 +95,10 @@ class Handler(grpc.GenericRpcHandler):
         """Read a message as it comes in HTTP/2's frames, into the model's memory."""
         admissions: list[Admission] = []
 
-        def plan_of(message: InferMessage, arriving: bool) -> InferPlan:
+        def plan_of(message: InferMessage, arriving: bool) -> Steps[InferPlan]:
             plan, admission = self._read(message, arriving=arriving)
             admissions.append(admission)
+            yield
             return plan
 
         def make_room(tensor: InputTensor, size: int) -> memoryview:
@@ -108,7 +110,7 @@ class Handler(grpc.GenericRpcHandler):
         try:
             for begin in range(0, len(data), FRAME_BYTES):
                 reader.feed(data[begin : begin + FRAME_BYTES])
-            return reader.finish(), admissions[0]
+            return at_once(reader.finish()), admissions[0]
         except InferenceError:
             for admission in admissions:
                 admission.release()

@@ -6,9 +6,11 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import Checked, validate_bytes_in_steps
 from pybackend.protocol.grpc_arriving import ArrivingMessage
 from pybackend.protocol.grpc_message import InferMessage
 from pybackend.protocol.infer_plan import InferPlan
+from pybackend.protocol.steps import Steps
 
 LARGE_MESSAGE_BYTES = 64 * 1024
 """Messages up to this size are collected and decoded at once."""
@@ -37,7 +39,9 @@ class ArrivingRequest:
         self._drops_rest = drops_rest
         self._admission: Admission | None = None
         self._error: InferenceError | None = None
-        self._message = ArrivingMessage(nbytes, frontend.limits, self._plan, self._make_room)
+        self._plan: InferPlan | None = None
+        self._work: Steps[InferPlan] | None = None
+        self._message = ArrivingMessage(nbytes, frontend.limits, self._plan_of, self._make_room)
 
     @property
     def is_complete(self) -> bool:
@@ -71,24 +75,48 @@ class ArrivingRequest:
         except InferenceError as error:
             self._refuse(error)
 
+    def read_on(self) -> bool:
+        """Do the next slice of the work that follows the last byte; True if there is more."""
+        if self._error is not None or self._plan is not None:
+            return False
+        if self._work is None:
+            self._work = self._read()
+        try:
+            next(self._work)
+        except StopIteration as end:
+            self._plan = end.value
+            return False
+        except InferenceError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _read(self) -> Steps[InferPlan]:
+        """Convert lists of values, and walk through the elements of BYTES tensors."""
+        plan = yield from self._message.finish()
+        assert self._admission is not None
+        if self._admission.is_current:
+            yield from validate_bytes_in_steps(plan.request, self._admission.signature)
+            plan.checked = Checked.ALL
+        return plan
+
     def finish(self) -> tuple[Admission, InferPlan]:
-        """The whole request, and its admission to the model.
+        """The whole request, and its admission to the model; :meth:`read_on` has no more work.
 
         Raises:
             InferenceError: it is invalid, or there is no memory for it.
         """
-        try:
-            if self._error is not None:
-                raise self._error
-            plan = self._message.finish()
-        except InferenceError:
-            self.release()
-            raise
+        if self._error is not None:
+            raise self._error
         assert self._admission is not None
-        return self._admission, plan
+        assert self._plan is not None
+        return self._admission, self._plan
 
     def release(self) -> None:
         """Release the memory of a request that will not be submitted."""
+        self._work = None
+        if self._plan is not None:
+            self._plan.request.release()
         if self._admission is not None:
             self._admission.release()
 
@@ -96,10 +124,11 @@ class ArrivingRequest:
         self._error = error
         self.release()
 
-    def _plan(self, message: InferMessage, arriving: bool) -> InferPlan:
+    def _plan_of(self, message: InferMessage, arriving: bool) -> Steps[InferPlan]:
         self.model_name, self.request_id = message.model_name, message.id
-        self._admission, plan = self._frontend.plan(message, self._sender, arriving=arriving)
-        return plan
+        engine = self._frontend.engine
+        self._admission = engine.open(message.model_name, message.model_version, self._sender)
+        return (yield from self._frontend.plan_large(message, self._admission, arriving=arriving))
 
     def _make_room(self, tensor: InputTensor, size: int) -> memoryview:
         assert self._admission is not None

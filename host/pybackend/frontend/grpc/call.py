@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import (
     HEAD,
     OK_TRAILERS,
@@ -19,7 +19,6 @@ from pybackend.frontend.grpc.errors import (
     trailers_only,
 )
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
-from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.traced import begin_trace
 from pybackend.frontend.watch import Exchange
@@ -33,37 +32,6 @@ from pybackend.tracing.request_trace import RequestTrace
 log = logging.getLogger(__name__)
 
 
-class CallConnection(Protocol):
-    """A connection, as its calls see it.
-
-    Attributes:
-        frontend: state shared by all connections.
-        loop: the event loop.
-        address: the client's, for logs.
-        is_secure: the connection has TLS: its transport gets copies of memory that is used again.
-        arriving_count: calls of which a large message is arriving.
-    """
-
-    frontend: GrpcFrontend
-    loop: asyncio.AbstractEventLoop
-    address: str
-    is_secure: bool
-    arriving_count: int
-
-    def flush_soon(self) -> None:
-        """Write what was sent at the end of this loop turn."""
-
-    def when_written(self, release: Callable[[], None]) -> None:
-        """Call this once the transport holds no views of memory that it has been given."""
-
-    def count_held(self, difference: int) -> None:
-        """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
-        """
-
-
 class Call:
     """A call; subclasses answer its messages.
 
@@ -73,11 +41,13 @@ class Call:
         head: the call's head.
         half_closed: the client sends no more messages.
         is_over: the end was sent, or the call was cancelled.
+        is_reading: a large message has arrived and is read in slices; further messages must wait.
     """
 
     # Defaults of the class, which most calls never change: making a call is a good part of a small one.
     half_closed = False
     is_over = False
+    is_reading = False
     _reader: MessageReader | None = None
     _arriving: ArrivingRequest | None = None
     _inflates = False
@@ -231,6 +201,10 @@ class Call:
             if not arriving.is_complete:
                 self._check_end()
                 return False
+            if arriving.read_on():
+                self.is_reading = True
+                self.connection.frontend.slices.add(self._read_slice)
+                return True
             self._arriving = None
             self.connection.arriving_count -= 1
             self.on_arrived(arriving)
@@ -240,21 +214,20 @@ class Call:
             return False
         large = reader.take_large(LARGE_MESSAGE_BYTES) if self.receives_large else None
         if large is not None:
-            nbytes, pieces = large
-            arriving = self._arriving = self.begin_large(nbytes)
-            self.connection.arriving_count += 1
-            for piece in pieces:
-                arriving.feed(piece)
+            self._begin_arriving(*large)
             return True
         message = reader.next()
-        if message is not None:
-            self.on_message(message)
+        if message is None:
+            if reader.is_inflating:
+                self._inflate_soon()
+            else:
+                self._check_end()
+            return False
+        if self.receives_large and len(message) > LARGE_MESSAGE_BYTES:  # it was compressed
+            self._begin_arriving(len(message), [message])
             return True
-        if reader.is_inflating:
-            self._inflate_soon()
-        else:
-            self._check_end()
-        return False
+        self.on_message(message)
+        return True
 
     def _inflate_soon(self) -> None:
         if not self._inflates:
@@ -267,6 +240,26 @@ class Call:
         self.go_on()
         self.connection.flush_soon()
         return False
+
+    def _begin_arriving(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
+        arriving = self._arriving = self.begin_large(nbytes)
+        self.connection.arriving_count += 1
+        for piece in pieces:
+            arriving.feed(piece)
+
+    def _read_slice(self) -> bool:
+        """Do a slice of the work on a large message that has arrived; True if there is more."""
+        arriving = self._arriving
+        if self.is_over or arriving is None:
+            return False
+        try:
+            self.is_reading = arriving.read_on()
+        except Exception:  # the client gets an answer, whatever it sent
+            log.exception("A gRPC call to %s failed", self.head.path)
+            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+        self.go_on()
+        self.connection.flush_soon()
+        return self.is_reading and not self.is_over
 
     def _check_end(self) -> None:
         if not self.half_closed:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead

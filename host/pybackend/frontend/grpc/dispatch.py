@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
-from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.compressed_answers import (
     CompressedAnswers,
     CompressedInferCall,

@@ -17,10 +17,11 @@ from pybackend.frontend.watch import Watch
 from pybackend.http2 import Config, PingRules
 from pybackend.protocol.grpc_layouts import MessageLayouts
 from pybackend.protocol.grpc_message import InferMessage
-from pybackend.protocol.grpc_request import decode_message, plan_arriving
+from pybackend.protocol.grpc_request import decode_in_steps, decode_message, plan_arriving
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
+from pybackend.protocol.steps import Steps
 from pybackend.settings import GrpcSettings, KeepaliveSettings
 
 PROTOCOL = "grpc"
@@ -68,6 +69,7 @@ class GrpcFrontend:
         kept: the account of bytes buffered for clients.
         layouts: cached layouts of earlier messages.
         plans: cached plans of earlier requests.
+        slices: the scheduler of long work.
         connections: all open ones.
         seconds: incremented once a second by the server.
         closing: True once the server stops: no calls are accepted.
@@ -110,13 +112,12 @@ class GrpcFrontend:
         for connection in self.connections:
             connection.forget_heads()
 
-    def plan(self, message: InferMessage, sender: Sender, *, arriving: bool = False) -> tuple[Admission, InferPlan]:
+    def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
         """The request in a message, and its admission to the model.
 
         Args:
             message: its parts.
             sender: the client's properties.
-            arriving: its raw tensors have not arrived yet.
 
         Raises:
             InferenceError: the model does not serve, or the request is invalid.
@@ -124,9 +125,25 @@ class GrpcFrontend:
         admission = self.engine.open(message.model_name, message.model_version, sender)
         signature = admission.signature
         plans = self.plans.of(signature)
-        read = plan_arriving if arriving else decode_message
         version, regions = admission.model_version, self.engine.regions
-        return admission, read(message, signature, version, self.limits, plans, regions)
+        return admission, decode_message(message, signature, version, self.limits, plans, regions)
+
+    def plan_large(self, message: InferMessage, admission: Admission, *, arriving: bool) -> Steps[InferPlan]:
+        """The request in a large message, in steps of a few milliseconds.
+
+        Args:
+            message: its parts.
+            admission: the request's admission to the model that the message names.
+            arriving: its raw tensors have not arrived yet: there is one step.
+
+        Raises:
+            InferenceError: the request is invalid.
+        """
+        signature, version = admission.signature, admission.model_version
+        plans, regions = self.plans.of(signature), self.engine.regions
+        if arriving:
+            return plan_arriving(message, signature, version, self.limits, plans, regions)
+        return (yield from decode_in_steps(message, signature, version, self.limits, plans, regions))
 
     def refused(self, error: InferenceError, address: str, model: str = "") -> None:
         """Count a request that was answered with this error before a model had accepted it."""

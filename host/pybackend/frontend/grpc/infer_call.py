@@ -95,13 +95,17 @@ class InferCall(Call):
         if self._format is None:
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is none")
 
+    def accepts_messages(self) -> bool:
+        """False while a large request is read: what follows it is an error."""
+        return not self.is_reading
+
     def is_working(self) -> bool:
-        """The model has the request."""
-        return self._pending is not None
+        """The model has the request, or it is being read."""
+        return self._pending is not None or self.is_reading
 
     def needs_message(self) -> bool:
         """True before the request."""
-        return self._format is None
+        return self._format is None and not self.is_reading
 
     def on_cancelled(self) -> None:
         """Cancel the request."""

@@ -10,7 +10,8 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
-from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
@@ -73,8 +74,8 @@ class StreamInferCall(Call):
     # Requests
 
     def accepts_messages(self) -> bool:
-        """False while too many requests are open, or too many responses unread."""
-        return len(self._open) < MOST_OPEN_REQUESTS and self.unread_bytes <= MOST_UNREAD_BYTES
+        """False while too many requests are open, too many responses unread, or a large request is read."""
+        return not self.is_reading and len(self._open) < MOST_OPEN_REQUESTS and self.unread_bytes <= MOST_UNREAD_BYTES
 
     def on_message(self, message: bytes) -> None:
         """Submit a request."""
@@ -128,8 +129,8 @@ class StreamInferCall(Call):
         self._finish_if_done()
 
     def is_working(self) -> bool:
-        """Requests are open."""
-        return bool(self._open)
+        """Requests are open, or one is being read."""
+        return bool(self._open) or self.is_reading
 
     def on_cancelled(self) -> None:
         """Cancel all requests."""
@@ -218,7 +219,7 @@ class StreamInferCall(Call):
         if was_full:
             self.connection.loop.call_soon(self._go_on_soon)
         self._finish_if_done()
-        if not self._open and self.connection.frontend.closing:
+        if not self.is_working() and self.connection.frontend.closing:
             self.fail(SHUTTING_DOWN)
 
     def _go_on_soon(self) -> None:
@@ -226,5 +227,5 @@ class StreamInferCall(Call):
         self.connection.flush_soon()
 
     def _finish_if_done(self) -> None:
-        if self.half_closed and not self._open and not self.held_bytes and not self.is_over:
+        if self.half_closed and not self.is_working() and not self.held_bytes and not self.is_over:
             self.finish()

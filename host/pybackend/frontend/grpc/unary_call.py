@@ -10,7 +10,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.call import Call, CallConnection
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream

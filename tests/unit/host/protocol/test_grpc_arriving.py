@@ -14,9 +14,10 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.validation import validate_bytes_tensors
 from pybackend.protocol.grpc_arriving import ArrivingMessage
 from pybackend.protocol.grpc_message import MOST_FIELDS, split_message
-from pybackend.protocol.grpc_request import decode_message, plan_arriving
+from pybackend.protocol.grpc_request import decode_in_steps, decode_message, plan_arriving
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
+from pybackend.protocol.steps import at_once
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.support.fuzzing import examples
 
@@ -48,7 +49,9 @@ def in_pieces(data, cuts, signature, plans=None, limits=LIMITS, rooms=None):
     plans = PlanCache() if plans is None else plans
 
     def plan_of(parts, arriving):
-        return (plan_arriving if arriving else decode_message)(parts, signature, "3", limits, plans)
+        if arriving:
+            return plan_arriving(parts, signature, "3", limits, plans)
+        return (yield from decode_in_steps(parts, signature, "3", limits, plans))
 
     def make_room(tensor, size):
         if rooms is not None:
@@ -60,7 +63,7 @@ def in_pieces(data, cuts, signature, plans=None, limits=LIMITS, rooms=None):
     edges = [0, *sorted(cuts), len(data)]
     for begin, end in pairwise(edges):
         reader.feed(data[begin:end])
-    return reader.finish()
+    return at_once(reader.finish())
 
 
 def facts(plan):

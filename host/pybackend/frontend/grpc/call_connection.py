@@ -1,0 +1,40 @@
+"""A connection, as its calls see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from pybackend.frontend.grpc.frontend import GrpcFrontend
+
+
+class CallConnection(Protocol):
+    """A connection, as its calls see it.
+
+    Attributes:
+        frontend: state shared by all connections.
+        loop: the event loop.
+        address: the client's, for logs.
+        is_secure: the connection has TLS: its transport gets copies of memory that is used again.
+        arriving_count: calls of which a large message is arriving.
+    """
+
+    frontend: GrpcFrontend
+    loop: asyncio.AbstractEventLoop
+    address: str
+    is_secure: bool
+    arriving_count: int
+
+    def flush_soon(self) -> None:
+        """Write what was sent at the end of this loop turn."""
+
+    def when_written(self, release: Callable[[], None]) -> None:
+        """Call this once the transport holds no views of memory that it has been given."""
+
+    def count_held(self, difference: int) -> None:
+        """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.
+
+        Raises:
+            InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
+        """
