@@ -243,7 +243,7 @@ long_work = pytest.mark.parametrize(("make", "wanted"), LONG_WORK.values(), ids=
 
 async def reading(port):
     """Returns while a large message is being read in slices."""
-    while not any(call.is_reading for connection in port.frontend.connections for call in connection._calls()):  # noqa: ASYNC110
+    while not any(call.is_reading for connection in port.frontend.connections for call in connection.calls()):  # noqa: ASYNC110
         await asyncio.sleep(0)  # the server shares this loop
 
 
@@ -280,7 +280,7 @@ def test_a_call_that_is_cancelled_while_its_message_is_read(port, make, wanted, 
         client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
         await client.settled()
         (connection,) = opened.frontend.connections
-        assert not connection._calls()
+        assert not connection.calls()
         assert (connection.held_bytes, connection.arriving_count) == (0, 0)
         stream = call(client, request(np.zeros(1, np.float32)))
         assert (await client.status(stream))[0] == "0"

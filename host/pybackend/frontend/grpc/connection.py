@@ -319,12 +319,13 @@ class GrpcConnection(asyncio.Protocol):
         if self._write_paused:
             return _Transfer.ANSWER
         if http2.is_amid_frame or (
-            (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self._calls())
+            (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self.calls())
         ):
             return _Transfer.MESSAGE
         return _Transfer.WINDOW if http2.waiting_bytes else None
 
-    def _calls(self) -> list[Call]:
+    def calls(self) -> list[Call]:
+        """The calls that have not ended."""
         return [stream.receiver for stream in self.http2.streams.values() if isinstance(stream.receiver, Call)]
 
     def _end_stalled_calls(self) -> None:
@@ -332,7 +333,7 @@ class GrpcConnection(asyncio.Protocol):
             log.info("Resetting a call whose client has read nothing of its answer for %d seconds.", STALLED_SECONDS)
             stream.reset(ErrorCode.CANCEL)
             stream.receiver.on_reset(ErrorCode.CANCEL, None)
-        for call in self._calls():
+        for call in self.calls():
             call.check_progress()
         self._flush()
 
@@ -358,7 +359,7 @@ class GrpcConnection(asyncio.Protocol):
         elif stage is Stage.LAST:
             self.http2.finish_shutdown()
         elif stage is Stage.END:
-            for call in self._calls():
+            for call in self.calls():
                 call.fail(_TOO_OLD)
         self._flush()
         if stage is Stage.END:
@@ -376,7 +377,7 @@ class GrpcConnection(asyncio.Protocol):
         """Accept no further calls; the connection closes after the last one."""
         self._shutting_down = True
         self.http2.begin_shutdown()
-        for call in self._calls():
+        for call in self.calls():
             call.shut_down()
         self._flush()
 
