@@ -44,6 +44,13 @@ EMPTY = {
     ("get", MODEL + VERSION + "/ready"),
 }
 CONTROL = {("post", f"/v2/repository/models/{{model_name}}/{action}") for action in ("load", "unload")}
+# What they answer is a list of regions, or nothing; the server of this module shares no memory.
+SHARED = {
+    (method, f"/v2/{kind}sharedmemory/{part}{action}")
+    for kind in ("system", "cuda")
+    for part in ("", "region/{region}/")
+    for method, action in (("get", "status"), ("post", "unregister"))
+} | {("post", f"/v2/{kind}sharedmemory/region/{{region}}/register") for kind in ("system", "cuda")}
 # Their documents have the model's own members.
 GENERATED = {("post", MODEL + part + rest) for part in ("", VERSION) for rest in ("/generate", "/generate_stream")}
 OUR_OWN = {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
@@ -83,7 +90,7 @@ def routes(server) -> set[tuple[str, str]]:
 
 @pytest.mark.spec("srv-H03", "srv-H04")
 def test_each_route_is_the_protocols_or_our_own(server):
-    assert routes(server) - DOCUMENTS.keys() - CONFIGURATIONS - EMPTY - CONTROL - GENERATED == OUR_OWN
+    assert routes(server) - DOCUMENTS.keys() - CONFIGURATIONS - EMPTY - CONTROL - GENERATED - SHARED == OUR_OWN
 
 
 @pytest.mark.spec("srv-H03", "srv-H04")
@@ -116,7 +123,7 @@ def test_health_has_no_body(server):
 @pytest.mark.spec("srv-H40")
 def test_errors_have_one_member(server):
     for method, path in routes(server) - EMPTY - {("get", "/v2")}:
-        reply = server.request(method.upper(), path.format(model_name="unknown", version=1), b"{}")
+        reply = server.request(method.upper(), path.format(model_name="unknown", version=1, region="none"), b"{}")
         if reply.status != 200:
             assert list(reply.json) == ["error"], path
 

@@ -115,6 +115,13 @@ def test_odd_names_are_just_unknown(server, name):
         assert reply.error.startswith("Request for unknown model: '")
 
 
+SHARED_MEMORY = (
+    "status",
+    "unregister",
+    *(f"region/{{region}}/{action}" for action in ("status", "register", "unregister")),
+)
+
+
 def test_openapi_describes_the_routes(server):
     reply = server.get("/openapi.json")
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
@@ -142,6 +149,13 @@ def test_openapi_describes_the_routes(server):
         "/v2/models/{model_name}/environment",
         "/v2/models/{model_name}/versions/{version}/sandbox",
         "/v2/models/{model_name}/versions/{version}/environment",
+        "/v2/models/stats",
+        "/v2/models/{model_name}/stats",
+        "/v2/models/{model_name}/versions/{version}/stats",
+        "/v2/repository/index",
+        "/v2/repository/models/{model_name}/load",
+        "/v2/repository/models/{model_name}/unload",
+        *(f"/v2/{kind}sharedmemory/{rest}" for kind in ("system", "cuda") for rest in SHARED_MEMORY),
     }
     infer = paths["/v2/models/{model_name}/infer"]["post"]
     assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}

@@ -35,7 +35,7 @@ LIES = {
         "a frame does not decode",
     ),
     "a call with very many parameters": (
-        "stub.send((CALL, 1, 'never', -1, False, 0, [], [], ['', 0, 0, 0, 0, {str(n): n for n in range(100000)}]))",
+        "stub.send((CALL, 1, 'never', -1, False, 0, [], [], ['', 0, 0, 0, 0, {str(n): n for n in range(100000)}, 0, '']))",
         "a frame does not decode",
     ),
     "a shape of very many dimensions": (

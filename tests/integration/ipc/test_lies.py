@@ -62,7 +62,7 @@ def engine_and_run(tmp_path_factory):
         "except PermissionError:\n    stub.result(['OUT', 'UINT8', [8], 0, 0, 8], tail=b'kept out')"
     )
     scripts["calls with much to carry"] = script(
-        "options = ['', 0, 0, 0, 0, {'p': 'x' * (15 << 20)}]\n"
+        "options = ['', 0, 0, 0, 0, {'p': 'x' * (15 << 20)}, 0, '']\n"
         "for number in range(10):\n"
         "    stub.send((CALL, number, 'never', -1, False, 0, [], [], options))\n"
         "refused = [stub.until(REPLY) for _ in range(6)]\n"
