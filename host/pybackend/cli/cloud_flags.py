@@ -19,7 +19,7 @@ def add_cloud_flags(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("clouds")
     port = integer(0, 65535)
     add_switch(group, "--allow-sagemaker", default=False, text="serve /ping and /invocations for Amazon SageMaker")
-    group.add_argument("--sagemaker-port", type=port, default=8080, metavar="PORT", help="0 takes a free port [8080]")  # type: ignore[arg-type]
+    group.add_argument("--sagemaker-port", type=port, default=8080, metavar="PORT", help="0 takes a free port [8080]")
     group.add_argument(
         "--sagemaker-safe-port-range",
         type=_port_range,
@@ -30,7 +30,7 @@ def add_cloud_flags(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--allow-vertex-ai", default=False, text="serve Vertex AI; true if AIP_MODE is PREDICTION")
     group.add_argument(
         "--vertex-ai-port",
-        type=port,  # type: ignore[arg-type]
+        type=port,
         default=None,
         metavar="PORT",
         help="0 takes a free port [AIP_HTTP_PORT, else 8080]",

@@ -31,14 +31,14 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     _add_place(group, "http", 8000)
     group.add_argument(
         "--http-max-input-size",
-        type=integer(-(2**63)),  # type: ignore[arg-type]
+        type=integer(-(2**63)),
         default=DEFAULT_MAX_INPUT_SIZE_BYTES,
         metavar="BYTES",
         help=f"largest JSON part or raw body of a request [{DEFAULT_MAX_INPUT_SIZE_BYTES}]",
     )
     group.add_argument(
         "--http-memory-limit",
-        type=integer(1024 * 1024),  # type: ignore[arg-type]
+        type=integer(1024 * 1024),
         default=None,
         metavar="BYTES",
         help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
@@ -58,7 +58,7 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     port = integer(0, 65535)
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
-    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")  # type: ignore[arg-type]
+    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")
     serve.set_defaults(allow_http=None, allow_grpc=None)  # true, unless the front end for Vertex AI is on
 
 
@@ -71,7 +71,7 @@ def _add_place(group: argparse._ArgumentGroup, service: str, port: int) -> None:
     )
     group.add_argument(
         f"--{service}-port",
-        type=integer(0, 65535),  # type: ignore[arg-type]
+        type=integer(0, 65535),
         default=port,
         metavar="PORT",
         help=f"0 takes a free port [{port}]",

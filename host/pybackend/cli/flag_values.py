@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 
@@ -15,7 +16,7 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
 
 
-def integer(least: int, most: int = 2**63 - 1) -> object:
+def integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     """A parser for whole numbers between ``least`` and ``most``."""
 
     def parse(text: str) -> int:

@@ -27,7 +27,7 @@ def add_keepalive_flags(group: argparse._ArgumentGroup) -> None:
     ):
         group.add_argument(
             f"--grpc-{name}",
-            type=integer(least, _FOREVER),  # type: ignore[arg-type]
+            type=integer(least, _FOREVER),
             default=default,
             metavar=metavar,
             help=f"{text} [{'no limit' if default == _FOREVER else default}]",

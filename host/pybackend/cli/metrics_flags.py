@@ -25,7 +25,7 @@ def add_metrics_flags(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--allow-gpu-metrics", default=True, text="show the machine's GPUs")
     group.add_argument(
         "--metrics-interval-ms",
-        type=integer(1),  # type: ignore[arg-type]
+        type=integer(1),
         default=_DEFAULT_INTERVAL_MS,
         metavar="MS",
         help=f"pause between looks at CPUs and GPUs [{_DEFAULT_INTERVAL_MS}]",

@@ -16,7 +16,7 @@ from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings, serves_vertex_ai
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
-from pybackend.cli.flag_values import add_switch, boolean, integer
+from pybackend.cli.flag_values import add_switch, integer
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.log_flags import add_log_flags, log_settings
 from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, metrics_warnings
@@ -149,7 +149,7 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--repository-poll-secs",
-        type=integer(0),  # type: ignore[arg-type]
+        type=integer(0),
         default=15,
         metavar="SECONDS",
         help="with mode poll, how often the repositories are searched for changes; 0 for never [15]",
@@ -161,28 +161,25 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with explicit control, a model to load at start; may be repeated; * loads all",
     )
-    group.add_argument(
+    add_switch(
+        group,
         "--disable-auto-complete-config",
-        type=boolean,
-        nargs="?",
-        const=True,
         default=False,
-        metavar="BOOL",
-        help="use configurations as written; models cannot complete them [false]",
+        text="use configurations as written; models cannot complete them",
     )
     add_switch(group, "--strict-model-config", default=False, text="an older name of --disable-auto-complete-config")
     add_switch(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
     add_switch(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
     group.add_argument(
         "--model-load-thread-count",
-        type=integer(1, 1024),  # type: ignore[arg-type]
+        type=integer(1, 1024),
         default=4,
         metavar="N",
         help="number of models that may load at the same time [4]",
     )
     group.add_argument(
         "--model-load-retry-count",
-        type=integer(0, 1000),  # type: ignore[arg-type]
+        type=integer(0, 1000),
         default=0,
         metavar="N",
         help="how often a failed load is tried again [0]",
@@ -194,14 +191,11 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="models with a file configs/NAME.pbtxt are configured by that instead of config.pbtxt",
     )
-    group.add_argument(
+    add_switch(
+        group,
         "--no-zygote",
-        type=boolean,
-        nargs="?",
-        const=True,
         default=False,
-        metavar="BOOL",
-        help="start each process separately instead of forking from one with preloaded modules [false]",
+        text="start each process separately instead of forking from one with preloaded modules",
     )
     group.add_argument(
         "--gpu-models",
@@ -213,7 +207,7 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--model-memory-limit",
-        type=integer(1024 * 1024),  # type: ignore[arg-type]
+        type=integer(1024 * 1024),
         default=None,
         metavar="BYTES",
         help="limit on tensor memory, for each model's inputs and for each instance's outputs [half of the server's]",
@@ -247,7 +241,7 @@ def _add_environments(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--environment-cache-size",
-        type=integer(1),  # type: ignore[arg-type]
+        type=integer(1),
         default=None,
         metavar="BYTES",
         help="remove unused environments when the total exceeds this size [never]",
@@ -272,7 +266,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
     group.add_argument("--id", default="triton", metavar="NAME", help="name in the server's metadata [triton]")
     group.add_argument(
         "--exit-timeout-secs",
-        type=integer(0),  # type: ignore[arg-type]
+        type=integer(0),
         default=30,
         metavar="SECONDS",
         help="how long running requests and `finalize` may take at shutdown [30]",
@@ -295,7 +289,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-queued-bytes",
-        type=integer(1),  # type: ignore[arg-type]
+        type=integer(1),
         default=None,
         metavar="BYTES",
         help="limit on input bytes of queued and running requests; requests beyond it get status 503 [no limit]",
@@ -317,7 +311,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--response-cache-byte-size",
-        type=integer(0),  # type: ignore[arg-type]
+        type=integer(0),
         default=None,
         metavar="BYTES",
         help="the same as --cache-config=local,size=BYTES",
@@ -341,7 +335,7 @@ def _add_debugging(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--debug-port",
-        type=integer(0, 65535),  # type: ignore[arg-type]
+        type=integer(0, 65535),
         default=DEFAULT_DEBUG_PORT,
         metavar="PORT",
         help=f"port on 127.0.0.1 for the first process, further ones follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",

@@ -55,16 +55,16 @@ def _attribute(text: str) -> tuple[str, str]:
 _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "": {
         "level": _level,
-        "rate": integer(0, UNSIGNED_32),  # type: ignore[dict-item]
-        "count": integer(-1, SIGNED_32),  # type: ignore[dict-item]
+        "rate": integer(0, UNSIGNED_32),
+        "count": integer(-1, SIGNED_32),
         "mode": _mode,
     },
-    "triton": {"file": Path, "log-frequency": integer(0, UNSIGNED_32)},  # type: ignore[dict-item]
+    "triton": {"file": Path, "log-frequency": integer(0, UNSIGNED_32)},
     "opentelemetry": {
         "url": str,
         "resource": _attribute,
-        _DELAY: integer(0, UNSIGNED_32),  # type: ignore[dict-item]
-        **dict.fromkeys(_BSP, integer(1, UNSIGNED_32)),  # type: ignore[arg-type]
+        _DELAY: integer(0, UNSIGNED_32),
+        **dict.fromkeys(_BSP, integer(1, UNSIGNED_32)),
     },
 }
 
@@ -115,7 +115,7 @@ def add_trace_flags(serve: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(
             f"--trace-{name}",
-            type=integer(least, most),  # type: ignore[arg-type]
+            type=integer(least, most),
             default=None,
             metavar="N",
             help=f"older: {'triton,' if name == 'log-frequency' else ''}{name}=N",

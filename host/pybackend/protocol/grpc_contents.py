@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InferenceError
-from pybackend.protocol.grpc_message import BYTES_FIELD, MOST_FIELDS, UnusualError, read_varint, unreadable_error
+from pybackend.protocol.grpc_message import (
+    BYTES_FIELD,
+    MOST_FIELDS,
+    UnusualError,
+    read_varint,
+    unreadable_error,
+    written_varint,
+)
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.refusals import invalid
 from pybackend.protocol.steps import Steps
@@ -66,7 +73,7 @@ def cut_contents(head: bytes) -> tuple[bytes, dict[int, memoryview]]:
                 if span is not None:
                     field, first, last = span
                     rest = b"".join((view[begin:field], bytes([_CONTENTS, 0]), view[last:end]))
-                    pieces += [view[since:at], bytes([_INPUT]) + _varint(len(rest)) + rest]
+                    pieces += [view[since:at], bytes([_INPUT]) + written_varint(len(rest)) + rest]
                     cut[number] = view[first:last]
                     since = end
                 number += 1
@@ -92,15 +99,6 @@ def _contents_span(head: bytes, at: int, end: int) -> tuple[int, int, int] | Non
         if tag == _CONTENTS:
             found = field, at - size, at
     return None
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def encode_contents(

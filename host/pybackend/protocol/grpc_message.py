@@ -208,3 +208,13 @@ def read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int
         shift += 7
         if shift > 63:
             raise UnusualError
+
+
+def written_varint(value: int) -> bytes:
+    """A variable-length integer as :func:`read_varint` reads it; ``value`` is not negative."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

@@ -15,6 +15,7 @@ from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.shape import INT64_MAX
 from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.protocol.grpc_message import written_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
 from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
@@ -78,7 +79,7 @@ def encode_stream_message(response: InferenceResponse, output_format: OutputForm
         inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}))
     else:
         inner = _encode(response, output_format, _final_flag(response.final))
-    head = _INFER_RESPONSE + _varint(inner.nbytes)
+    head = _INFER_RESPONSE + written_varint(inner.nbytes)
     inner.pieces[0] = head + inner.pieces[0]
     inner.nbytes += len(head)
     _check_size(inner.nbytes)
@@ -174,7 +175,7 @@ def _make_header(key: tuple[str | int, ...], response: InferenceResponse, output
     described = [{"name": _text(each.name), "datatype": each.datatype, "shape": each.shape} for each in outputs]
     tensors = of(outputs=described).SerializeToString()
     sizes = [len(tensor.data) for tensor in outputs]
-    tags = tuple(_RAW + _varint(size) for size in sizes)
+    tags = tuple(_RAW + written_varint(size) for size in sizes)
     nbytes = len(model) + len(tensors) + sum(sizes) + sum(map(len, tags))
     header = _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
     if name_length <= LONGEST_CACHED_NAMES:
@@ -186,7 +187,7 @@ def _make_header(key: tuple[str | int, ...], response: InferenceResponse, output
 
 def _id(request_id: str) -> tuple[bytes, bytes, bytes]:
     written = request_id.encode("utf-8", "replace")
-    return _ID, _varint(len(written)), written
+    return _ID, written_varint(len(written)), written
 
 
 @lru_cache(maxsize=2)
@@ -221,15 +222,6 @@ def _text(value: str) -> str:
     except UnicodeEncodeError:
         return value.encode("utf-8", "replace").decode()
     return value
-
-
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
 
 
 def _check_size(nbytes: int) -> None:
