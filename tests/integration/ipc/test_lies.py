@@ -191,11 +191,12 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
     statistics = model.statistics
     # It counts once its execution is over, which may follow the response.
     run(until(lambda: statistics.success_count == 3))
-    took_ns = time.monotonic_ns() - began_ns
+    # The end of one execution may come after the next request: the three overlap.
+    most_ns = 3 * (time.monotonic_ns() - began_ns)
     assert model.instances[0].pid == pid
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # one output segment, at most
     for name in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "success_ns"):
-        assert 0 <= getattr(statistics, name) <= took_ns, name
+        assert 0 <= getattr(statistics, name) <= most_ns, name
 
 
 @pytest.mark.parametrize("what", DEATHS)
