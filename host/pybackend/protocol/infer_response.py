@@ -100,7 +100,7 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
         InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
             INTERNAL; a BYTES output is malformed.
     """
-    if output_format is ALL_BINARY and not response.id and not response.parameters:
+    if output_format is ALL_BINARY and not response.parameters and response.id.isascii():
         return _encode_binary(response)
     outputs: list[_Output] = []
     chunks: list[Buffer] = []
@@ -138,7 +138,7 @@ def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat)
 
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
-    """The most common response. Its JSON part depends only on names, datatypes and shapes, which recur."""
+    """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
     layout = []
     chunks: list[Buffer] = []
     name_length = 0
@@ -152,6 +152,9 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     cached = name_length <= LONGEST_CACHED_NAMES
     header_of = _binary_header if cached else _binary_header.__wrapped__
     header_json = header_of(response.model_name, response.model_version, tuple(layout))
+    if response.id:
+        # The first member, as in every other response.
+        header_json = b'{"id":%b,%b' % (_encode(response.id), header_json[1:])
     return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
 
 

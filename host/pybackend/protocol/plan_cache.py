@@ -6,6 +6,7 @@ bytes, which is more than half of the codec's cost for a small request.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Sequence
 
@@ -19,6 +20,11 @@ from pybackend_wire.dtypes import ITEMSIZE
 LARGEST_HEADER_BYTES = 4096
 MOST_PLANS = 256
 """With the largest header this limits a model's plans to 1 MB; beyond, the cache is cleared."""
+
+_ID_FIRST = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
+"""An id of printable ASCII at the start of a JSON part, which is where clients put it."""
+_ID_AGAIN = re.compile(rb'"id"|\\')
+"""What another id behind the first would contain. The last one counts, so such headers are not remembered."""
 
 
 class PlanCaches:
@@ -61,6 +67,20 @@ class PlanCache:
         plan = InferPlan(request, binary, known.binary_bytes, known.output_format)
         plan.checked = Checked.HEADER
         return plan
+
+    def get_with_id(self, header: bytes) -> InferPlan | None:
+        """As :meth:`get`, for a JSON part that begins with an id, which differs each time; the plan has that id."""
+        match = _ID_FIRST.match(header)
+        plan = self.get(header[match.end() :]) if match else None
+        if match and plan:
+            plan.request.id = match[1].decode()
+        return plan
+
+    def put_with_id(self, header: bytes, plan: InferPlan) -> None:
+        """As :meth:`put`, for a JSON part that begins with an id; the rest of it is likely to recur."""
+        match = _ID_FIRST.match(header)
+        if match and not plan.request.has_options and not _ID_AGAIN.search(header, match.end()):
+            self.put(header[match.end() :], plan, whole=False)
 
     def filled(self, header: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
         """A private copy of the plan for this header, with the bytes of its tensors.

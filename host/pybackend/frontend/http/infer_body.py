@@ -79,7 +79,7 @@ def _decode_binary(
     signature = admission.signature
     header = body[:json_length]
     available = len(body) - json_length
-    plan = plans.get(header)
+    plan = plans.get(header) or plans.get_with_id(header)
     if plan is None or plan.binary_bytes != available:
         plan = parse_infer(
             header,
@@ -92,7 +92,10 @@ def _decode_binary(
         )
         validate_header(plan.request, signature, plan.binary_inputs)
         plan.checked = Checked.HEADER
-        plans.put(header, plan)
+        if plan.request.id:
+            plans.put_with_id(header, plan)
+        else:
+            plans.put(header, plan)
     attach_blobs(plan, body, json_length)
     return plan
 

@@ -67,6 +67,40 @@ def test_what_differs_each_time_is_not_kept(made):
     assert cache.get(HEADER) is None
 
 
+REST = b'"inputs":[...]}'
+
+
+@pytest.mark.parametrize("start", [b'{"id":"%b",', b'{"id": "%b", '])
+def test_an_id_in_front_may_differ_each_time(start):
+    cache = PlanCache()
+    cache.put_with_id(start % b"first" + REST, plan(id="first"))
+    assert cache.get_with_id(start % b"second one" + REST).request.id == "second one"
+    assert cache.get_with_id(start % b"first" + REST).request.id == "first"
+    assert cache.get(start % b"first" + REST) is None
+    assert cache.get_with_id(b"{" + REST) is None
+
+
+@pytest.mark.parametrize("name", [b"", b'a\\"', b"\xc3\xa9", b"x" * 129, b"a\n"])
+def test_an_id_that_is_not_plain_is_read_by_the_parser(name):
+    cache = PlanCache()
+    cache.put_with_id(b'{"id":"1",' + REST, plan(id="1"))
+    assert cache.get_with_id(b'{"id":"%b",%b' % (name, REST)) is None
+
+
+@pytest.mark.parametrize("again", [b',"id":"2"}', b',"\\u0069d":"2"}'])
+def test_of_two_ids_the_last_counts_so_neither_is_kept(again):
+    cache = PlanCache()
+    header = b'{"id":"2",' + REST[:-1] + again
+    cache.put_with_id(header, plan(id="2"))
+    assert cache.get_with_id(header) is None
+
+
+def test_an_id_with_other_options_is_not_kept():
+    cache = PlanCache()
+    cache.put_with_id(b'{"id":"1",' + REST, plan(id="1", priority=1))
+    assert cache.get_with_id(b'{"id":"1",' + REST) is None
+
+
 def test_long_headers_are_not_kept():
     cache = PlanCache()
     for nbytes, is_kept in ((LARGEST_HEADER_BYTES, True), (LARGEST_HEADER_BYTES + 1, False)):

@@ -124,3 +124,15 @@ def test_garbage_is_refused_or_read_in_whichever_pieces_it_comes(add_sub, sent, 
     assert isinstance(pieces, tuple) == isinstance(whole, tuple), "the first mistake that is met may differ"
     if isinstance(whole, tuple):
         assert pieces == whole
+
+
+def test_requests_that_differ_only_in_their_id_are_parsed_once(add_sub):
+    document = {"inputs": [sized(name, "FP32", [4], 16) for name in ("INPUT0", "INPUT1")]}
+    plans, admission = PlanCache(), Admission(add_sub)
+    for index, name in enumerate(["first", "second", "third"]):
+        header = json.dumps({"id": name, **document}).encode()
+        numbers = bytes([index] * 32)
+        plan = decode_body(header + numbers, b"%d" % len(header), admission, LIMITS, plans)
+        assert plan.request.id == name
+        assert [bytes(tensor.data) for tensor in plan.request.inputs] == [numbers[:16], numbers[16:]]
+    assert plans.get_with_id(json.dumps({"id": "fourth", **document}).encode()) is not None
