@@ -35,7 +35,7 @@ from pybackend.frontend.watch import Watch
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.host_settings import make_host
 from pybackend.observability.access_log import AccessLog
-from pybackend.observability.logging import LOG
+from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -288,7 +288,7 @@ class Server:
         self._engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
-        log.info("Waiting for in-flight requests to complete.")
+        log.info("Waiting for in-flight requests to complete.", extra=DETAIL)
         report = StopReport(self._repository.unfinished, self._connection_count, deadline_s)
         reporting = asyncio.create_task(report.run())
         try:

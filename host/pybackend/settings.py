@@ -19,6 +19,9 @@ DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 """Backend directory of the reference's containers."""
 
+DEFAULT_SETTLE_S = 1.0
+"""In mode poll, a model's files must stay the same for this long before it is loaded, so that no half of a copy is."""
+
 DEFAULT_DEBUG_PORT = 5678
 """The port that editors suggest."""
 
@@ -335,8 +338,10 @@ class Settings:
 
     Attributes:
         repositories: directories of models.
+        model_directories: directories of single models, which are served besides.
         model_control: how the set of loaded models is decided.
         repository_poll_s: time between looks for changes in mode ``poll``; None for never.
+        repository_settle_s: in mode ``poll``, a model is loaded once its files have stayed the same for this long.
         startup_models: names of the models to load at start, None for all.
         config_name: name of the configurations in ``configs/`` that replace config.pbtxt, ``""`` for none.
         load_retry_count: how often a failed load is tried again.
@@ -369,8 +374,10 @@ class Settings:
     """
 
     repositories: tuple[Path, ...]
+    model_directories: tuple[Path, ...] = ()
     model_control: ModelControlMode = ModelControlMode.NONE
     repository_poll_s: float | None = 15
+    repository_settle_s: float = DEFAULT_SETTLE_S
     startup_models: tuple[str, ...] | None = None
     config_name: str = ""
     load_retry_count: int = 0
@@ -400,3 +407,8 @@ class Settings:
     sandbox: SandboxSettings = SandboxSettings()
     client_shared_memory: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """All directories with models."""
+        return (*self.repositories, *self.model_directories)

@@ -52,7 +52,12 @@ class ServerProcess:
     """A server that was started; its output is collected as it comes."""
 
     def __init__(
-        self, repositories: list[Path], *flags: str, python: Sequence[str] = (sys.executable,), **popen: Any
+        self,
+        repositories: list[Path],
+        *flags: str,
+        python: Sequence[str] = (sys.executable,),
+        command: str = "serve",
+        **popen: Any,
     ) -> None:
         arguments = [f"--model-repository={repository}" for repository in repositories]
         ports = [
@@ -63,7 +68,7 @@ class ServerProcess:
             "--metrics-port=0",
         ]
         self.process = subprocess.Popen(
-            [*python, "-m", "pybackend", "serve", *arguments, *ports, *flags],
+            [*python, "-m", "pybackend", command, *arguments, *ports, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -21,6 +21,10 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.graph import graph
 
             return graph(arguments[1:])
+        if arguments[:1] == ["dev"]:
+            from pybackend.cli.dev_command import parse_dev
+
+            return serve(parse_dev(arguments[1:]))
         if arguments[:1] == ["pack"]:
             from pybackend.cli.pack_command import run_pack
 
@@ -80,7 +84,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
-    scan = scan_repositories(settings.repositories)
+    scan = scan_repositories(settings.repositories, settings.model_directories)
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
     first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)

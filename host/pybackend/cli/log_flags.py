@@ -14,12 +14,12 @@ _ESCAPES = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
 def log_format(text: str) -> LogFormat:
-    """Parse ``default``, ``ISO8601`` or ``json``."""
+    """Parse ``default``, ``ISO8601``, ``json`` or ``short``."""
     try:
         return LogFormat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"invalid argument for --log_format, got: {text}. Write default, ISO8601 or json"
+            f"invalid argument for --log_format, got: {text}. Write default, ISO8601, json or short"
         ) from None
 
 
@@ -43,7 +43,7 @@ def add_log_flags(serve: argparse.ArgumentParser) -> None:
         type=log_format,
         default=LogFormat.DEFAULT,
         metavar="FORMAT",
-        help="form of the lines: default, ISO8601 or json [default]",
+        help="form of the lines: default, ISO8601, json or short [default]",
     )
     group.add_argument(
         "--log-file",

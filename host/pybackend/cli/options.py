@@ -36,6 +36,28 @@ from pybackend.settings import (
 )
 from pybackend.spelling import closest
 
+_COMMANDS = """\
+write models:
+  dev      serve models, and load them again when a file is saved
+  infer    send one request to a model and print the response
+  graph    draw the ensembles of a repository
+
+serve them:
+  serve    serve the models of a repository
+  doctor   check whether this machine can run a server
+
+control a running server:
+  status   list its models
+  load     load a model
+  unload   unload a model
+
+environments of models:
+  pack     pack an environment
+  env      inspect and maintain them
+
+`pybackend COMMAND --help` explains a command.
+"""
+
 
 class UsageError(ServerError):
     """The command line is wrong; ``usage`` shows the correct form."""
@@ -94,15 +116,27 @@ def config_name(text: str) -> str:
 
 def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     """The parser of the whole command line, and its subparser for ``serve``."""
-    parser = CommandParser(prog="pybackend", description="Serves models written for Triton's Python backend.")
+    parser = CommandParser(
+        prog="pybackend",
+        usage="pybackend COMMAND ...",
+        description="Serves models written for Triton's Python backend.",
+        epilog=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser(
         "serve",
+        prog="pybackend serve",
         usage="pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]",
-        help="serve the models of a repository",
         description="Serves models over HTTP and gRPC.",
     )
+    add_serve_flags(serve)
+    return parser, serve
+
+
+def add_serve_flags(serve: CommandParser) -> None:
+    """Add the flags and the argument of ``serve``."""
     _add_repository(serve)
     _add_environments(serve)
     _add_sandbox(serve)
@@ -115,16 +149,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     add_trace_flags(serve)
     _add_debugging(serve)
     add_unused_flags(serve)
-    # These commands have separate parsers and are registered here only for the help text.
-    commands.add_parser("doctor", help="check whether this machine can run a server", add_help=False)
-    commands.add_parser("env", help="inspect and maintain the environments of models", add_help=False)
-    commands.add_parser("graph", help="draw the ensembles of a repository", add_help=False)
-    commands.add_parser("infer", help="send one request to a model and print the response", add_help=False)
-    commands.add_parser("load", help="load a model into a running server", add_help=False)
-    commands.add_parser("pack", help="pack an environment for models to run in", add_help=False)
-    commands.add_parser("status", help="list the models of a running server", add_help=False)
-    commands.add_parser("unload", help="unload a model from a running server", add_help=False)
-    return parser, serve
 
 
 def _add_repository(serve: argparse.ArgumentParser) -> None:
@@ -356,7 +380,7 @@ def parse(arguments: Sequence[str]) -> Settings | None:
             make_parser()[0].format_usage(),
         )
     given = _parsed(arguments)
-    return None if given.command is None else _settings(given, needs_repository=True)
+    return None if given.command is None else settings_of(given, needs_repository=True)
 
 
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:
@@ -366,7 +390,7 @@ def parse_serve_flags(arguments: Sequence[str]) -> Settings:
         UsageError: a flag or a value does not exist.
         ServerError: the settings contradict each other.
     """
-    return _settings(_parsed(["serve", *arguments]), needs_repository=False)
+    return settings_of(_parsed(["serve", *arguments]), needs_repository=False)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -377,7 +401,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _settings(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
+def settings_of(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
+    """The settings that the parsed flags of ``serve`` select.
+
+    Raises:
+        ServerError: they contradict each other, or there is no repository.
+    """
     repositories = ([given.repository] if given.repository else []) + given.model_repository
     if not repositories and os.environ.get("AIP_STORAGE_URI") and serves_vertex_ai(given, os.environ):
         repositories = [Path(os.environ["AIP_STORAGE_URI"])]

@@ -37,7 +37,7 @@ async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     """Check what the settings name; returns the findings and the number of processes that models would have."""
     findings = list(ports.examine(settings.http, settings.grpc))
     try:
-        scan = scan_repositories(settings.repositories)
+        scan = scan_repositories(settings.repositories, settings.model_directories)
     except ServerError as error:
         return [*findings, fail("repository", "cannot be served", str(error))], 0
     try:

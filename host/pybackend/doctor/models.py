@@ -32,7 +32,7 @@ async def examine(scan: RepositoryScan, host: ModelHost, *, all_must_load: bool)
     """
     findings = [warn("repository", warning, "the server ignores it, or does not start") for warning in scan.warnings]
     if not scan.models and not scan.duplicates:
-        places = ", ".join(map(str, scan.repositories))
+        places = ", ".join(map(str, scan.places))
         findings.append(
             warn("repository", f"no model in {places}", "a model is a directory <model>/<version>/model.py there")
         )

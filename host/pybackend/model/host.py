@@ -18,7 +18,7 @@ from pybackend.model.door import ModelDoor
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DebugSettings, MetricsSettings
+from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DEFAULT_SETTLE_S, DebugSettings, MetricsSettings
 
 
 def _environments() -> EnvironmentProvider:
@@ -45,6 +45,7 @@ class ModelHost:
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         explicit: True if models may be loaded and unloaded while the server runs.
         poll_s: time between looks for changes in the repositories; None if nothing looks for them.
+        settle_s: the files of a model must stay the same for this long before it is loaded again.
         startup_models: names of the models to load at start, None for all.
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
         load_retry_count: how often a failed load of a version is tried again.
@@ -71,6 +72,7 @@ class ModelHost:
     model_memory_limit_bytes: int
     explicit: bool = False
     poll_s: float | None = None
+    settle_s: float = DEFAULT_SETTLE_S
     startup_models: tuple[str, ...] | None = None
     config_name: str = ""
     load_retry_count: int = 0

@@ -37,7 +37,7 @@ def make_host(
         cache: the response cache, None for none.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
-    sandbox = Sandbox(settings.sandbox, settings.repositories, launcher.bundle, kept)
+    sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, kept)
     return ModelHost(
         launcher=launcher,
         services=services,
@@ -52,6 +52,7 @@ def make_host(
         debugger=DebuggerPorts(settings.debug),
         explicit=settings.model_control is ModelControlMode.EXPLICIT,
         poll_s=settings.repository_poll_s if settings.model_control is ModelControlMode.POLL else None,
+        settle_s=settings.repository_settle_s,
         config_name=settings.config_name,
         load_retry_count=settings.load_retry_count,
         startup_models=settings.startup_models,

@@ -1,4 +1,4 @@
-"""The forms of a log line: the reference's two, and JSON. No text can end a line early or pass for another one."""
+"""The forms of a log line: the reference's two, JSON, and a short one. No text can end a line early or pass for another one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from pybackend.observability.log_settings import LogFormat, LogSettings
 
 _LETTERS = {logging.ERROR: "E", logging.CRITICAL: "E", logging.WARNING: "W"}
 _LEVELS = {logging.ERROR: "ERROR", logging.CRITICAL: "ERROR", logging.WARNING: "WARNING", logging.DEBUG: "VERBOSE"}
+
+_WORDS = {logging.ERROR: "error: ", logging.CRITICAL: "error: ", logging.WARNING: "warning: "}
+
+_FRAMES = "\n\nAt:\n"
+"""Ends an error of a model's load in the reference's words; the frames of its traceback follow."""
 
 _NOT_ON_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PARTS_OF_A_LINE = re.compile(r'["\]\\]')
@@ -42,13 +47,16 @@ class LineFormatter(logging.Formatter):
         """Format a record. Characters that could end the line or forge a part of it are escaped as in JSON."""
         if getattr(record, "as_it_is", False):
             return "\n".join(map(one_line, record.getMessage().split("\n")))
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
+        message = self.message(record)
         file = record.filename  # for a model's line, the name sent by its process
         if not _PLAIN_FILE.fullmatch(file):
             file = one_line(_PARTS_OF_A_LINE.sub(_escaped, file))
         return self.line(record.created, record.levelno, record.process or 0, f"{file}:{record.lineno}", message)
+
+    def message(self, record: logging.LogRecord) -> str:
+        """The text of a record, and the traceback of its exception."""
+        message = record.getMessage()
+        return f"{message}\n{self.formatException(record.exc_info)}" if record.exc_info else message
 
     def line(
         self,
@@ -91,9 +99,7 @@ class JsonFormatter(LineFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
+        message = self.message(record)
         instance = getattr(record, "instance", None)
         place = record.filename if instance is None else record.filename.removeprefix(f"{instance}/")
         fields: dict[str, Any] = {"file": place, "line": record.lineno}
@@ -122,10 +128,40 @@ class JsonFormatter(LineFormatter):
         return one_line(json.dumps(document, ensure_ascii=False))
 
 
+class ShortFormatter(LineFormatter):
+    """``hh:mm:ss <text>`` in local time, with the instance and place of lines of models. Texts keep their lines."""
+
+    def __init__(self) -> None:
+        super().__init__(breaks_lines=True, quotes=False)
+
+    def message(self, record: logging.LogRecord) -> str:
+        """The text of a record, without frames that a line of the model's process has shown before."""
+        return super().message(record).partition(_FRAMES)[0]
+
+    def line(
+        self,
+        created_s: float,
+        level: int,
+        pid: int,
+        place: str,
+        message: str,
+        fields: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A line; see :meth:`LineFormatter.line`. The process is left out."""
+        stamp = time.strftime("%H:%M:%S", time.localtime(created_s))
+        instance, slash, file = place.partition("/")
+        where = "" if not slash else f"{instance}: " if file.startswith("output:") else f"{instance} {file}: "
+        first, *further = message.rstrip("\n").split("\n")
+        head = f"{stamp} {_WORDS.get(level, '')}{where}{one_line(first)}"
+        return "\n".join([head, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
+
+
 def formatter_for(settings: LogSettings, *, breaks_lines: bool) -> LineFormatter:
     """The formatter that the settings ask for; ``breaks_lines`` for a terminal."""
     if settings.format is LogFormat.JSON:
         return JsonFormatter()
+    if settings.format is LogFormat.SHORT:
+        return ShortFormatter()
     return LineFormatter(
         iso8601=settings.format is LogFormat.ISO8601, breaks_lines=breaks_lines, quotes=settings.escapes
     )

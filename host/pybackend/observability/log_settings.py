@@ -16,6 +16,8 @@ class LogFormat(StrEnum):
     """``YYYY-MM-DDThh:mm:ssZ L``, then process, place and text."""
     JSON = "json"
     """A JSON object."""
+    SHORT = "short"
+    """``hh:mm:ss``, the place if it is in a model, and the text: for people, not for programs."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from pybackend.observability.log_file import LogFile
 from pybackend.observability.log_lines import LineFormatter, formatter_for
-from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.log_settings import LogFormat, LogSettings
 from pybackend.observability.log_stream import LogStream
 
 _ROOT = "pybackend"
@@ -22,6 +22,9 @@ VERBOSE = logging.DEBUG
 
 AS_IT_IS = {"as_it_is": True}
 """Passed as ``extra`` with text to copy from the terminal: it is written without stamp and quotes."""
+
+DETAIL = {"is_detail": True}
+"""Passed as ``extra`` with a step whose outcome has a line too: lines of format ``short`` leave it out."""
 
 _STDERR = 2
 
@@ -41,6 +44,8 @@ class _Wanted(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         settings = self._log.settings
+        if getattr(record, "is_detail", False) and settings.format is LogFormat.SHORT and not settings.verbose_level:
+            return False
         if record.levelno >= logging.ERROR:
             return settings.error
         if record.levelno >= logging.WARNING:

@@ -89,6 +89,6 @@ def _format(text: str) -> LogFormat:
         return LogFormat(text)
     except ValueError:
         raise InferenceError(
-            f"invalid argument for --log_format, got: {text[:100]}. Write default, ISO8601 or json",
+            f"invalid argument for --log_format, got: {text[:100]}. Write default, ISO8601, json or short",
             ErrorCode.UNAVAILABLE,
         ) from None

@@ -11,7 +11,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_STEP_MS, _STOP_CHECK_MS = 200, 1000
+_STOP_CHECK_MS = 1000
+_STEPS = 5
 _NOT_WATCHED = "/__pycache__"
 
 
@@ -23,11 +24,13 @@ class ChangeNotices:
     Args:
         directories: to watch.
         changed: set on the event loop after a change.
+        settle_s: changes that follow each other within a part of this give one notice.
     """
 
-    def __init__(self, directories: Sequence[Path], changed: asyncio.Event) -> None:
+    def __init__(self, directories: Sequence[Path], changed: asyncio.Event, settle_s: float) -> None:
         self._directories = directories
         self._changed = changed
+        self._step_ms = max(1, round(settle_s * 1000 / _STEPS))
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
 
@@ -47,7 +50,7 @@ class ChangeNotices:
                 *self._directories,
                 watch_filter=lambda _change, path: _NOT_WATCHED not in path,
                 stop_event=self._stop,
-                step=_STEP_MS,
+                step=self._step_ms,
                 rust_timeout=_STOP_CHECK_MS,
                 yield_on_timeout=False,
                 raise_interrupt=False,

@@ -17,7 +17,7 @@ from pybackend.repository.candidate import Candidate, ModelReading, candidates_o
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
-from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
+from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle
 from pybackend.repository.model_locks import ModelLocks
 from pybackend.sandbox.grant import Grant
@@ -52,7 +52,7 @@ class ModelChanges:
 
     Args:
         catalogue: the models.
-        repositories: the directories of models.
+        scan: the repositories at the start.
         host: the server.
         directories: those made of files that come with load requests.
 
@@ -64,12 +64,12 @@ class ModelChanges:
     def __init__(
         self,
         catalogue: ModelCatalogue,
-        repositories: Sequence[Path],
+        scan: RepositoryScan,
         host: ModelHost,
         directories: OverrideDirectories,
     ) -> None:
         self._catalogue = catalogue
-        self._repositories = repositories
+        self._scan = scan
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
@@ -83,7 +83,7 @@ class ModelChanges:
             ModelLoadError: one of them cannot be read.
         """
         try:
-            return await apart("the repositories", scan_repositories, self._repositories)
+            return await apart("the repositories", self._scan.again)
         except ServerError as error:
             raise ModelLoadError(str(error)) from error
 
@@ -139,6 +139,7 @@ class ModelChanges:
                 if parts:
                     await self._check_parts(name, parts)
             except ModelLoadError as error:
+                log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
                 raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
             lacking = self._catalogue.ensembles.lacking(parts) - tried
             for bound in bounds:

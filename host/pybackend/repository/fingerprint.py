@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,13 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIREC
 
 log = logging.getLogger(__name__)
 
-_NOT_PART = frozenset({"__pycache__"})
-"""Created when code runs, not by the model's author."""
+_NOT_PART = frozenset(
+    {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".git", ".idea"}
+)
+"""Created by Python and by the author's tools, not by the author."""
+
+_OF_EDITORS = re.compile(r"4913|\.#.*|#.*#|.*~|\..*\.sw[a-z]|.*___jb_(?:tmp|old)___")
+"""Names of files that editors create for a moment: vim's, Emacs' and those of JetBrains."""
 
 MOST_FILES = 100_000
 """Limit per model, including linked directories. A packed environment has about ten thousand files."""
@@ -111,7 +117,7 @@ class _Look:
                     self._count += 1
                     if self._count > MOST_FILES:
                         raise _TooMany
-                    if entry.name not in _NOT_PART:
+                    if entry.name not in _NOT_PART and not _OF_EDITORS.fullmatch(entry.name):
                         found.append(entry)
         except OSError:
             return []  # an unreadable directory fails the load, which reports the reason

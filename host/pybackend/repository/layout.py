@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
+from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
@@ -22,6 +23,7 @@ class RepositoryScan:
 
     Attributes:
         repositories: the scanned directories.
+        model_directories: directories of single models that were looked for besides.
         models: directory by model name, sorted by name; excludes duplicates.
         duplicates: directories by model name, for names that occur in several repositories; these models are not
             served.
@@ -32,10 +34,24 @@ class RepositoryScan:
     models: Mapping[str, Path]
     duplicates: Mapping[str, tuple[Path, ...]]
     warnings: tuple[str, ...]
+    model_directories: tuple[Path, ...] = ()
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """All directories in which models were looked for."""
+        return (*self.repositories, *self.model_directories)
+
+    def again(self) -> RepositoryScan:
+        """The same places as they are now; raises as :func:`scan_repositories`."""
+        return scan_repositories(self.repositories, self.model_directories)
 
 
-def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
+def scan_repositories(repositories: Sequence[Path], model_directories: Sequence[Path] = ()) -> RepositoryScan:
     """Find every model directory in the given repositories; a repository given twice is scanned once.
+
+    Args:
+        repositories: directories of models.
+        model_directories: directories of single models, each of which counts while it exists.
 
     Raises:
         ServerError: a repository is missing, is not a directory or cannot be read.
@@ -54,13 +70,16 @@ def scan_repositories(repositories: Sequence[Path]) -> RepositoryScan:
                 warnings.append(f"ignore model directory '{printable(name)}' in {repository}: its name is not UTF-8")
             else:
                 found.setdefault(name, []).append(repository / name)
+    for directory in model_directories:
+        if os.path.isdir(directory):
+            found.setdefault(directory.name, []).append(directory)
     duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
     for name, paths in duplicates.items():
         warnings.append(
             f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
         )
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
-    return RepositoryScan(tuple(repositories), models, duplicates, tuple(warnings))
+    return RepositoryScan(tuple(repositories), models, duplicates, tuple(warnings), tuple(model_directories))
 
 
 def model_directory(scan: RepositoryScan, name: str) -> Path:
@@ -72,8 +91,19 @@ def model_directory(scan: RepositoryScan, name: str) -> Path:
     if name in scan.duplicates:
         raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")
     if name not in scan.models:
-        raise ModelLoadError(f"there is no directory '{name}' in {', '.join(map(str, scan.repositories))}")
+        raise ModelLoadError(f"there is no directory '{name}' in {', '.join(map(str, scan.places))}")
     return scan.models[name]
+
+
+def is_model_directory(directory: Path) -> bool:
+    """Whether a directory holds one model, and not a repository of models: a configuration, or a version with a model file."""
+    if os.path.isfile(directory / CONFIG_FILENAME):
+        return True
+    try:
+        names = subdirectories(directory)
+    except OSError:
+        return False
+    return any(name.isdecimal() and os.path.isfile(directory / name / DEFAULT_MODEL_FILENAME) for name in names)
 
 
 def _model_names(repository: Path) -> list[str]:

@@ -14,6 +14,7 @@ from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel
+from pybackend.observability.logging import DETAIL
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
@@ -146,7 +147,7 @@ class ModelLifeCycle:
         return model
 
     async def _load_version(self, model: Model) -> None:
-        log.info("loading: %s:%s", model.name, model.version)
+        log.info("loading: %s:%s", model.name, model.version, extra=DETAIL)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -204,7 +205,7 @@ class ModelLifeCycle:
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
         if model.was_ready:
-            log.info("successfully unloaded '%s' version %s", model.name, model.version)
+            log.info("successfully unloaded '%s' version %s", model.name, model.version, extra=DETAIL)
         await self._forget(model)
         return in_time
 

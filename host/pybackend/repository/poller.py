@@ -12,6 +12,7 @@ from time import monotonic
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import InferenceError, ModelLoadError
+from pybackend.model.host import ModelHost
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.change_notices import ChangeNotices
@@ -21,9 +22,6 @@ from pybackend.repository.fingerprint import Fingerprint, file_stamp, fingerprin
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 
 log = logging.getLogger(__name__)
-
-SETTLE_S = 1.0
-"""A model's files must stay the same for this long before it is loaded, so that no half of a copy is."""
 
 COMPLAINT_S = 60.0
 """The log names a model that has been changing for this long."""
@@ -80,18 +78,17 @@ class Poller:
         catalogue: the models.
         changes: loads and unloads them.
         scan: the repositories at the start.
-        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
-        period_s: time between two looks; a notice shortens it.
+        host: the server. It says how often to look, and how long files must stay the same; a notice shortens the wait.
     """
 
-    def __init__(
-        self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, config_name: str, period_s: float
-    ) -> None:
+    def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
+        assert host.poll_s is not None
         self._catalogue = catalogue
         self._changes = changes
         self._scan = scan
-        self._config_name = config_name
-        self._period_s = period_s
+        self._config_name = host.config_name
+        self._period_s = host.poll_s
+        self._settle_s = min(host.settle_s, host.poll_s)
         self._carried_out: dict[str, _Look] = {}
         self._unsettled: dict[str, _Unsettled] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -105,8 +102,9 @@ class Poller:
     async def run(self) -> None:
         """Follow the repositories until cancelled."""
         noticed = asyncio.Event()
-        notices = ChangeNotices(self._scan.repositories, noticed)
+        notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()
+        log.info("following changes of %s", ", ".join(map(str, self._scan.places)))
         try:
             while True:
                 await self._wait(noticed)
@@ -129,7 +127,7 @@ class Poller:
                     await noticed.wait()
             except TimeoutError:
                 return
-        await asyncio.sleep(min(SETTLE_S, self._period_s))
+        await asyncio.sleep(self._settle_s)
 
     async def _look(self) -> None:
         outside = {name: _outside(entry) for name, entry in self._catalogue.entries.items()}
@@ -161,7 +159,7 @@ class Poller:
                     "Model '%s' has been changing for %d s: it is loaded once its files stay the same for %g s",
                     name,
                     COMPLAINT_S,
-                    SETTLE_S,
+                    self._settle_s,
                 )
         elif name not in self._running:  # otherwise it waits for the end of the change before
             self._begin(name, look)
@@ -176,11 +174,10 @@ class Poller:
         task.add_done_callback(lambda _done: self._running.pop(name))
 
     async def _carry_out(self, name: str, look: _Look | None) -> None:
+        if look is not None and look.directory is not None:
+            await self._load(name)
+            return
         try:
-            if look is not None and look.directory is not None:
-                log.info("model '%s' is new or has changed", name)
-                await self._changes.load(name, LoadRequest())
-                return
             reason = "it was removed from the repository" if look is None else DUPLICATE_REASON
             log.info("model '%s' is unloaded: %s", name, reason)
             await self._changes.begin_unload(name, unload_dependents=False)
@@ -189,6 +186,17 @@ class Poller:
                 entry.reason = DUPLICATE_REASON
         except InferenceError as error:
             log.error("the change of model '%s' has no effect: %s", name, error.message.strip())  # noqa: TRY400
+
+    async def _load(self, name: str) -> None:
+        log.info("model '%s' %s", name, "has changed" if self._serves(name) else "is new or has changed")
+        try:
+            await self._changes.load(name, LoadRequest())
+        except InferenceError:  # the log has the reason
+            so_far = "keeps serving as before its change" if self._serves(name) else "does not serve"
+            log.error("model '%s' %s: it is loaded again when its files change", name, so_far)  # noqa: TRY400
+
+    def _serves(self, name: str) -> bool:
+        return bool(self._catalogue.ready_versions(name))
 
 
 def _outside(entry: ModelEntry) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class ModelRepository(ModelCatalogue):
         self.host = host
         self._scan = scan
         self._directories = OverrideDirectories(PrivateRoom(host.room_places))
-        self._changes = ModelChanges(self, scan.repositories, host, self._directories)
+        self._changes = ModelChanges(self, scan, host, self._directories)
         self._running: set[asyncio.Task[None]] = set()
         self._poller: Poller | None = None
         self._brought_bytes = 0
@@ -56,7 +56,7 @@ class ModelRepository(ModelCatalogue):
         wanted = self.host.startup_models
         names = {*self._scan.models, *self._scan.duplicates} if wanted is None else set(wanted)
         if self.host.poll_s is not None:
-            self._poller = Poller(self, self._changes, self._scan, self.host.config_name, self.host.poll_s)
+            self._poller = Poller(self, self._changes, self._scan, self.host)
             await self._poller.remember()
         start = RepositoryStart(self, self._changes, self._scan, self.host)
         await asyncio.gather(asyncio.to_thread(self._directories.remove_abandoned), start.load(names))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pybackend.observability.log_lines import one_line
+from pybackend.observability.logging import DETAIL
 from pybackend.repository.entry import ModelStatus
 from pybackend.settings import Settings
 
@@ -44,7 +45,7 @@ class StartReport:
             _log_absence(settings)
             return
         for line in self._table():
-            log.info("%s", line)
+            log.info("%s", line, extra=DETAIL)
         if with_summary:
             for line in self._summary():
                 log.log(logging.ERROR if self._failures else logging.INFO, "%s", line)
@@ -88,7 +89,7 @@ def _log_absence(settings: Settings) -> None:
     if settings.startup_models == ():
         log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
     else:
-        places = ", ".join(map(str, settings.repositories))
+        places = ", ".join(map(str, settings.places))
         log.warning("Found no model in %s. A model is a directory <model>/<version>/model.py there.", places)
 
 

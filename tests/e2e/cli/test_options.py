@@ -129,7 +129,7 @@ WRONG = {
     ),
     "a log format that is none": (
         ("serve", "--log-format=xml"),
-        'Bad option: "--log-format". invalid argument for --log_format, got: xml. Write default, ISO8601 or json',
+        'Bad option: "--log-format". invalid argument for --log_format, got: xml. Write default, ISO8601, json or short',
     ),
 }
 

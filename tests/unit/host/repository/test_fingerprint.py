@@ -57,6 +57,10 @@ def test_what_does_not_matter(model):
     _replace(model / "config.pbtxt")  # it is compared by what it means
     (model / "1/__pycache__").mkdir()
     (model / "1/__pycache__/model.pyc").write_text("")
+    for name in ("4913", "model.py~", ".model.py.swp", ".#model.py", "#model.py#", "model.py___jb_tmp___"):
+        (model / "1" / name).write_text("")  # editors
+    (model / ".pytest_cache/v").mkdir(parents=True)
+    (model / ".pytest_cache/v/lastfailed").write_text("")
     (model / "3").mkdir()  # another version
     (model / "3/model.py").write_text("")
     (model / "1/model.py").read_text()

@@ -1,0 +1,138 @@
+"""``pybackend dev``: models load again when their author saves a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from pybackend.cli.dev_command import parse_dev
+from pybackend.errors import ServerError
+from tests.support.gates import wait_until
+from tests.support.inference import infer
+from tests.support.repositories import tensors, write_model
+from tests.support.server import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = f"""
+backend: "python"
+input [ {tensors(IN=("TYPE_FP32", [1]))} ]
+output [ {tensors(OUT=("TYPE_FP32", [1]))} ]
+"""
+
+MODEL = """
+from helper import FACTOR
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("factor", FACTOR)
+        answer = np.array([FACTOR], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
+"""
+
+
+def write(repository, name, factor):
+    directory = write_model(repository, name, MODEL, CONFIG)
+    (directory / "1" / "helper.py").write_text(f"FACTOR = {factor}\n")
+    return directory
+
+
+def told(server, name):
+    answer = infer(server, name, {"IN": np.zeros(1, np.float32)})
+    return answer["OUT"].item() if answer.status == 200 else answer.status
+
+
+def tells(server, name, expected):
+    """Wait until a model answers with a number, or a status."""
+    wait_until(lambda: told(server, name) == expected, lambda: f"not {expected}: {server.output}", deadline_s=60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """It serves a repository, and the directory of one model."""
+    repository, other = tmp_path_factory.mktemp("dev"), tmp_path_factory.mktemp("other")
+    write(repository, "kept", 1)
+    write(repository, "saved", 1)
+    write(repository, "at_first", "1 / 0")
+    alone = write(other, "alone", 1)
+    server = ServerProcess([repository, alone], command="dev")
+    server.repository, server.alone = repository, alone
+    try:
+        server.wait_for("following changes of")
+        yield server
+    finally:
+        if not server.process.stdout.closed:
+            server.stop()
+
+
+def test_saved_files_load_by_themselves(server):
+    saved = server.repository / "saved"
+    assert told(server, "saved") == told(server, "kept") == told(server, "alone") == 1
+    (saved / "1" / "helper.py").write_text("FACTOR = 2\n")
+    tells(server, "saved", 2)
+    # As editors do that write another file and rename it, and keep the old one.
+    (saved / "1" / "helper.py").rename(saved / "1" / "helper.py~")
+    (saved / "1" / ".helper.py.swp").write_text("FACTOR = 3\n")
+    (saved / "1" / ".helper.py.swp").rename(saved / "1" / "helper.py")
+    tells(server, "saved", 3)
+    (server.alone / "1" / "helper.py").write_text("FACTOR = 4\n")
+    tells(server, "alone", 4)
+    write(server.repository, "added", 5)
+    tells(server, "added", 5)
+    shutil.rmtree(server.repository / "added")
+    tells(server, "added", 404)
+    (server.repository / "at_first" / "1" / "helper.py").write_text("FACTOR = 6\n")
+    tells(server, "at_first", 6)
+
+
+def test_broken_files_leave_the_last_good_version_serving(server):
+    kept = server.repository / "kept"
+    keeps = "error: model 'kept' keeps serving as before its change: it is loaded again when its files change"
+    (kept / "1" / "helper.py").write_text("FACTOR = (\n")
+    server.wait_for(keeps)
+    found = server.wait_for(
+        r"error: kept_0 model\.py:\d+: cannot import \S+: line 1 of (\S+) is not valid Python [\d.]+: '\(' was never closed\n"
+        r"    Traceback \(most recent call last\):\n(?:    .*\n)+"
+    )
+    frames = re.findall(r'File "([^"]+)"', found[0])
+    assert frames == [str(kept / "1" / "model.py"), str(kept / "1" / "helper.py")]
+    assert told(server, "kept") == 1
+    (kept / "1" / "helper.py").write_text("FACTOR = 1\n")
+    (kept / "config.pbtxt").write_text("inptu []")
+    server.wait_for(f'no field named "inptu". Did you mean input\\?.*\n.*{keeps}')
+    assert told(server, "kept") == 1
+    (kept / "config.pbtxt").write_text(CONFIG)
+    (kept / "1" / "helper.py").write_text("FACTOR = 7\n")
+    tells(server, "kept", 7)
+
+
+def test_lines_are_short_and_the_end_is_quick(server):
+    tells(server, "kept", 7)
+    server.wait_for(r"\n\d\d:\d\d:\d\d kept_0: factor 7\.?0?\n")
+    assert server.stop(signal.SIGINT) == 0
+    for line in server.output.splitlines():
+        assert re.match(r"\d\d:\d\d:\d\d |    ", line), line
+
+
+def test_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = parse_dev([])
+    assert (settings.repositories, settings.model_directories) == ((tmp_path,), ())
+    assert {settings.http.address, settings.grpc.address, settings.http.metrics_address} == {"127.0.0.1"}
+    assert (settings.exit_timeout_s, settings.exit_on_error) == (2, False)
+    # A model directory, by its configuration or its code, from within as well.
+    os.makedirs("models/a/2")
+    (tmp_path / "models/a/2/model.py").touch()
+    for directory, argument in ((".", "models/a"), ("models/a", "."), ("models/a/2", "..")):
+        monkeypatch.chdir(tmp_path / directory)
+        settings = parse_dev([argument, "--http-port=1"])
+        assert (settings.repositories, settings.model_directories) == ((), (tmp_path / "models/a",))
+    assert settings.http.port == 1
+    for flag in ("--model-control-mode=explicit", "--repository-poll-secs=0"):
+        with pytest.raises(ServerError, match="`pybackend dev` follows its repository"):
+            parse_dev([flag])
