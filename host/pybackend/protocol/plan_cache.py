@@ -24,7 +24,7 @@ MOST_PLANS = 256
 _ID_FIRST = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
 """An id of printable ASCII at the start of a JSON part, which is where clients put it."""
 _ID_AGAIN = re.compile(rb'"id"|\\')
-"""What another id behind the first would contain. The last one counts, so such headers are not remembered."""
+"""A second id behind the first contains one of these. The last id counts, so such headers are not remembered."""
 
 
 class PlanCaches:

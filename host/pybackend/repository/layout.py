@@ -23,7 +23,7 @@ class RepositoryScan:
 
     Attributes:
         repositories: the scanned directories.
-        model_directories: directories of single models that were looked for besides.
+        model_directories: directories of single models, searched as well.
         models: directory by model name, sorted by name; excludes duplicates.
         duplicates: directories by model name, for names that occur in several repositories; these models are not
             served.
@@ -38,7 +38,7 @@ class RepositoryScan:
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """All directories in which models were looked for."""
+        """All directories that were searched for models."""
         return (*self.repositories, *self.model_directories)
 
     def again(self) -> RepositoryScan:
