@@ -27,7 +27,8 @@ def add_cloud_flags(serve: argparse.ArgumentParser) -> None:
         metavar="FIRST-LAST",
         help="refuse to start if another endpoint's port is outside of this range [any port]",
     )
-    add_switch(group, "--allow-vertex-ai", default=False, text="serve Vertex AI; true if AIP_MODE is PREDICTION")
+    text = "serve Vertex AI; true if AIP_MODE is PREDICTION"
+    add_switch(group, "--allow-vertex-ai", default=False, text=text, depends=True)
     group.add_argument(
         "--vertex-ai-port",
         type=port,
@@ -38,7 +39,6 @@ def add_cloud_flags(serve: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--vertex-ai-default-model", default="", metavar="NAME", help="model that answers predictions [the only one]"
     )
-    serve.set_defaults(allow_vertex_ai=None)
 
 
 def _port_range(text: str) -> tuple[int, int]:

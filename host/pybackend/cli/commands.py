@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         if arguments[:1] == ["dev"]:
             from pybackend.cli.dev_command import parse_dev
 
-            return serve(parse_dev(arguments[1:]))
+            return _serve_or_print(parse_dev(arguments[1:]))
         if arguments[:1] == ["pack"]:
             from pybackend.cli.pack_command import run_pack
 
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         if settings is None:
             print_help()
             return 1
-        return serve(settings)
+        return _serve_or_print(settings)
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
@@ -57,6 +57,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # the server has no handler yet, and nothing is running that needs an orderly end
         return 128 + signal.SIGINT
     return 1
+
+
+def _serve_or_print(settings: Settings | str) -> int:
+    if isinstance(settings, str):
+        sys.stdout.write(settings)
+        return 0
+    return serve(settings)
 
 
 def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> int:

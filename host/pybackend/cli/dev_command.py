@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.cli.options import CommandParser, add_serve_flags, settings_of
+from pybackend.cli.print_config import settings_text
+from pybackend.cli.setting_sources import SettingSources
 from pybackend.errors import ServerError
 from pybackend.observability.log_settings import LogFormat
 from pybackend.repository.layout import is_model_directory
@@ -42,24 +44,28 @@ def make_parser() -> CommandParser:
         epilog="The flags are those of `pybackend serve`; some have other defaults.",
     )
     add_serve_flags(parser)
-    parser.set_defaults(**_DEFAULTS)
     for action in parser._actions:
         if action.dest in _DEFAULTS and action.help:
-            action.help = re.sub(r"\[[^]]*\]$", f"[{_text(_DEFAULTS[action.dest])}]", action.help)
+            action.default = _DEFAULTS[action.dest]
+            action.help = re.sub(r"\[[^]]*\]$", f"[{_text(action.default)}]", action.help)
     return parser
 
 
-def parse_dev(arguments: Sequence[str]) -> Settings:
-    """The settings of the command line after ``dev``.
+def parse_dev(arguments: Sequence[str]) -> Settings | str:
+    """The settings of the command line after ``dev``, as text if it wants them printed.
 
     Raises:
         UsageError: a flag or a value does not exist.
         ServerError: the settings contradict each other, or the command.
     """
     parser = make_parser()
+    sources = SettingSources(parser, os.environ)
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])
+    sources.complete(given, arguments)
+    if given.print_config:
+        return settings_text(sources.settings)
     if given.model_control_mode is not ModelControlMode.POLL or not given.repository_poll_secs:
         raise ServerError(
             "Error: `pybackend dev` follows its repository: leave out --model-control-mode and --repository-poll-secs=0, or use "
@@ -67,7 +73,7 @@ def parse_dev(arguments: Sequence[str]) -> Settings:
         )
     if given.repository is None and not given.model_repository:
         given.repository = Path()
-    settings = replace(settings_of(given, needs_repository=True), repository_settle_s=SETTLE_S)
+    settings = replace(settings_of(given, sources.warnings, needs_repository=True), repository_settle_s=SETTLE_S)
     single = tuple(Path(os.path.abspath(path)) for path in settings.repositories if is_model_directory(path))
     repositories = tuple(path for path in settings.repositories if not is_model_directory(path))
     return replace(settings, repositories=repositories, model_directories=single)

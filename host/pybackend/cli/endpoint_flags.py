@@ -27,7 +27,8 @@ from pybackend.settings import (
 def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     """Add the flags of all endpoints."""
     group = serve.add_argument_group("endpoints")
-    add_switch(group, "--allow-http", default=True, text="serve HTTP")
+    # Both are true, unless the front end for Vertex AI is on.
+    add_switch(group, "--allow-http", default=True, text="serve HTTP", depends=True)
     _add_place(group, "http", 8000)
     group.add_argument(
         "--http-max-input-size",
@@ -44,7 +45,7 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
         help="memory limit for slowly arriving bodies and slowly read responses [a quarter of the server's]",
     )
     _add_tls(group, "http")
-    add_switch(group, "--allow-grpc", default=True, text="serve gRPC")
+    add_switch(group, "--allow-grpc", default=True, text="serve gRPC", depends=True)
     _add_place(group, "grpc", 8001)
     _add_tls(group, "grpc")
     add_keepalive_flags(group)
@@ -59,7 +60,6 @@ def add_endpoint_flags(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--allow-metrics", default=True, text="serve metrics for Prometheus")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="address to listen on [as for HTTP]")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 takes a free port [8002]")
-    serve.set_defaults(allow_http=None, allow_grpc=None)  # true, unless the front end for Vertex AI is on
 
 
 def _add_place(group: argparse._ArgumentGroup, service: str, port: int) -> None:

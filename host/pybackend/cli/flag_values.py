@@ -52,14 +52,22 @@ def verbosity(text: str) -> int:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
 
 
-def add_switch(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str) -> None:
-    """Add a flag that is true or false; without a value it is true."""
+def add_switch(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str, depends: bool = False) -> None:
+    """Add a flag that is true or false; without a value it is true.
+
+    Args:
+        group: gets the flag.
+        name: the flag.
+        default: its usual value if it is not given.
+        text: its meaning.
+        depends: other settings decide the value if it is not given; it is None then.
+    """
     group.add_argument(
         name,
         type=boolean,
         nargs="?",
         const=True,
-        default=default,
+        default=None if depends else default,
         metavar="BOOL",
         help=f"{text} [{str(default).lower()}]",
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.options import CommandParser, UsageError, parse
+from pybackend.cli.options import CommandParser, UsageError, parse_serve_flags
 from pybackend.cli.terminal import divided, print_text
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines, event_line
@@ -121,9 +121,8 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
 
 def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
     """The settings of a server for one model. Given flags come last, so that they win."""
-    settings = parse(
+    return parse_serve_flags(
         [
-            "serve",
             str(given.repository),
             "--model-control-mode=explicit",
             f"--load-model={given.model}",
@@ -135,8 +134,6 @@ def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
             *flags,
         ]
     )
-    assert settings is not None
-    return settings
 
 
 def _question(given: argparse.Namespace, parser: CommandParser) -> Question:

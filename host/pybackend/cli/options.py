@@ -20,8 +20,10 @@ from pybackend.cli.flag_values import add_switch, integer
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.log_flags import add_log_flags, log_settings
 from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, metrics_warnings
+from pybackend.cli.print_config import settings_text
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
+from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.trace_flags import add_trace_flags, trace_settings, trace_warnings
 from pybackend.cli.unused_flags import add_unused_flags, unused_warnings
 from pybackend.errors import ServerError
@@ -148,6 +150,7 @@ def add_serve_flags(serve: CommandParser) -> None:
     add_log_flags(serve)
     add_trace_flags(serve)
     _add_debugging(serve)
+    _add_configuration(serve)
     add_unused_flags(serve)
 
 
@@ -321,7 +324,7 @@ def _add_server(serve: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rate-limit",
         type=rate_limit_mode,
-        default=False,
+        default="off",
         metavar="MODE",
         help="off, or execution_count: instances execute only while they hold the resources that they need [off]",
     )
@@ -367,8 +370,22 @@ def _add_debugging(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--debug-wait", default=False, text="import a debugged model only after a debugger has attached")
 
 
-def parse(arguments: Sequence[str]) -> Settings | None:
-    """The settings of a command line; None if it names no command.
+def _add_configuration(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("configuration")
+    group.add_argument(
+        "--config-file",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="TOML with the names of flags as keys; the command line and variables PYBACKEND_<FLAG> win over it [none]",
+    )
+    group.add_argument(
+        "--print-config", action="store_true", help="print the settings in effect and where each comes from, and exit"
+    )
+
+
+def parse(arguments: Sequence[str]) -> Settings | str | None:
+    """The settings of a command line, its settings as text if it wants them printed, None if it names no command.
 
     Raises:
         UsageError: a flag, a value or a command does not exist.
@@ -379,8 +396,11 @@ def parse(arguments: Sequence[str]) -> Settings | None:
             f"Unexpected argument: {arguments[0]}. To serve models write `pybackend serve DIRECTORY`",
             make_parser()[0].format_usage(),
         )
-    given = _parsed(arguments)
-    return None if given.command is None else settings_of(given, needs_repository=True)
+    given, sources = _parsed(arguments)
+    if given.command is None:
+        return None
+    settings = settings_of(given, sources.warnings, needs_repository=not given.print_config)
+    return settings_text(sources.settings) if given.print_config else settings
 
 
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:
@@ -390,19 +410,26 @@ def parse_serve_flags(arguments: Sequence[str]) -> Settings:
         UsageError: a flag or a value does not exist.
         ServerError: the settings contradict each other.
     """
-    return settings_of(_parsed(["serve", *arguments]), needs_repository=False)
+    given, sources = _parsed(["serve", *arguments])
+    return settings_of(given, sources.warnings, needs_repository=False)
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSources]:
     parser, serve = make_parser()
+    sources = SettingSources(serve, os.environ)
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         serve.refuse(rest[0])
-    return given
+    return given if given.command is None else sources.complete(given, arguments), sources
 
 
-def settings_of(given: argparse.Namespace, *, needs_repository: bool) -> Settings:
+def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, needs_repository: bool) -> Settings:
     """The settings that the parsed flags of ``serve`` select.
+
+    Args:
+        given: the flags, completed from all sources.
+        source_warnings: sentences about the sources, for the log.
+        needs_repository: a repository must be given.
 
     Raises:
         ServerError: they contradict each other, or there is no repository.
@@ -455,6 +482,7 @@ def settings_of(given: argparse.Namespace, *, needs_repository: bool) -> Setting
         client_shared_memory=given.allow_client_shm,
         trace=trace_settings(given, os.environ),
         warnings=(
+            *source_warnings,
             *backend_warnings(given.backend_config),
             *metrics_warnings(given.metrics_config),
             *trace_warnings(given),

@@ -242,6 +242,8 @@ def test_help_lists_every_flag(pybackend):
         "--rate-limit-resource",
         "--debug-port",
         "--debug-wait",
+        "--config-file",
+        "--print-config",
         *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
         *(f"--{flag}" for flag in (*ACCESS, *CLOUDS)),
     }
