@@ -8,7 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from pybackend.cli.options import UsageError, parse, print_help
+from pybackend.cli.command_parser import UsageError
+from pybackend.cli.options import parse, print_help
 from pybackend.errors import PybackendError
 from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT

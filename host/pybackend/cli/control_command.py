@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pybackend.cli.options import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.terminal import print_text
 from pybackend.client.connection import Connection
 from pybackend.errors import ServerError

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pybackend.cli.options import CommandParser, add_serve_flags, settings_of
+from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.options import add_serve_flags, settings_of
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.errors import ServerError

@@ -11,7 +11,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from pybackend.cli.options import CommandParser, UsageError, parse_serve_flags
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.options import parse_serve_flags
 from pybackend.doctor.examination import examine
 from pybackend.doctor.finding import Finding, Status
 from pybackend.doctor.models import NOT_LOADED

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pybackend.cli.options import UsageError
+from pybackend.cli.command_parser import UsageError
 from pybackend.cli.terminal import divided, print_text
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.hooks import HookEffect

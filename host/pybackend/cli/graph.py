@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pybackend.cli.options import CommandParser
+from pybackend.cli.command_parser import CommandParser
 from pybackend.errors import ModelConfigError, ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.modelconfig.ensemble_drawing import as_mermaid, as_text

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.options import CommandParser, UsageError, parse_serve_flags
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.terminal import divided, print_text
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines, event_line

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pybackend import __version__
 from pybackend.cli.access_flags import add_access_flags, key_settings
 from pybackend.cli.backend_config import backend_setting, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings, serves_vertex_ai
+from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
 from pybackend.cli.flag_values import add_switch, integer
 from pybackend.cli.host_policy import host_policies, host_policy
@@ -36,7 +35,6 @@ from pybackend.settings import (
     Settings,
     half_of_memory_bytes,
 )
-from pybackend.spelling import closest
 
 _COMMANDS = """\
 write models:
@@ -59,44 +57,6 @@ environments of models:
 
 `pybackend COMMAND --help` explains a command.
 """
-
-
-class UsageError(ServerError):
-    """The command line is wrong; ``usage`` shows the correct form."""
-
-    def __init__(self, message: str, usage: str) -> None:
-        super().__init__(message)
-        self.usage = usage
-
-
-# How argparse names the offending flag; the aliases of one flag are joined by slashes.
-_ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Reports command-line mistakes in the wording that users of the reference know."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise :class:`UsageError` for a mistake that argparse found."""
-        about = _ABOUT_FLAG.fullmatch(message)
-        if about is not None:
-            flag, reason = about[1].partition("=")[0], about[2]
-            message = f'Bad option: "{flag}". {reason}{self._form(flag, reason)}'
-        raise UsageError(message, self.format_usage())
-
-    def _form(self, flag: str, reason: str) -> str:
-        """How to write a flag whose value is missing."""
-        action = self._option_string_actions.get(flag)
-        return f": write {flag}={action.metavar}" if action is not None and reason.startswith("expected") else ""
-
-    def refuse(self, rest: str) -> NoReturn:
-        """Raise :class:`UsageError` for a word that is neither a flag nor an expected argument."""
-        if not rest.startswith("-"):
-            raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
-        name = rest.partition("=")[0]
-        similar = closest(name, self._option_string_actions)
-        advice = f"Did you mean {similar}?" if similar else f"`{self.prog} --help` lists the flags"
-        raise UsageError(f'Bad option: "{name}". {advice}', self.format_usage())
 
 
 def control_mode(text: str) -> ModelControlMode:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pybackend.cli.options import UsageError
+from pybackend.cli.command_parser import UsageError
 from pybackend.pack import PackError, PackOptions, PackResult, pack
 from pybackend.pack.errors import SpecificationError
 from pybackend.pack.options import FORMATS

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.cli.options import UsageError, parse
+from pybackend.cli.command_parser import UsageError
+from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings
 

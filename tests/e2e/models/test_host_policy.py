@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cli.options import UsageError, parse
+from pybackend.cli.command_parser import UsageError
+from pybackend.cli.options import parse
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving

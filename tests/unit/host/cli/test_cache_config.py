@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.cli.options import UsageError, parse
+from pybackend.cli.command_parser import UsageError
+from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.settings import CacheSettings
 
