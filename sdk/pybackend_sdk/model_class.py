@@ -1,6 +1,6 @@
 """Checks of a model's class: what it must have, and names that look like misspelt ones."""
 
-from typing import Any, Iterable
+from typing import Any, Collection
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.logger import Logger
@@ -8,6 +8,7 @@ from pybackend_sdk.logger import Logger
 CLASS_NAME = "TritonPythonModel"
 
 _OPTIONAL_METHODS = ("initialize", "finalize", "auto_complete_config", "is_ready")
+_METHODS = {"execute", *_OPTIONAL_METHODS}
 
 _SIMILAR = 0.85
 """How alike two names must be, from 0 to 1, for one to be taken for a misspelling of the other."""
@@ -62,7 +63,8 @@ def warn_of_misspelt_methods(model_class: Any) -> None:
 
 def similar_method(owner: Any, name: str) -> str:
     """Return the public method whose name is most like ``name``, ``""`` if none is."""
-    return _most_similar(name, (each for each in dir(owner) if not each.startswith("_") and _is_method(owner, each)))
+    others = (each for each in dir(owner) if not each.startswith("_") and each not in _METHODS)
+    return _most_similar(name, [each for each in others if _is_method(owner, each)])
 
 
 def _is_method(owner: Any, name: str) -> bool:
@@ -81,8 +83,10 @@ def _similar_class(module: Any) -> str:
     return similar or next((name for name, each in classes.items() if callable(getattr(each, "execute", None))), "")
 
 
-def _most_similar(name: str, others: "Iterable[str]", least: float = _SIMILAR) -> str:
-    import difflib  # needed only for models that have something missing
+def _most_similar(name: str, others: "Collection[str]", least: float = _SIMILAR) -> str:
+    if not others:
+        return ""
+    import difflib  # a megabyte that most models do not need
 
     by_lower = {other.lower(): other for other in others}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=least)

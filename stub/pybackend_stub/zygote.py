@@ -57,6 +57,10 @@ _SETTERS = tuple(
 )
 
 
+_IMPORTED_BY_MANY = ("triton_python_backend_utils", "pybackend_stub.sandbox", "difflib")
+"""What most forks would import else, each for itself; difflib is for models with methods of their own."""
+
+
 class Birth(NamedTuple):
     """The start of a fork as a stub.
 
@@ -112,7 +116,7 @@ class Zygote:
         """Import what stubs import, and keep libraries from starting threads, which forks would lack."""
         self._variables[_THREADS] = os.environ.get(_THREADS)
         os.environ[_THREADS] = "1"
-        for name in ("triton_python_backend_utils", "pybackend_stub.sandbox", *self._preload):
+        for name in (*_IMPORTED_BY_MANY, *self._preload):
             importlib.import_module(name)
         _rehearse()
         self._blas = _thread_setters()

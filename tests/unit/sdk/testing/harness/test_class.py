@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from pybackend_sdk.testing import LoadError, ModelHarness
@@ -82,3 +85,17 @@ def test_other_methods_are_not(opened, other):
 def test_whatever_gives_the_object_an_execute_will_do(write, code):
     with ModelHarness(write(code), config=configuration()) as harness:
         assert harness.is_ready()
+
+
+def test_looking_for_misspelt_methods_costs_a_model_without_any_no_memory():
+    code = f"""
+import sys
+from pybackend_sdk.model_class import warn_of_misspelt_methods
+class TritonPythonModel:
+    def initialize(self, args): pass
+{EXECUTE}
+warn_of_misspelt_methods(TritonPythonModel)
+print("difflib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
