@@ -345,7 +345,8 @@ class Settings:
         startup_models: names of the models to load at start, None for all.
         config_name: name of the configurations in ``configs/`` that replace config.pbtxt, ``""`` for none.
         load_retry_count: how often a failed load is tried again.
-        backend_directory: directory of backends written in Python, if it exists.
+        backend_directory: directory of the operator's own backends, if it exists.
+        backend_settings: of ``--backend-config``, by backend; ``""`` has those of all backends.
         server_id: name in the server's metadata.
         auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
@@ -382,6 +383,7 @@ class Settings:
     config_name: str = ""
     load_retry_count: int = 0
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     server_id: str = "triton"
     auto_complete: bool = True
     exit_on_error: bool = True

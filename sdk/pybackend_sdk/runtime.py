@@ -7,7 +7,8 @@ to stderr and refuses every other operation with a reason.
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, NoReturn, Optional, Protocol, Union
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Mapping, NoReturn, Optional, Protocol, Union
 
 from pybackend_sdk.error import TritonModelException
 
@@ -30,10 +31,12 @@ class Runtime(Protocol):
     Attributes:
         model_directory: the result of ``get_model_dir()``, ``""`` while no model is loaded.
         instance_name: the instance that the model runs in, for messages.
+        backend_settings: the operator's settings of the backend that the model belongs to.
     """
 
     model_directory: str
     instance_name: str
+    backend_settings: "Mapping[str, str]"
 
     def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
         """Write a line to the server's log, attributed to ``line`` of ``file``."""
@@ -112,6 +115,7 @@ class UnavailableRuntime:
     reason: str = "This code is not run by a server."
     model_directory: str = ""
     instance_name: str = ""
+    backend_settings: "Mapping[str, str]" = MappingProxyType({})
 
     def _refuse(self, sentence: str) -> NoReturn:
         reason = _SPAWNED if type(self) is UnavailableRuntime and _is_spawned() else self.reason

@@ -101,6 +101,7 @@ class ForkedRuntime(UnavailableRuntime):
     def __init__(self, end: "Optional[socket.socket]", parent: Runtime) -> None:
         self.model_directory = parent.model_directory
         self.instance_name = parent.instance_name
+        self.backend_settings = parent.backend_settings
         self._end = end
         self._lock = threading.Lock()
 

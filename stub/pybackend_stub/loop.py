@@ -175,7 +175,7 @@ class StubLoop:
         self._instance_name = model.instance_name
         self._model_name = model.model_name
         be_called(model.instance_name)
-        self._runtime = StubRuntime(model.version_directory, model.instance_name)
+        self._runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
         bind_runtime(self._runtime)
         phase = f"cannot import {model.model_file}"
         try:

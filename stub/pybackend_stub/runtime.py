@@ -1,6 +1,6 @@
 """The SDK's runtime inside a stub: reaches the host through the channel or the output pipe."""
 
-from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Mapping, Optional, Union
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import UnavailableRuntime
@@ -39,9 +39,10 @@ class StubRuntime(UnavailableRuntime):
 
     reason = "It is available from 'initialize' until 'finalize'."
 
-    def __init__(self, model_directory: str, instance_name: str) -> None:
+    def __init__(self, model_directory: str, instance_name: str, backend_settings: "Mapping[str, str]") -> None:
         self.model_directory = model_directory
         self.instance_name = instance_name
+        self.backend_settings = backend_settings
         self.models: Optional[ModelCalls] = None
         self.metrics: Optional[StubMetrics] = None
         self.control: Optional[ModelControl] = None

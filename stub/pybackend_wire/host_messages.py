@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import (
@@ -33,6 +33,7 @@ class ModelToLoad(NamedTuple):
         version_directory: the result of ``get_model_dir()``.
         of_backend: whether the file belongs to a Python-based backend.
         debugger: None unless the model is being debugged.
+        backend_settings: the operator's settings of the backend.
     """
 
     model_file: str
@@ -41,6 +42,7 @@ class ModelToLoad(NamedTuple):
     version_directory: str
     of_backend: bool = False
     debugger: Optional[DebuggerPoint] = None
+    backend_settings: Mapping[str, str] = {}
 
 
 class Load(NamedTuple):

@@ -12,6 +12,7 @@ TESTED = {
     "host": [ROOT / "host" / "pybackend"],
     "stub": [ROOT / "stub" / "pybackend_stub"],
     "wire": [ROOT / "stub" / "pybackend_wire"],
+    "backends": [ROOT / "stub" / "pybackend_backends"],
     "sdk": [ROOT / "sdk" / "pybackend_sdk", ROOT / "sdk"],
 }
 """Where the modules are whose tests are in a folder of ``tests/unit``."""

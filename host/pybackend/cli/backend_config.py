@@ -1,7 +1,8 @@
-"""``--backend-config``: settings of Triton's Python backend on the command line.
+"""``--backend-config``: settings of backends on the command line.
 
-Values are checked so that mistakes show. They have no effect: here memory grows on demand, without named regions,
-message queues or a thread pool that could be too small.
+Every backend has an environment and a default batch size. Those of Triton's Python backend are checked so that mistakes
+show; they have no effect: here memory grows on demand, without named regions, message queues or a thread pool that
+could be too small.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
+from pybackend.modelconfig.backend_places import ENVIRONMENT
 from pybackend.spelling import closest
+
+_BATCH_SIZE = "default-max-batch-size"
 
 _NUMBERS: Mapping[str, tuple[int, str] | None] = {
     # The bound in the reference's text differs from the bound that the reference applies.
@@ -18,10 +22,14 @@ _NUMBERS: Mapping[str, tuple[int, str] | None] = {
     "shm_message_queue_size": None,
     "thread-pool-size": (1, "can't be less than 1."),
     "stub-timeout-seconds": (1, "can't be smaller than or equal to zero."),
+    _BATCH_SIZE: (0, "can't be negative."),
 }
 """Numeric settings: the minimum, if any, and the error text below it. All other settings are text."""
 
-_KNOWN = (*_NUMBERS, "shm-region-prefix-name", "backend-directory", "default-max-batch-size")
+_KNOWN = (*_NUMBERS, "shm-region-prefix-name", "backend-directory")
+
+_OF_EVERY_BACKEND = (ENVIRONMENT, _BATCH_SIZE)
+"""Settings that have an effect, for any backend but ``python``, whose models choose for themselves."""
 
 _BACKENDS = ("", "python")
 """Backends whose settings are checked. Models of Python-based backends follow the settings of ``python`` too."""
@@ -44,13 +52,32 @@ def backend_setting(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
         )
-    if backend in _BACKENDS and name in _NUMBERS:
+    if (backend in _BACKENDS or name == _BATCH_SIZE) and name in _NUMBERS:
         _check_number(name, value)
+    if name == ENVIRONMENT and backend in _BACKENDS:
+        raise argparse.ArgumentTypeError(
+            f"an environment belongs to one backend, as in onnxruntime,{ENVIRONMENT}=PATH. Got {text}"
+        )
     return text
 
 
+def backend_settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The settings by backend, ``""`` for all backends; of two that contradict each other, the later one.
+
+    Args:
+        texts: checked by :func:`backend_setting`.
+    """
+    settings: dict[str, dict[str, str]] = {}
+    for text in texts:
+        subject, _, value = text.partition("=")
+        backend, _, name = subject.rpartition(",")
+        if name in _OF_EVERY_BACKEND:
+            settings.setdefault(backend, {})[name] = value
+    return settings
+
+
 def backend_warnings(texts: Sequence[str]) -> tuple[str, ...]:
-    """One sentence for each setting that the Python backend does not have.
+    """One sentence for each setting that no backend has.
 
     Args:
         texts: checked by :func:`backend_setting`.
@@ -64,6 +91,11 @@ def backend_warnings(texts: Sequence[str]) -> tuple[str, ...]:
             found.append(f"--backend-config={text}: there is no setting '{name}', so it is ignored: {hint}")
         elif backend not in _BACKENDS and closest(backend, ["python"]):
             found.append(f"--backend-config={text}: the setting is for a backend '{backend}': did you mean python?")
+        elif backend not in _BACKENDS and name not in _OF_EVERY_BACKEND and closest(name, _OF_EVERY_BACKEND):
+            near = closest(name, _OF_EVERY_BACKEND)
+            found.append(
+                f"--backend-config={text}: there is no setting '{name}', so it is ignored: did you mean {near}?"
+            )
     return tuple(found)
 
 

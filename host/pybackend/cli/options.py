@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pybackend import __version__
 from pybackend.cli.access_flags import add_access_flags, key_settings
-from pybackend.cli.backend_config import backend_setting, backend_warnings
+from pybackend.cli.backend_config import backend_setting, backend_settings, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
 from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings, serves_vertex_ai
 from pybackend.cli.command_parser import CommandParser, UsageError
@@ -204,7 +204,8 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_BACKEND_DIRECTORY,
         metavar="DIR",
-        help=f"directory of backends written in Python: DIR/NAME/model.py [{DEFAULT_BACKEND_DIRECTORY}]",
+        help="directory of your own backends, DIR/NAME/model.py; one of pybackend's names replaces that backend "
+        f"[{DEFAULT_BACKEND_DIRECTORY}]",
     )
     group.add_argument(
         "--backend-config",
@@ -212,7 +213,8 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         type=backend_setting,
         default=[],
         metavar="BACKEND,SETTING=VALUE",
-        help="a setting of Triton's Python backend: checked, but without effect; may be repeated",
+        help="a setting of a backend: environment=PATH, default-max-batch-size=N, or one of Triton's Python backend, which is "
+        "checked, but has no effect; may be repeated",
     )
 
 
@@ -414,6 +416,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         config_name=given.model_config_name,
         load_retry_count=given.model_load_retry_count,
         backend_directory=given.backend_directory.absolute(),
+        backend_settings=backend_settings(given.backend_config),
         auto_complete=not (given.disable_auto_complete_config or given.strict_model_config),
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,

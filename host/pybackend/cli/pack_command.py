@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pybackend.cli.command_parser import UsageError
+from pybackend.modelconfig.backend_places import backends_with_recipes, recipe_of
 from pybackend.pack import PackError, PackOptions, PackResult, pack
 from pybackend.pack.errors import SpecificationError
 from pybackend.pack.options import FORMATS
@@ -42,10 +43,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "file",
         type=Path,
+        nargs="?",
         metavar="FILE",
         help="environment.yml, requirements.txt, pyproject.toml, or the directory of a conda or virtual environment",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="ARCHIVE", help="the file to write [env.tar.gz]")
+    parser.add_argument(
+        "--backend",
+        choices=backends_with_recipes(),
+        metavar="NAME",
+        help="instead of FILE: the environment of a backend that comes with pybackend; "
+        f"{', '.join(backends_with_recipes())}",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="ARCHIVE", help="the file to write [env.tar.gz, NAME.tar.gz for a backend]"
+    )
     parser.add_argument(
         "--format",
         choices=["tar.gz", "gz", "tar.zst", "zst"],
@@ -85,12 +96,15 @@ def make_parser() -> argparse.ArgumentParser:
 def run_pack(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status."""
     try:
-        given = make_parser().parse_args(list(arguments))
+        parser = make_parser()
+        given = parser.parse_args(list(arguments))
+        if (given.file is None) == (given.backend is None):
+            parser.error("name either a FILE or a --backend")
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
         return SpecificationError.status
     archive_format = None if given.format is None else next(name for name in FORMATS if name.endswith(given.format))
-    archive = given.output or Path(f"env.{archive_format or 'tar.gz'}")
+    archive = given.output or Path(f"{given.backend or 'env'}.{archive_format or 'tar.gz'}")
     warnings: list[str] = []
     previous = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -105,7 +119,7 @@ def run_pack(arguments: Sequence[str]) -> int:
             progress=_progress(),
             warn=warnings.append,
         )
-        result = pack(given.file, archive, options)
+        result = pack(given.file or recipe_of(given.backend), archive, options)
     except PackError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.status
@@ -117,6 +131,8 @@ def run_pack(arguments: Sequence[str]) -> int:
         _print_plan(result)
     else:
         _print_packed(result)
+        if given.backend:
+            sys.stdout.write(f"serve with --backend-config={given.backend},environment={result.archive}\n")
     return 0
 
 

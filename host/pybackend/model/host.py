@@ -15,10 +15,11 @@ from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.model.door import ModelDoor
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.settings import DEFAULT_BACKEND_DIRECTORY, DEFAULT_SETTLE_S, DebugSettings, MetricsSettings
+from pybackend.settings import DEFAULT_SETTLE_S, DebugSettings, MetricsSettings
 
 
 def _environments() -> EnvironmentProvider:
@@ -50,7 +51,7 @@ class ModelHost:
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
         load_retry_count: how often a failed load of a version is tried again.
         finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
-        backend_directory: directory of Python-based backends.
+        backends: where Python-based backends are, and the operator's settings of each.
         environments: prepares the environments that models name.
         sandbox: confines models, None for no confinement.
         cache: the response cache, None for none.
@@ -77,7 +78,7 @@ class ModelHost:
     config_name: str = ""
     load_retry_count: int = 0
     finalize_timeout_s: float | None = None
-    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    backends: BackendPlaces = field(default_factory=BackendPlaces)
     environments: EnvironmentProvider = field(default_factory=_environments)
     sandbox: Sandbox | None = None
     cache: ResponseCache | None = None

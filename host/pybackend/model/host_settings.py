@@ -13,6 +13,7 @@ from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
+from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.private_room import room_places
 from pybackend.sandbox.sandbox import Sandbox
@@ -48,7 +49,10 @@ def make_host(
         gpu_count=count_gpus(),
         gpu_models_on_cpu=settings.gpu_models_on_cpu,
         metrics=settings.metrics,
-        backend_directory=settings.backend_directory,
+        # The stubs' copy: every model's process can read it, wherever pybackend is installed.
+        backends=BackendPlaces(
+            settings.backend_directory, launcher.bundle / shipped_backends().name, settings.backend_settings
+        ),
         debugger=DebuggerPorts(settings.debug),
         explicit=settings.model_control is ModelControlMode.EXPLICIT,
         poll_s=settings.repository_poll_s if settings.model_control is ModelControlMode.POLL else None,

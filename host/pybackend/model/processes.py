@@ -119,6 +119,7 @@ class ModelProcesses:
             instance_name=instance.name,
             version_directory=str(source.version_directory),
             of_backend=source.backend_file is not None,
+            backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[place] if self.is_debugged else None,
         )
         return LoadPlan(launch, model, host.model_memory_limit_bytes)

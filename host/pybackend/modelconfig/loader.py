@@ -13,10 +13,12 @@ from typing import Any
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.auto_complete import merge_completed
-from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON, check_backend, inferred_backend
+from pybackend.modelconfig.backend import check_backend, inferred_backend
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
 from pybackend.modelconfig.ensemble_graph import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, similar_file
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling, without_gpus
 from pybackend.modelconfig.parser import (
@@ -30,14 +32,13 @@ from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
 from pybackend.modelconfig.validation import validate, validate_model_file
-from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 
 
 def load_config(
     model_directory: Path,
     *,
     auto_complete: bool,
-    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
+    backends: BackendPlaces | None = None,
     config_json: str | None = None,
     config_name: str = "",
 ) -> ModelConfig:
@@ -46,7 +47,7 @@ def load_config(
     Args:
         model_directory: its name is the model's name.
         auto_complete: infer missing fields of config.pbtxt, and allow the file itself to be missing.
-        backend_directory: directory of backends written in Python.
+        backends: where backends are searched, None for the usual places.
         config_json: replaces config.pbtxt, as JSON text.
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
 
@@ -77,7 +78,9 @@ def load_config(
         document["default_model_filename"] = DEFAULT_MODEL_FILENAME
     document["backend"] = check_backend(from_document(document, source))
     if document["backend"] != PYTHON:
-        document["runtime"] = find_runtime(from_document(document, source), model_directory, backend_directory)
+        document["runtime"] = find_runtime(
+            from_document(document, source), model_directory, backends or BackendPlaces()
+        )
     config = from_document(with_policies(document), source)
     validate_model_file(config)
     return config

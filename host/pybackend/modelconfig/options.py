@@ -14,13 +14,6 @@ _T = TypeVar("_T")
 
 DEFAULT_RESTART_LIMIT = 10
 
-OPTION_NAMES = (
-    "EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "INPUT_COPY", "VALIDATE_OUTPUTS",
-    "ASYNC_EXECUTE_CONCURRENCY", "EXECUTION_TIME_LIMIT_S", "RESTART_LIMIT", "CANCEL_CALLS_WITH_REQUEST", "ZYGOTE",
-    "PRELOAD", "SANDBOX", "CLIENT_MEMORY",
-)  # fmt: skip
-"""All of them, except those of the sandbox, where a misspelt one is an error."""
-
 
 @dataclass(frozen=True)
 class ModelOptions:

@@ -1,4 +1,4 @@
-"""Python-based backends: a ``model.py`` in the backend directory that serves every model of that backend.
+"""Python-based backends: a ``model.py`` in a backend's directory that serves every model of that backend.
 
 Such a model consists of data only; its configuration contains ``backend: "foo"``. Resolved once per load, after the
 backend's name is known.
@@ -6,71 +6,105 @@ backend's name is known.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
+from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON, known_backend
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.spelling import closest
 
-_PACKAGES = {
-    "onnxruntime": "onnxruntime",
-    "pytorch": "torch",
-    "tensorflow": "tensorflow",
-    "tensorrt": "tensorrt",
-    "openvino": "openvino",
-}
-"""Python packages that load the files of the reference's backends."""
 
-
-def backend_file(config: ModelConfig, backend_directory: Path) -> Path | None:
+def backend_file(config: ModelConfig, backends: BackendPlaces) -> Path | None:
     """The backend file that serves a loaded model, None if the model has its own code."""
-    return None if config.backend == PYTHON else backend_directory / config.backend / config.runtime
+    if config.backend == PYTHON:
+        return None
+    return backends.home(config.backend, config.runtime) / config.runtime
 
 
-def default_environment(config: ModelConfig, backend_directory: Path) -> Path | None:
-    """The packed environment beside a backend's code, for models that name none; None if there is no such file."""
-    archive = backend_directory / config.backend / f"pb_exec_env_{config.runtime}.tar.gz"
-    return archive if config.backend != PYTHON and os.path.exists(archive) else None
+def default_environment(config: ModelConfig, backends: BackendPlaces) -> Path | None:
+    """The environment of models that name none: the operator's choice for the backend, or the archive beside its code.
+
+    None if there is neither.
+    """
+    if config.backend == PYTHON:
+        return None
+    chosen = backends.environment_of(config.backend)
+    if chosen is not None:
+        return chosen
+    archive = backends.directory / config.backend / f"pb_exec_env_{config.runtime}.tar.gz"
+    return archive if os.path.exists(archive) else None
 
 
-def find_runtime(config: ModelConfig, model_directory: Path, backend_directory: Path) -> str:
+def require_framework(config: ModelConfig, backends: BackendPlaces) -> None:
+    """Check that the server's own Python has the framework of a shipped backend. The framework is not imported.
+
+    Args:
+        config: of a model without an environment.
+        backends: where backends are.
+
+    Raises:
+        ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
+    """
+    row = known_backend(config.backend)
+    if not row.modules or not backends.is_shipped(config.backend, config.runtime):
+        return
+    if any(importlib.util.find_spec(module) is not None for module in row.modules):
+        return
+    archive = f"{row.name}.tar.gz"
+    raise ModelConfigError(
+        f"backend '{row.name}' of model '{config.name}' needs the Python package {' or '.join(row.modules)}, which the "
+        f"server's own Python ({sys.executable}) does not have. Make an environment with `pybackend pack --backend "
+        f"{row.name} -o {archive}` and serve with --backend-config={row.name},environment={archive}; or install it beside "
+        f"the server with `pip install 'pybackend[{row.extra}]'` ({config.source})",
+        ErrorCode.UNAVAILABLE,
+    )
+
+
+def find_runtime(config: ModelConfig, model_directory: Path, backends: BackendPlaces) -> str:
     """The file name in the backend's directory that serves a model: the configured one, else ``model.py``.
 
     Args:
         config: of a backend other than Python.
         model_directory: searched for a native library, including its versions.
-        backend_directory: has one directory per backend.
+        backends: where backends are.
 
     Raises:
         ModelConfigError: there is no such file, or it is native code.
         ModelLoadError: the model's directory cannot be read.
     """
-    home = backend_directory / config.backend
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
         # A path could lead to code that was never installed as a backend.
         why = f"'backend' and 'runtime' of model '{config.name}' must be names, not paths."
-        raise _missing(config, f"{why} {_advice(backend_directory)}")
+        raise _missing(config, f"{why} {_advice(backends)}")
     if config.runtime.endswith(".py"):
+        home = backends.home(config.backend, config.runtime)
         if not os.path.isfile(home / config.runtime):
             raise ModelConfigError(
                 f"unable to find Python backend based backend library '{config.runtime}' for model '{config.name}', "
-                f"searched: '{home / config.runtime}'. {_advice(backend_directory)} ({config.source})"
+                f"searched: '{home / config.runtime}'. {_advice(backends)} ({config.source})"
             )
         return config.runtime
-    searched = [*scan_versions(model_directory).versions.values(), model_directory, home]
-    library = config.runtime or f"libtriton_{config.backend}.so"
+    home, usual_library = backends.home(config.backend), f"libtriton_{config.backend}.so"
+    searched = [*scan_versions(model_directory).versions.values(), model_directory]
+    # The library of the reference's backend does not stand in the way of the shipped one that replaces it.
+    replaced = backends.is_shipped(config.backend)
+    if not replaced:
+        searched.append(home)
+    library = config.runtime or usual_library
     for directory in searched:
         if _holds(directory, library):
             raise _native(config, directory / library, home)
-    if config.runtime:
+    if config.runtime and not (replaced and library == usual_library):
         places = " ".join(f"'{directory}'" for directory in searched)
         raise ModelConfigError(
             f"unable to find backend library '{library}' for model '{config.name}', searched: {places}. "
-            f"{_advice(backend_directory)} ({config.source})"
+            f"{_advice(backends)} ({config.source})"
         )
     if not os.path.isfile(home / DEFAULT_MODEL_FILENAME):
         raise _missing(config, _ways_to_serve(config, home))
@@ -82,8 +116,10 @@ def _ways_to_serve(config: ModelConfig, home: Path) -> str:
         return 'An ensemble has platform: "ensemble" and no backend.'
     if closest(config.backend, [PYTHON]):
         return f'Did you mean backend: "{PYTHON}"?'
-    package = _PACKAGES.get(config.backend)
-    with_package = f"the Python package {package}" if package else "a Python package"
+    row = known_backend(config.backend)
+    if row.instead:
+        return row.instead
+    with_package = f"the Python package {' or '.join(row.modules)}" if row.modules else "a Python package"
     return (
         f"This server runs models in Python. A file of another framework is served by a {DEFAULT_MODEL_FILENAME} of ten "
         f'lines that loads it with {with_package}, and backend: "{PYTHON}" in config.pbtxt: '
@@ -121,8 +157,8 @@ def _native(config: ModelConfig, library: Path, home: Path) -> ModelConfigError:
     )
 
 
-def _advice(backend_directory: Path) -> str:
+def _advice(backends: BackendPlaces) -> str:
     return (
-        f"Backends written in Python are searched in {backend_directory} (--backend-directory); a model with its own "
+        f"Backends written in Python are searched in {backends.directory} (--backend-directory); a model with its own "
         f'{DEFAULT_MODEL_FILENAME} needs backend: "{PYTHON}".'
     )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.options import OPTION_NAMES
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.spelling import closest
+from pybackend_wire.model_options import OPTION_NAMES
 
 CHECKSUM = "checksum"
 """The repository agent that compares files with digests."""

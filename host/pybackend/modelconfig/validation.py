@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend import PYTHON
+from pybackend.modelconfig.known_backends import PYTHON
 from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, TensorConfig
 from pybackend.modelconfig.sequences import sequence_faults
 

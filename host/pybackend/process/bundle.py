@@ -14,7 +14,7 @@ from pathlib import Path
 from pybackend import __version__
 from pybackend.errors import ServerError
 
-_PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub")
+_PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub", "pybackend_backends")
 _MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
 _MAIN = "import sys\n\nfrom pybackend_stub.bootstrap import main\n\nsys.exit(main(sys.argv[1:]))\n"
 _NOT_STAGED = ("testing", "__pycache__")
@@ -23,7 +23,7 @@ _NOT_STAGED = ("testing", "__pycache__")
 def stage_bundle(cache_directory: Path | None = None) -> Path:
     """Return the directory to start stubs from; it is made if it does not exist for this version.
 
-    It holds the stub, the wire and the SDK, and nothing else of the host's environment, so that a model never imports
+    It holds the stub, the wire, the SDK and the backends, and nothing else of the host's environment, so that a model never imports
     the host's packages by accident. Compiled files for this interpreter lie beside the sources.
 
     Raises:

@@ -17,7 +17,7 @@ from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
-from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME, PYTHON
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.modelconfig.python_based import backend_file
@@ -140,7 +140,7 @@ def _written(directory: Path, host: ModelHost) -> ModelConfig | None:
         return load_config(
             directory,
             auto_complete=host.auto_complete,
-            backend_directory=host.backend_directory,
+            backends=host.backends,
             config_name=host.config_name,
         )
     except ModelLoadError:
@@ -189,7 +189,7 @@ def _check_code(grant: Grant, reading: ModelReading, written: ModelConfig | None
     same = {"backend": written is not None and config.backend == written.backend}
     text = config.parameters.get(_ENVIRONMENT)
     same[_ENVIRONMENT] = written is not None and text == written.parameters.get(_ENVIRONMENT)
-    code = backend_file(config, host.backend_directory)
+    code = backend_file(config, host.backends)
     if code is not None and not same["backend"] and not _may_use(grant, code):
         raise _unreachable(grant, "backend", code, config)
     path = reading.environment

@@ -14,7 +14,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.python_based import backend_file, default_environment
+from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.checksum import check_digests
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
@@ -108,7 +108,7 @@ class ModelReading:
             version=version,
             directory=self.directory,
             config=config,
-            backend_file=None if config.is_ensemble else backend_file(config, host.backend_directory),
+            backend_file=None if config.is_ensemble else backend_file(config, host.backends),
             environment_path=self.environment,
             bounds=bounds,
             is_brought=self.is_brought,
@@ -167,7 +167,7 @@ def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_broug
     config = load_config(
         directory,
         auto_complete=host.auto_complete,
-        backend_directory=host.backend_directory,
+        backends=host.backends,
         config_json=config_json,
         config_name=host.config_name,
     )
@@ -180,10 +180,13 @@ def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_broug
 
 
 def _environment(directory: Path, config: ModelConfig, host: ModelHost) -> Path | None:
-    """The environment that the model names, or that its backend brings; None for the host's own Python."""
+    """The environment that the model names, or that its backend has; None for the host's own Python."""
     if config.is_ensemble:
         return None
     text = config.parameters.get("EXECUTION_ENV_PATH")
     if text:
         return environment_path(text, directory)
-    return default_environment(config, host.backend_directory)
+    environment = default_environment(config, host.backends)
+    if environment is None:
+        require_framework(config, host.backends)
+    return environment

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.settings import Settings
 
 
@@ -25,7 +28,6 @@ def parsed(*flags: str) -> Settings:
         "python,thread-pool-size=1",
         "python,stub-timeout-seconds=30",
         "python,backend-directory=/opt/backends",
-        "default-max-batch-size=8",
         "tensorrt,version-compatible=true",
         "vllm,thread-pool-size=-1",
         "python,shm-region-prefix-name=a=b,c",
@@ -36,9 +38,30 @@ def test_settings_are_accepted(text: str) -> None:
     assert parsed(f"--backend-config={text}", "--backend-config", text) == parsed()
 
 
+def test_settings_of_every_backend_have_an_effect() -> None:
+    texts = ("default-max-batch-size=8", "onnxruntime,default-max-batch-size=2", "onnxruntime,environment=/env.tar.gz")
+    settings = parsed(*(f"--backend-config={text}" for text in texts))
+    places = BackendPlaces(settings=settings.backend_settings)
+    assert places.settings_of("pytorch") == {"default-max-batch-size": "8"}
+    assert places.settings_of("onnxruntime") == {"default-max-batch-size": "2", "environment": "/env.tar.gz"}
+    assert places.environment_of("onnxruntime") == Path("/env.tar.gz")
+    assert places.environment_of("pytorch") is None
+    assert not settings.warnings
+
+
+@pytest.mark.parametrize("text", ["environment=/env", "python,environment=/env"])
+def test_an_environment_belongs_to_one_backend(text: str) -> None:
+    with pytest.raises(UsageError, match="an environment belongs to one backend, as in onnxruntime,environment=PATH"):
+        parsed(f"--backend-config={text}")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (
+            "onnxruntime,enviroment=/env",
+            "there is no setting 'enviroment', so it is ignored: did you mean environment?",
+        ),
         (
             "python,unknown=1",
             "there is no setting 'unknown', so it is ignored: known settings are shm-default-byte-size, ",
@@ -62,6 +85,7 @@ def test_settings_that_do_not_exist_are_warned_of(text: str, expected: str) -> N
         ("shm-default-byte-size", "1048575", "shm-default-byte-size can't be smaller than 4 MiBs. Got 1048575"),
         ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero. Got 0"),
         ("shm-growth-byte-size", "-5", "shm-growth-byte-size can't be smaller than or equal to zero. Got -5"),
+        ("default-max-batch-size", "-1", "default-max-batch-size can't be negative. Got -1"),
         ("thread-pool-size", "0", "thread-pool-size can't be less than 1. Got 0"),
         ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero. Got 0"),
         ("shm-default-byte-size", "64MB", "shm-default-byte-size must be a whole number. Got 64MB"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.instances import instances
 from pybackend.modelconfig.loader import finish_config, load_config, planned_instances
 from pybackend.modelconfig.schema import Scheduling, VersionChoice
@@ -196,10 +197,14 @@ def test_nothing_tells_the_backend(make_model: MakeModel, text: str | None, file
         (None, ("1/model.pt2",), "pytorch"),
     ],
 )
-def test_other_backends_are_refused(
+def test_backends_that_are_nowhere_are_refused(
     make_model: MakeModel, text: str | None, files: tuple[str, ...], backend: str
 ) -> None:
-    error = refusal(make_model(text, files=files))
+    directory = make_model(text, files=files)
+    nowhere = BackendPlaces(directory / "own", directory / "shipped")
+    with pytest.raises(ModelConfigError) as caught:
+        load_config(directory, auto_complete=True, backends=nowhere)
+    error = caught.value
     assert error.message.startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.loader import finish_config, load_config
 from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
@@ -29,7 +30,12 @@ def backends(tmp_path: Path) -> Path:
 
 
 def load(directory: Path, backends: Path, *, auto_complete: bool = True) -> ModelConfig:
-    return load_config(directory, auto_complete=auto_complete, backend_directory=backends)
+    return load_config(directory, auto_complete=auto_complete, backends=places(backends))
+
+
+def places(backends: Path) -> BackendPlaces:
+    """Without shipped backends, unless they lie beside the operator's."""
+    return BackendPlaces(backends, backends.parent / "shipped")
 
 
 def refusal(directory: Path, backends: Path) -> ModelConfigError:
@@ -56,7 +62,7 @@ def test_the_file_that_serves_is_found_and_shown(
     config = load(make_model(text, files=("1/model.py",)), backends, auto_complete=auto_complete)
     assert (config.backend, config.runtime) == ("foo", file)
     assert config.document["runtime"] == file
-    assert backend_file(config, backends) == backends / "foo" / file
+    assert backend_file(config, places(backends)) == backends / "foo" / file
 
 
 def test_a_model_needs_only_a_version_directory(make_model: MakeModel, backends: Path) -> None:
@@ -80,7 +86,7 @@ def test_a_python_model_has_no_file_of_a_backend(make_model: MakeModel, backends
     (backends / "python").mkdir()
     (backends / "python" / "model.py").write_text("")
     config = load(make_model('backend: "python"'), backends)
-    assert backend_file(config, backends) is None
+    assert backend_file(config, places(backends)) is None
     assert config.runtime == ""
 
 
@@ -185,11 +191,11 @@ def test_native_code_without_an_alternative(make_model: MakeModel, backends: Pat
 def test_a_default_environment_belongs_to_one_file_of_a_backend(make_model: MakeModel, backends: Path) -> None:
     archive = backends / "foo" / "pb_exec_env_model.py.tar.gz"
     directory = make_model(FOO)
-    assert default_environment(load(directory, backends), backends) is None
+    assert default_environment(load(directory, backends), places(backends)) is None
     archive.write_bytes(b"")
-    assert default_environment(load(directory, backends), backends) == archive
+    assert default_environment(load(directory, backends), places(backends)) == archive
     (directory / "config.pbtxt").write_text(FOO + 'runtime: "other.py"')
-    assert default_environment(load(directory, backends), backends) is None
+    assert default_environment(load(directory, backends), places(backends)) is None
 
 
 @pytest.mark.parametrize("parameter", ["FORCE_CPU_ONLY_INPUT_TENSORS", "INPUT_COPY"])

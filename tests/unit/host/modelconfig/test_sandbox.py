@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.sandbox.options import HOST_UID, SandboxOptions
@@ -27,7 +28,9 @@ def options(make_model):
             )
         )
         directory = make_model(text, name=f"m{len(parameters)}")
-        return sandbox_options_of(load_config(directory, auto_complete=True, backend_directory=directory), directory)
+        return sandbox_options_of(
+            load_config(directory, auto_complete=True, backends=BackendPlaces(directory)), directory
+        )
 
     return read
 

@@ -1,0 +1,46 @@
+"""What backends share that serve models without code: the model's file, its tensors, parameters, threads and batches.
+
+A Python-based backend is an ordinary ``model.py``. These functions are for its three methods:
+
+* ``auto_complete_config``: :func:`model_path`, :class:`Signature`, :func:`complete_config`;
+* ``initialize``: :func:`require`, :func:`read_parameters`, :func:`check_config`, :func:`threads_per_instance`;
+* ``execute``: :func:`execute_batch`.
+
+Every error is a ``TritonModelException`` of one sentence that names the model, the file and the way out.
+"""
+
+from pybackend_sdk.backend.batching import execute_batch
+from pybackend_sdk.backend.completion import complete_config
+from pybackend_sdk.backend.framework import require
+from pybackend_sdk.backend.model_file import model_path
+from pybackend_sdk.backend.parameters import (
+    Ignored,
+    boolean,
+    choice,
+    number,
+    read_parameters,
+    text,
+    whole_number,
+)
+from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config
+from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
+
+__all__ = [
+    "Ignored",
+    "Signature",
+    "TensorInfo",
+    "boolean",
+    "check_config",
+    "choice",
+    "complete_config",
+    "cores",
+    "execute_batch",
+    "instance_count",
+    "model_path",
+    "number",
+    "read_parameters",
+    "require",
+    "text",
+    "threads_per_instance",
+    "whole_number",
+]

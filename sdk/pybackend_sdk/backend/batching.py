@@ -1,0 +1,115 @@
+"""Runs the requests of one ``execute`` together: joined along the batch dimension, and split again.
+
+A single request is not copied. An error concerns only the request that causes it.
+"""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
+
+Run = Callable[[Dict[str, "np.ndarray"], Sequence[str]], Mapping[str, Union["np.ndarray", Tensor]]]
+"""Computes outputs from inputs, both by name. It also gets the names of the outputs that are wanted, and returns at
+least those. An output can be an array, or a tensor from ``Tensor.empty``, which is sent without a copy."""
+
+
+def execute_batch(requests: Sequence[InferenceRequest], run: Run, *, batches: bool) -> List[InferenceResponse]:
+    """Answer all requests of one ``execute``.
+
+    Requests whose inputs have the same names, types and shapes, apart from the batch dimension, are computed together. If
+    that fails, each of them is computed alone, and those that fail again get the error.
+
+    Args:
+        requests: the argument of ``execute``.
+        run: computes the outputs.
+        batches: whether the first dimension of every input and output is the batch's, that is ``max_batch_size`` > 0.
+
+    Returns:
+        One response per request, in the same order.
+    """
+    if len(requests) == 1 or not batches:
+        return [_alone(request, run) for request in requests]
+    responses: List[Optional[InferenceResponse]] = [None] * len(requests)
+    for places in _alike(requests):
+        group = [requests[place] for place in places]
+        for place, response in zip(places, _together(group, run)):
+            responses[place] = response
+    return responses  # type: ignore[return-value]  # every request is in one group
+
+
+def _alone(request: InferenceRequest, run: Run) -> InferenceResponse:
+    try:
+        names = request._requested_output_names
+        outputs = run({tensor._name: tensor.as_numpy() for tensor in request._inputs}, names)
+        return InferenceResponse([_tensor(name, outputs[name]) for name in names])
+    except Exception as error:  # noqa: BLE001  the framework's errors are of any type
+        return InferenceResponse(error=TritonError(_message(error)))
+
+
+def _alike(requests: Sequence[InferenceRequest]) -> "List[List[int]]":
+    """Groups of places of requests that can be joined."""
+    groups: Dict[Any, List[int]] = {}
+    for place, request in enumerate(requests):
+        key = tuple([(tensor._name, tensor._datatype, tuple(tensor._shape[1:])) for tensor in request._inputs])
+        groups.setdefault(key if len(key) < 2 else frozenset(key), []).append(place)
+    return list(groups.values())
+
+
+def _together(requests: Sequence[InferenceRequest], run: Run) -> List[InferenceResponse]:
+    if len(requests) == 1:
+        return [_alone(requests[0], run)]
+    try:
+        names, rows = _wanted(requests), [request._inputs[0]._shape[0] for request in requests]
+        outputs = run(_joined(requests), names)
+        arrays = {name: _array(outputs[name]) for name in names}
+        _check_rows(arrays, sum(rows))
+        responses, start = [], 0
+        for request, count in zip(requests, rows):
+            responses.append(
+                InferenceResponse(
+                    [Tensor(name, arrays[name][start : start + count]) for name in request._requested_output_names]
+                )
+            )
+            start += count
+        return responses
+    except Exception:  # noqa: BLE001  whichever request causes it shows when each is computed alone
+        return [_alone(request, run) for request in requests]
+
+
+def _joined(requests: Sequence[InferenceRequest]) -> "Dict[str, np.ndarray]":
+    arrays: Dict[str, List[np.ndarray]] = {}
+    for request in requests:
+        for tensor in request._inputs:
+            arrays.setdefault(tensor._name, []).append(tensor.as_numpy())
+    return {name: np.concatenate(parts) for name, parts in arrays.items()}
+
+
+def _wanted(requests: Sequence[InferenceRequest]) -> "Sequence[str]":
+    first = requests[0]._requested_output_names
+    if all(request._requested_output_names == first for request in requests):
+        return first
+    return list(dict.fromkeys(name for request in requests for name in request._requested_output_names))
+
+
+def _check_rows(arrays: "Mapping[str, np.ndarray]", count: int) -> None:
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != count:
+            raise TritonModelException(
+                f"output '{name}' has the shape {list(array.shape)} for a batch of {count}: its first dimension is not the batch's"
+            )
+
+
+def _array(output: "Union[np.ndarray, Tensor]") -> "np.ndarray":
+    return output.as_numpy() if isinstance(output, Tensor) else output
+
+
+def _tensor(name: str, output: "Union[np.ndarray, Tensor]") -> Tensor:
+    return output if isinstance(output, Tensor) else Tensor(name, output)
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,127 @@
+"""The inputs and outputs that a model's file states, and their comparison with the configuration."""
+
+import os
+from difflib import get_close_matches
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from pybackend_sdk.error import TritonModelException
+
+VARIABLE = -1
+"""A dimension of any size."""
+
+
+class TensorInfo(NamedTuple):
+    """An input or output of a model's file.
+
+    Attributes:
+        name: as clients use it.
+        data_type: as in config.pbtxt, e.g. ``TYPE_FP32``.
+        shape: including a batch dimension, -1 for dimensions of any size; None if the file does not state a shape.
+        optional: for an input that requests may leave out.
+    """
+
+    name: str
+    data_type: str
+    shape: Optional[Tuple[int, ...]]
+    optional: bool = False
+
+
+class Signature(NamedTuple):
+    """All inputs and outputs of a model's file."""
+
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether the first dimension of every input and output is of any size, so that it can be the batch's."""
+        tensors = [*self.inputs, *self.outputs]
+        return bool(tensors) and all(tensor.shape is not None and is_batch(tensor.shape) for tensor in tensors)
+
+
+def is_batch(shape: Tuple[int, ...]) -> bool:
+    """Whether the first dimension of a shape can be that of a batch."""
+    return bool(shape) and shape[0] == VARIABLE
+
+
+def check_config(config: Mapping[str, Any], signature: Signature, path: str) -> None:
+    """Compare the tensors of a configuration with those of the model's file. Outputs may be left out.
+
+    Args:
+        config: the model's configuration, complete.
+        signature: of the file.
+        path: of the file, for messages.
+
+    Raises:
+        TritonModelException: they contradict each other; the text has both sides.
+    """
+    file = os.path.basename(path)
+    _check_tensors(config, "input", signature.inputs, file)
+    _check_tensors(config, "output", signature.outputs, file)
+    configured = {tensor["name"] for tensor in config["input"]}
+    missing = [tensor for tensor in signature.inputs if not tensor.optional and tensor.name not in configured]
+    if missing:
+        raise TritonModelException(
+            f"unable to load model '{config['name']}', configuration expects {len(configured)} inputs, model provides "
+            f"{len(signature.inputs)}: add {_described(missing)} to config.pbtxt, or leave all inputs out to have them "
+            f"read from {file}"
+        )
+
+
+def configured_shape(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> "Tuple[int, ...]":
+    """The shape of a configured tensor as the model sees it: reshaped, and with the batch dimension."""
+    reshape = tensor.get("reshape")
+    dims = reshape["shape"] if reshape is not None else tensor["dims"]
+    return tuple(int(size) for size in ([VARIABLE, *dims] if config["max_batch_size"] > 0 else dims))
+
+
+def _check_tensors(config: Mapping[str, Any], kind: str, stated: Sequence[TensorInfo], file: str) -> None:
+    by_name = {tensor.name: tensor for tensor in stated}
+    for configured in config[kind]:
+        tensor = by_name.get(configured["name"])
+        if tensor is None:
+            raise TritonModelException(_unexpected(config, kind, configured["name"], stated, file))
+        if configured["data_type"] != tensor.data_type:
+            raise TritonModelException(
+                f"unable to load model '{config['name']}', configuration expects datatype {configured['data_type']} for "
+                f"{kind} '{tensor.name}', model provides {tensor.data_type} ({file})"
+            )
+        if tensor.shape is not None:
+            _check_shape(config, configured, tensor.shape, file)
+
+
+def _check_shape(config: Mapping[str, Any], tensor: Mapping[str, Any], shape: "Tuple[int, ...]", file: str) -> None:
+    where = f"model '{config['name']}', tensor '{tensor['name']}'"
+    batches = config["max_batch_size"] > 0
+    if batches and not is_batch(shape):
+        raise TritonModelException(
+            f"{where}: for the model to support batching the shape should have at least 1 dimension and the first "
+            f"dimension must be -1; but shape expected by the model is {list(shape)} ({file}): write max_batch_size: 0 "
+            "and all dims, or export the model with a dynamic batch dimension"
+        )
+    wanted = configured_shape(config, tensor)
+    if not shape and not batches and wanted == (1,):
+        return  # a scalar, which configurations write like this
+    if len(wanted) == len(shape) and all(size in {VARIABLE, given} for size, given in zip(shape, wanted)):
+        return
+    how = " (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape)"
+    raise TritonModelException(
+        f"{where}: the model expects {len(shape)} dimensions (shape {list(shape)}, in {file}) but the model configuration "
+        f"specifies {len(wanted)} dimensions{how if batches else ''}: {list(wanted)}"
+    )
+
+
+def _unexpected(config: Mapping[str, Any], kind: str, name: str, stated: Sequence[TensorInfo], file: str) -> str:
+    near = get_close_matches(name, [tensor.name for tensor in stated], n=1)
+    advice = f" Did you mean '{near[0]}'?" if near else ""
+    return (
+        f"unexpected inference {kind} '{name}', allowed {kind}s are: {_described(stated)} (in {file} of model "
+        f"'{config['name']}').{advice}"
+    )
+
+
+def _described(tensors: Sequence[TensorInfo]) -> str:
+    return ", ".join(
+        f"{tensor.name} {tensor.data_type}{'' if tensor.shape is None else ' ' + str(list(tensor.shape))}"
+        for tensor in tensors
+    )

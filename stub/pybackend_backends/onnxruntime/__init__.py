@@ -1,0 +1,1 @@
+"""Serves ONNX files with ONNX Runtime."""

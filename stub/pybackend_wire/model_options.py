@@ -1,0 +1,17 @@
+"""The keys of a model's ``parameters`` that the server itself reads; all other keys belong to the model's code."""
+
+OPTION_NAMES = (
+    "EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "INPUT_COPY", "VALIDATE_OUTPUTS",
+    "ASYNC_EXECUTE_CONCURRENCY", "EXECUTION_TIME_LIMIT_S", "RESTART_LIMIT", "CANCEL_CALLS_WITH_REQUEST", "ZYGOTE",
+    "PRELOAD", "SANDBOX", "CLIENT_MEMORY",
+)  # fmt: skip
+"""All of them, except those that begin with :data:`SANDBOX_PREFIX`."""
+
+SANDBOX_PREFIX = "SANDBOX"
+
+_UNSERVED = ("TRITON_BATCH_STRATEGY_PATH",)
+
+
+def is_option(name: str) -> bool:
+    """Whether a key is the server's: one that it reads, or warns that it does not support."""
+    return name in OPTION_NAMES or name in _UNSERVED or name.startswith(SANDBOX_PREFIX)

@@ -1,0 +1,103 @@
+"""Requests computed together: joined, split, and failing each for itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pybackend_sdk.backend import execute_batch
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.tensor import Tensor
+
+
+def request(outputs=("y",), **arrays):
+    tensors = [Tensor(name, array) for name, array in arrays.items()]
+    return InferenceRequest(inputs=tensors, requested_output_names=list(outputs), model_name="m")
+
+
+class Double:
+    """Doubles x, and records the calls."""
+
+    def __init__(self, fails_on=None):
+        self.calls = []
+        self.fails_on = fails_on
+
+    def __call__(self, inputs, names):
+        self.calls.append((inputs["x"], list(names)))
+        if self.fails_on is not None and (inputs["x"] == self.fails_on).any():
+            raise TritonModelException(f"{self.fails_on} is wrong")
+        return {"y": inputs["x"] * 2, "rows": np.full(len(inputs["x"]), len(inputs["x"]))}
+
+
+def rows(count, value=1.0, width=2):
+    return np.full((count, width), value, np.float32)
+
+
+def outputs_of(responses):
+    return [{each.name(): each.as_numpy().tolist() for each in response.output_tensors()} for response in responses]
+
+
+def test_one_request_is_not_copied():
+    run, array = Double(), rows(2)
+    outputs = outputs_of(execute_batch([request(x=array)], run, batches=True))
+    assert outputs == [{"y": (array * 2).tolist()}]
+    assert run.calls[0][0] is array
+
+
+def test_requests_are_joined_and_split():
+    run = Double()
+    requests = [request(x=rows(1, 1)), request(x=rows(3, 2)), request(x=rows(2, 3))]
+    outputs = outputs_of(execute_batch(requests, run, batches=True))
+    assert outputs == [{"y": rows(1, 2).tolist()}, {"y": rows(3, 4).tolist()}, {"y": rows(2, 6).tolist()}]
+    assert [len(array) for array, _ in run.calls] == [6]
+
+
+def test_requests_of_several_shapes_and_outputs():
+    """Only alike requests can be joined; answers keep the order of the requests."""
+    run = Double()
+    requests = [request(x=rows(1, 1)), request(x=rows(1, 2, width=5)), request(("rows",), x=rows(2, 3))]
+    outputs = outputs_of(execute_batch(requests, run, batches=True))
+    assert outputs == [{"y": rows(1, 2).tolist()}, {"y": rows(1, 4, width=5).tolist()}, {"rows": [3, 3]}]
+    assert [(len(array), names) for array, names in run.calls] == [(3, ["y", "rows"]), (1, ["y"])]
+
+
+def test_strings_are_joined():
+    words = [np.array([[b"a"], [b"bc"]], np.object_), np.array([[b""]], np.object_)]
+    responses = execute_batch(
+        [request(x=array) for array in words], lambda inputs, names: {"y": inputs["x"]}, batches=True
+    )
+    assert outputs_of(responses) == [{"y": [[b"a"], [b"bc"]]}, {"y": [[b""]]}]
+
+
+def test_an_error_concerns_the_request_that_causes_it():
+    run = Double(fails_on=7)
+    requests = [request(x=rows(1, 1)), request(x=rows(1, 7)), request(x=rows(2, 3))]
+    responses = execute_batch(requests, run, batches=True)
+    assert [response.has_error() for response in responses] == [False, True, False]
+    assert responses[1].error().message() == "7 is wrong"
+    assert outputs_of(responses)[2] == {"y": rows(2, 6).tolist()}
+
+
+def test_without_batching_each_request_is_computed_alone():
+    run = Double()
+    responses = execute_batch([request(x=rows(1)), request(x=rows(1))], run, batches=False)
+    assert len(responses) == len(run.calls) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_output_can_be_a_tensor(count):
+    def run(inputs, _):
+        tensor = Tensor.empty("y", inputs["x"].shape, np.float32)
+        np.negative(inputs["x"], out=tensor.as_numpy())
+        return {"y": tensor}
+
+    responses = execute_batch([request(x=rows(1, n + 1)) for n in range(count)], run, batches=True)
+    assert outputs_of(responses) == [{"y": rows(1, -n - 1).tolist()} for n in range(count)]
+
+
+def test_an_output_without_the_batch_dimension_is_not_split():
+    """Computed alone, each request still gets its own."""
+    requests = [request(x=rows(2, 1)), request(x=rows(2, 2))]
+    responses = execute_batch(requests, lambda inputs, names: {"y": inputs["x"].sum(axis=0)}, batches=True)
+    assert outputs_of(responses) == [{"y": [2.0, 2.0]}, {"y": [4.0, 4.0]}]
