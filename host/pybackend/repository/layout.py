@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.modelconfig.backend import DEFAULT_MODEL_FILENAME
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
