@@ -235,7 +235,6 @@ def test_help_lists_every_flag(pybackend):
     assert set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", done.stdout, re.MULTILINE)) == {
         "--help",
         *FLAGS,
-        *WITHOUT_EFFECT,
         *UNUSED,
         "--strict-model-config",
         "--gpu-models",
@@ -347,6 +346,12 @@ FLAGS = {
         "backends",
         Path("backends").absolute(),
     ),
+    "--backend-config": (
+        "backend_settings",
+        {},
+        "onnxruntime,default-max-batch-size=8",
+        {"onnxruntime": {"default-max-batch-size": "8"}},
+    ),
     "--debug": ("debug.models", (), "m", ("m",)),
     "--host-policy": ("host_policies", {}, "cpu,cpu-cores=0", {"cpu": frozenset({0})}),
     "--rate-limit": ("resource_limits", None, "execution_count", {}),
@@ -361,7 +366,6 @@ FLAGS = {
     "--sandbox-required": ("sandbox.required", False, "on", True),
     "--response-cache-byte-size": ("cache", None, "7", CacheSettings("local", {"size": "7"})),
 }
-WITHOUT_EFFECT = {"--backend-config"}
 UNUSED = {
     "--http-thread-count": ("8", "none"),
     "--grpc-infer-thread-count": ("2", "1"),
