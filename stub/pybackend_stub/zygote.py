@@ -58,7 +58,7 @@ _SETTERS = tuple(
 
 
 _IMPORTED_BY_MANY = ("triton_python_backend_utils", "pybackend_stub.sandbox", "difflib")
-"""What most forks would import else, each for itself; difflib is for models with methods of their own."""
+"""Modules that most forks would import one by one otherwise; difflib is for models that define further methods."""
 
 
 class Birth(NamedTuple):
