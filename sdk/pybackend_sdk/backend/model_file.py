@@ -1,9 +1,9 @@
 """Finds the file or directory that holds a model, in its version directory."""
 
 import os
-from difflib import get_close_matches
 from typing import Any, Mapping, Sequence
 
+from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import get_model_dir
 
@@ -40,6 +40,5 @@ def _present(directory: str, searched: Sequence[str]) -> str:
         return f"which cannot be read: {error.strerror}"
     if not present:
         return "which is empty"
-    near = get_close_matches(searched[0], present, n=1)
-    name = near[0] if near else present[0]
+    name = closest(searched[0], present) or present[0]
     return f'which holds {", ".join(present)}: rename the model\'s file, or name it in config.pbtxt, default_model_filename: "{name}"'

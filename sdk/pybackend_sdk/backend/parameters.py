@@ -1,9 +1,9 @@
 """Typed parameters of a backend, from ``parameters`` in config.pbtxt, where every value is text."""
 
 import math
-from difflib import get_close_matches
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, TypeVar, Union
 
+from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.logger import Logger
 from pybackend_wire.model_options import is_option
@@ -111,10 +111,9 @@ def read_parameters(
 
 
 def _unknown(config: Mapping[str, Any], name: str, known: Mapping[str, Parameter], prefixes: Sequence[str]) -> str:
-    by_lower = {each.lower(): each for each in known}
-    near = get_close_matches(name.lower(), by_lower, n=1)
+    near = closest(name, known)
     listed = ", ".join([*known, *(f"{prefix}*" for prefix in prefixes)])
-    advice = f"did you mean {by_lower[near[0]]}?" if near else f"it has {listed}" if listed else "it has none"
+    advice = f"did you mean {near}?" if near else f"it has {listed}" if listed else "it has none"
     return f"model '{config['name']}': backend '{config.get('backend', '')}' has no parameter '{name}': {advice}"
 
 

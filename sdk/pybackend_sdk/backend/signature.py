@@ -1,9 +1,9 @@
 """The inputs and outputs that a model's file states, and their comparison with the configuration."""
 
 import os
-from difflib import get_close_matches
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
 
 VARIABLE = -1
@@ -112,8 +112,8 @@ def _check_shape(config: Mapping[str, Any], tensor: Mapping[str, Any], shape: "T
 
 
 def _unexpected(config: Mapping[str, Any], kind: str, name: str, stated: Sequence[TensorInfo], file: str) -> str:
-    near = get_close_matches(name, [tensor.name for tensor in stated], n=1)
-    advice = f" Did you mean '{near[0]}'?" if near else ""
+    near = closest(name, [tensor.name for tensor in stated])
+    advice = f" Did you mean '{near}'?" if near else ""
     return (
         f"unexpected inference {kind} '{name}', allowed {kind}s are: {_described(stated)} (in {file} of model "
         f"'{config['name']}').{advice}"

@@ -1,10 +1,9 @@
 """The backend: completes the configuration of a model from its file, and answers requests with ONNX Runtime."""
 
 import json
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Dict, List, Sequence
 
-import numpy as np
-
+from pybackend_backends.onnxruntime.computation import Computation
 from pybackend_backends.onnxruntime.session import Instance, model_file, open_session, read_signature, signature_of
 from pybackend_sdk.backend import check_config, complete_config, execute_batch
 from pybackend_sdk.model_config import ModelConfig
@@ -26,33 +25,14 @@ class TritonPythonModel:
         """Load the file."""
         config = json.loads(args["model_config"])
         path = model_file(config)
-        instance = Instance(args["model_instance_kind"], int(args["model_instance_device_id"]))
-        self._session = open_session(config, path, instance)
-        signature = signature_of(config, self._session, path)
+        session = open_session(
+            config, path, Instance(args["model_instance_kind"], int(args["model_instance_device_id"]))
+        )
+        signature = signature_of(config, session, path)
         check_config(config, signature, path)
         self._batches = config["max_batch_size"] > 0
-        self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
+        self._computation = Computation(session, signature, batches=self._batches)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Run the requests, together if the model batches."""
-        return execute_batch(requests, self._run, batches=self._batches)
-
-    def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
-        for name, array in inputs.items():
-            if array.dtype == np.object_:
-                inputs[name] = _as_text(array)
-            elif name in self._scalars:
-                inputs[name] = array.reshape(())
-        outputs: List[Any] = self._session.run(names, inputs)
-        return dict(zip(names, outputs))
-
-    def finalize(self) -> None:
-        """Release the file's weights."""
-        del self._session
-
-
-def _as_text(array: "np.ndarray") -> "np.ndarray":
-    """Strings as ONNX has them, from the bytes of a request."""
-    decoded = np.empty(array.shape, np.object_)
-    decoded.reshape(-1)[:] = [element.decode("utf-8") for element in array.reshape(-1).tolist()]
-    return decoded
+        """Compute the requests, together if the model batches."""
+        return execute_batch(requests, self._computation, batches=self._batches)

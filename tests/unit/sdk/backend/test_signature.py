@@ -42,7 +42,7 @@ def test_configurations_that_fit():
             [],
             {},
             "unexpected inference input 'X', allowed inputs are: x TYPE_FP32 [-1, 3], mask TYPE_BOOL [-1, -1] (in model.onnx "
-            "of model 'm').",
+            "of model 'm'). Did you mean 'x'?",
         ),
         (
             [X],
