@@ -30,6 +30,7 @@ from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
+from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.tls import tls_context
 from pybackend.frontend.watch import Watch
 from pybackend.ipc.client_regions import ClientRegions
@@ -92,6 +93,7 @@ class Server:
         self._recorder = make_recorder(settings.trace)
         self._watch = Watch(AccessLog() if settings.log.access else None)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)
+        self._senders = SlowSenders()
         self._engine = InferenceEngine(
             self._repository,
             server_id=settings.server_id,
@@ -218,6 +220,7 @@ class Server:
                 guard=rules.http_guard(),
                 cors=rules.cors,
                 forwards=rules.http_forwards,
+                senders=self._senders,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(frontend.heads.clear)
@@ -227,7 +230,13 @@ class Server:
             log.info("Started HTTPService at %s", address_of(sockets.http))
         if sockets.grpc is not None:
             calls = GrpcFrontend(
-                self._engine, limits, self._kept, self._watch, rules.call_policy(), self._settings.grpc
+                self._engine,
+                limits,
+                self._kept,
+                self._watch,
+                rules.call_policy(),
+                self._settings.grpc,
+                senders=self._senders,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)

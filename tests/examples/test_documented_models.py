@@ -214,7 +214,7 @@ def test_clients_of_getting_started_run(documented, capsys):
 
 
 def test_model_without_a_configuration_describes_itself(documented):
-    with urllib.request.urlopen(f"http://{documented.url}/v2/models/described/config", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{documented.url}/v2/models/described/config", timeout=60) as reply:
         config = json.load(reply)
     assert config["max_batch_size"] == 8
     assert [tensor["name"] for tensor in config["input"] + config["output"]] == ["INPUT0", "OUTPUT0"]

@@ -54,7 +54,7 @@ def test_metrics_of_the_demo_server_count_its_requests(demo, server):
 
 
 def _successes(metrics_url):
-    with urllib.request.urlopen(metrics_url, timeout=10) as reply:
+    with urllib.request.urlopen(metrics_url, timeout=60) as reply:
         text = reply.read().decode()
     (value,) = re.findall(r'^nv_inference_request_success\{model="add_sub",version="1"\} (\S+)$', text, re.MULTILINE)
     return float(value)

@@ -72,7 +72,7 @@ def ends_a_child(_):
     child = multiprocessing.get_context("fork").Process(target=signal.pause)
     child.start()
     child.terminate()
-    child.join(20)
+    child.join(60)
     assert child.exitcode == -signal.SIGTERM
 
 
@@ -92,7 +92,7 @@ def serves_and_asks_on_loopback(_):
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     thread = threading.Thread(target=server.handle_request)
     thread.start()
-    client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     client.request("GET", "/")
     assert client.getresponse().status == 501
     client.close()

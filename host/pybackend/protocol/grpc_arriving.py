@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from pybackend.inference.shortage import obtain
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import byte_size_error
 from pybackend.protocol.grpc_message import (
@@ -38,7 +40,12 @@ class ArrivingMessage:
     """One ``ModelInferRequest`` that arrives piece by piece."""
 
     def __init__(
-        self, nbytes: int, limits: BodyLimits, plan_of: PlanOf, make_room: Callable[[InputTensor, int], memoryview]
+        self,
+        nbytes: int,
+        limits: BodyLimits,
+        plan_of: PlanOf,
+        make_room: Callable[[InputTensor, int], memoryview],
+        on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
         """Nothing has arrived.
 
@@ -47,11 +54,13 @@ class ArrivingMessage:
             limits: bounds of all that is not a raw tensor.
             plan_of: called once, when all that precedes the first raw tensor has arrived, or at the end.
             make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
+            on_shortage: called when the model has no memory left; returns True if some may be available now.
         """
         self._left_bytes = nbytes
         self._limits = limits
         self._plan_of = plan_of
         self._make_room = make_room
+        self._on_shortage = on_shortage
         self._plan: InferPlan | None = None
         self._collected = bytearray()  # the head; later the tag and length of a raw tensor
         self._at = self._field_count = 0  # in the head
@@ -109,7 +118,7 @@ class ArrivingMessage:
         self._left_bytes -= count
         self._filled_bytes += count
         if self._tensor.lease is not None:
-            self._tensor.lease.arrived(self._filled_bytes)
+            obtain(partial(self._tensor.lease.arrived, self._filled_bytes), self._on_shortage)
         self._room = room[count:] if count < len(room) else None
 
     def finish(self) -> Steps[InferPlan]:
@@ -190,6 +199,6 @@ class ArrivingMessage:
             raise byte_size_error(self._plan.request, tensor, size, self._plan.request.model_name)
         if size:
             self._tensor, self._filled_bytes = tensor, 0
-            self._room = self._make_room(tensor, size)
+            self._room = obtain(partial(self._make_room, tensor, size), self._on_shortage)
         else:
             tensor.data = b""

@@ -348,7 +348,7 @@ class TestWhileModelsLoad:
         server, _gate = loading
         pids = server.stub_pids()
         assert len(pids) == 2
-        assert server.stop(number, deadline_s=10) == 0
+        assert server.stop(number, deadline_s=25) == 0
         assert f"Signal ({int(number)}) received." in server.output
         assert free_of_processes(pids)
         assert (repository / "quick" / "finalized").read_text() == "x", "what was loaded is finalized"

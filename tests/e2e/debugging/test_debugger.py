@@ -132,7 +132,7 @@ def test_a_server_that_waits_for_a_debugger_can_be_stopped(repository, model, nu
     with serving(repository, flags=(*FLAGS, "--debug-wait"), ready=False) as server:
         server.wait_for("waiting for a debugger to attach to 127.0.0.1:")
         pids = server.stub_pids()
-        assert server.stop(number, deadline_s=10) == 0
+        assert server.stop(number, deadline_s=25) == 0
         assert free_of_processes(pids)
 
 
@@ -239,7 +239,7 @@ def test_a_second_signal_ends_a_server_whose_model_is_stopped(repository, model,
         client.wait_stopped()
         server.process.send_signal(signal.SIGINT)
         server.wait_for("Waiting for in-flight requests")
-        assert server.stop(signal.SIGINT, deadline_s=10) == 1
+        assert server.stop(signal.SIGINT, deadline_s=25) == 1
         client.close()
         wait_until(lambda: request.is_answered, "the request is neither answered nor refused")
 

@@ -348,7 +348,7 @@ def test_workers_of_the_model_can_be_terminated(lab):
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         worker.start()
         worker.terminate()
-        worker.join(10)
+        worker.join(60)
         return out(OUT=np.array([worker.exitcode], np.int32))
         """
     )

@@ -305,7 +305,7 @@ def test_a_sender_that_a_global_keeps(server, single):
     wait_until(lambda: outcome(single('return [out("kept" in state)]')) == [1], "the sender is kept")
     assert not answers
     assert outcome(single('del state["kept"]\nreturn [out(0)]')) == [0]
-    thread.join(10)
+    thread.join(60)
     assert answers[0].error.startswith(DROPPED)
 
 

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
+from pybackend.frontend.pace import SLOW_AFTER_SECONDS
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.support import http2
 from tests.support.engine import engine_on
@@ -317,3 +318,37 @@ def test_mistakes_at_the_end_of_large_texts(port):
         assert "incomplete string data for inference input 'IN' for model 'texts'" in message
 
     port(scenario, **OPEN_WINDOWS)
+
+
+def test_slow_senders_make_room(tmp_path):
+    """A client that has sent much and goes on slowly keeps the memory only as long as nobody needs it."""
+    write_model(tmp_path, "numbers", IDENTITY, identity_config("TYPE_FP32"))
+    data = request(numbers(1))
+
+    async def most_of(client):
+        stream = client.open(INFER)
+        for frame, _ in cut(data[: len(data) * 3 // 4], [100_000]):
+            client.send(stream, frame)
+        await client.settled()
+        return stream
+
+    async def scenario():
+        async with (
+            engine_on(tmp_path, memory_limit_bytes=2 * 1024 * 1024) as engine,
+            grpc_port(engine) as port,
+            await port.connect(**OPEN_WINDOWS) as slow,
+            await port.connect(**OPEN_WINDOWS) as quick,
+        ):
+            quick.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, http2.u32(2**30)))
+            await most_of(slow)
+            refused = call(quick, data)
+            status, message = await quick.status(refused)
+            assert status == "14", "nobody is slow yet"
+            assert message.startswith("no input memory left for model 'numbers'")
+            for _ in range(SLOW_AFTER_SECONDS * 4):  # the rate is a moving average
+                port.advance(1)
+            assert (await quick.status(call(quick, data)))[0] == "0"
+            await slow.closed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 55))

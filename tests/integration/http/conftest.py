@@ -10,10 +10,10 @@ import uvloop
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def run(request):
-    """Runs a coroutine on a loop of its own, for ten seconds at most."""
+    """Runs a coroutine on a loop of its own, for a minute at most."""
 
     def run(coroutine):
         with asyncio.Runner(loop_factory=request.param) as runner:
-            return runner.run(asyncio.wait_for(coroutine, 10))
+            return runner.run(asyncio.wait_for(coroutine, 60))
 
     return run

@@ -398,7 +398,7 @@ def test_a_descriptor_is_never_closed_on_the_event_loop(read):
     in_time = []
 
     def release(receiver):
-        in_time.append(ended.wait(20))
+        in_time.append(ended.wait(60))
         receiver.close()  # which ends the waiting of whoever waits
 
     async def scenario(end):

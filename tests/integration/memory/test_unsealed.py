@@ -87,7 +87,7 @@ def test_a_model_that_cuts_its_output_memory_costs_its_request_alone(without_mem
         async with engine_on(tmp_path) as engine:
             for served, array in ((False, -np.ones(100_000, np.float32)), (True, np.ones(100_000, np.float32))):
                 request = InferenceRequest("rogue", inputs=[input_tensor("IN", array)])
-                response = await asyncio.wait_for(engine.open("rogue").infer(request), 10)
+                response = await asyncio.wait_for(engine.open("rogue").infer(request), 60)
                 assert (response.error is None) is served, response.error
                 response.release()
 

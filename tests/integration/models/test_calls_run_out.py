@@ -73,7 +73,7 @@ def test_a_response_that_does_not_fit_leaves_nothing_behind(tmp_path):
                     input_tensor("BALLAST", np.zeros(300 * KIB, np.uint8)),
                 ],
             )
-            return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
+            return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 60))
 
         for _ in range(5):
             response = take(450 * KIB, 450 * KIB)

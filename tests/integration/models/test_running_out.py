@@ -46,7 +46,7 @@ def infer(engine, run, name: str, array: np.ndarray):
     """The answer of a model to one input."""
     model = engine.repository.find(name)
     request = InferenceRequest(name, inputs=[input_tensor("IN", array)])
-    return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
+    return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 60))
 
 
 def test_an_output_that_does_not_fit_leaves_nothing_of_its_response_behind(tmp_path):
@@ -118,7 +118,7 @@ def test_without_descriptors_a_request_is_refused_and_holds_nothing(tmp_path, fe
         request = InferenceRequest("identity", inputs=[input_tensor("IN", np.ones(MIB, np.float32))])
         few_descriptors(count)
         try:
-            response = run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 10))
+            response = run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 60))
             error = response.error
         except InferenceError as refusal:
             request.release()

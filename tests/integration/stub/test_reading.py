@@ -216,4 +216,4 @@ def test_the_host_goes_away_while_threads_wait(host):
     for _ in range(8):
         stub.wait_for(CALL)
     stub.socket.close()
-    stub.process.wait(20)
+    stub.process.wait(60)

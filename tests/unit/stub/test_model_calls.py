@@ -9,7 +9,7 @@ from collections import deque
 from pybackend_stub.model_calls import _Replies
 from pybackend_wire.host_messages import Reply
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 FIRST, LAST = (Reply(1, final, ((2, text), (), None)) for final, text in ((False, "first"), (True, "last")))
 
 

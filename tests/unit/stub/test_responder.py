@@ -30,7 +30,7 @@ KEY = (7, 0)
 def stub():
     """The parts of a stub that senders need, and the host's end of its socket."""
     host, end = socket.socketpair()
-    host.settimeout(5)
+    host.settimeout(60)
     channel = HostChannel(end.detach())
 
     def handle(message, _tail):
@@ -62,7 +62,7 @@ def stub():
 def ends_in_time(function):
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     return not thread.is_alive()
 
 
@@ -93,7 +93,7 @@ def test_only_responses_that_others_follow_wait_for_the_client(stub):
     assert sending.is_alive()
     stub.flow(paused=False)
     assert stub.said()[0][3] is False
-    sending.join(5)
+    sending.join(60)
     stub.flow(paused=True)
     assert ends_in_time(lambda: sender.send(flags=1))
     assert stub.said()[0][3] is True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pybackend.engine.admission import Admission, Sender
-from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_in_steps
 from pybackend.protocol.grpc_arriving import ArrivingMessage
@@ -21,7 +21,7 @@ class ArrivingRequest:
 
     Args:
         nbytes: size of the message.
-        frontend: state shared by all connections.
+        connection: where it arrives.
         sender: the client's properties.
         drops_rest: after an error, the rest of the message must be received and dropped, because others follow it.
 
@@ -31,17 +31,19 @@ class ArrivingRequest:
         left_bytes: bytes of the message that have not arrived.
     """
 
-    def __init__(self, nbytes: int, frontend: GrpcFrontend, sender: Sender, *, drops_rest: bool) -> None:
+    def __init__(self, nbytes: int, connection: CallConnection, sender: Sender, *, drops_rest: bool) -> None:
         self.model_name = self.request_id = ""
         self.left_bytes = nbytes
-        self._frontend = frontend
+        self._connection = connection
+        self._frontend = connection.frontend
         self._sender = sender
         self._drops_rest = drops_rest
         self._admission: Admission | None = None
         self._error: InferenceError | None = None
         self._plan: InferPlan | None = None
         self._work: Steps[InferPlan] | None = None
-        self._message = ArrivingMessage(nbytes, frontend.limits, self._plan_of, self._make_room)
+        limits = connection.frontend.limits
+        self._message = ArrivingMessage(nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender)
 
     @property
     def is_complete(self) -> bool:
@@ -119,6 +121,20 @@ class ArrivingRequest:
             self._plan.request.release()
         if self._admission is not None:
             self._admission.release()
+
+    def holds_memory_for(self, other: Admission | None) -> bool:
+        """True while it holds leased memory that the other request could use."""
+        own = self._admission
+        if own is None or other is None or self._error is not None or not self.left_bytes:
+            return False
+        return own.has_room and own.shares_memory_with(other)
+
+    def give_up(self) -> None:
+        """Release its memory, because others need it and the client is too slow."""
+        self._refuse(InferenceError("the client was too slow, and others needed the memory", ErrorCode.UNAVAILABLE))
+
+    def _drop_slowest_sender(self) -> bool:
+        return self._frontend.senders.drop_slowest(self._connection, self._admission)
 
     def _refuse(self, error: InferenceError) -> None:
         self._error = error

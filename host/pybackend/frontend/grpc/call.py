@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.call_connection import CallConnection
@@ -244,6 +245,7 @@ class Call:
     def _begin_arriving(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
         arriving = self._arriving = self.begin_large(nbytes)
         self.connection.arriving_count += 1
+        self.connection.frontend.senders.add(self.connection)
         for piece in pieces:
             arriving.feed(piece)
 
@@ -307,6 +309,15 @@ class Call:
         reader = self._reader
         begun = self._arriving is not None or (reader is not None and reader.held_bytes > 0 and not reader.is_inflating)
         return begun and not self.is_over and self.accepts_messages()
+
+    def holds_memory_for(self, other: Admission | None) -> bool:
+        """True while an arriving message holds leased memory that the other request could use."""
+        return self._arriving is not None and self._arriving.holds_memory_for(other)
+
+    def give_up_arriving(self) -> None:
+        """Release the memory of an arriving message; the connection is about to close."""
+        if self._arriving is not None:
+            self._arriving.give_up()
 
     def check_progress(self) -> None:
         """Called now and then: end a call of whose message nothing has come since the previous time."""

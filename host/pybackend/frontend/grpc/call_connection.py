@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.slow_senders import TensorSender
 
 
-class CallConnection(Protocol):
+class CallConnection(TensorSender, Protocol):
     """A connection, as its calls see it.
 
     Attributes:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from pybackend.engine.admission import Admission
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
@@ -223,6 +224,7 @@ class GrpcConnection(asyncio.Protocol):
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.frontend.connections.discard(self)
         self.frontend.kept.claim(self, 0)
+        self.frontend.senders.discard(self)
         self.frontend.ended.set()
 
     # Requests
@@ -278,7 +280,13 @@ class GrpcConnection(asyncio.Protocol):
     def make_room(self) -> None:
         """Disconnect a slow client, because others need the memory."""
         log.info("Closing the connection of a slow client: others need the memory that is buffered for it.")
+        for call in self.calls():
+            call.give_up_arriving()
         self.transport.abort()
+
+    def holds_memory_for(self, other: Admission | None) -> bool:
+        """True while an arriving request holds leased memory that the other request could use."""
+        return not self.transport.is_closing() and any(call.holds_memory_for(other) for call in self.calls())
 
     # Once a second
 

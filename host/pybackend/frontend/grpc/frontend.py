@@ -13,6 +13,7 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slices import Slices
+from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.watch import Watch
 from pybackend.http2 import Config, PingRules
 from pybackend.protocol.grpc_layouts import MessageLayouts
@@ -70,6 +71,7 @@ class GrpcFrontend:
         layouts: cached layouts of earlier messages.
         plans: cached plans of earlier requests.
         slices: the scheduler of long work.
+        senders: connections of all ports whose requests arrive in models' memory.
         connections: all open ones.
         seconds: incremented once a second by the server.
         closing: True once the server stops: no calls are accepted.
@@ -90,6 +92,7 @@ class GrpcFrontend:
         watch: Watch | None = None,
         policy: CallPolicy | None = None,
         settings: GrpcSettings = _DEFAULTS,
+        senders: SlowSenders | None = None,
     ) -> None:
         self.settings = settings
         self.config = _config(settings.keepalive)
@@ -99,6 +102,7 @@ class GrpcFrontend:
         self.answers = engine.answers[PROTOCOL]
         self.limits = limits
         self.kept = kept
+        self.senders = SlowSenders() if senders is None else senders
         self.layouts = MessageLayouts()
         self.plans = PlanCaches()
         self.connections: set[Connection] = set()

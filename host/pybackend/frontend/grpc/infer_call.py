@@ -59,7 +59,7 @@ class InferCall(Call):
         self._check_first()
         if self.connection.frontend.engine.tracer.active:
             self._began_ns = time.monotonic_ns()
-        return ArrivingRequest(nbytes, self.connection.frontend, _SENDER, drops_rest=False)
+        return ArrivingRequest(nbytes, self.connection, _SENDER, drops_rest=False)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Submit the request."""

@@ -90,7 +90,7 @@ class StreamInferCall(Call):
 
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Receive a request's tensors directly."""
-        return ArrivingRequest(nbytes, self.connection.frontend, _SENDER, drops_rest=True)
+        return ArrivingRequest(nbytes, self.connection, _SENDER, drops_rest=True)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Submit a request."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TypeVar
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.shortage import obtain
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import (
     Checked,
@@ -20,8 +20,6 @@ from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.raw_request import parse_raw
-
-_T = TypeVar("_T")
 
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go directly to their tensors' memory."""
@@ -201,7 +199,7 @@ class StreamedBody:
 
     def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
         """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
-        lease = self._obtain(partial(self._admission.room, size, tensor.name, arriving=arriving))
+        lease = obtain(partial(self._admission.room, size, tensor.name, arriving=arriving), self._on_shortage)
         if lease is None:
             tensor.data = bytearray(size)
             return memoryview(tensor.data)
@@ -218,25 +216,13 @@ class StreamedBody:
         self._arrived_bytes += count
         lease = self._open[0][0].lease
         if lease is not None:
-            try:
-                lease.arrived(self._arrived_bytes)
-            except InferenceError:
-                self._obtain(partial(lease.arrived, self._arrived_bytes))
+            obtain(partial(lease.arrived, self._arrived_bytes), self._on_shortage)
         if count < len(self._room):
             self._room = self._room[count:]
         else:
             self._room = None
             self._arrived_bytes = 0
             del self._open[0]
-
-    def _obtain(self, attempt: Callable[[], _T]) -> _T:
-        """Repeat an attempt to obtain memory as long as other clients can be made to release some."""
-        while True:
-            try:
-                return attempt()
-            except InferenceError as error:
-                if error.code is not ErrorCode.UNAVAILABLE or not self._on_shortage():
-                    raise
 
     @property
     def private_bytes(self) -> int:

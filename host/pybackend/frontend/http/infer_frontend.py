@@ -13,6 +13,7 @@ from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.traced import ContextFields
 from pybackend.frontend.watch import Watch
 from pybackend.protocol.limits import BodyLimits
@@ -45,6 +46,7 @@ class InferFrontend(ConnectionClock):
         plans: cached plans of earlier requests.
         heads: cached request heads, parsed. They have passed the guard.
         forwards: the headers that become request parameters; None for none.
+        senders: connections of all ports whose requests arrive in models' memory.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class InferFrontend(ConnectionClock):
         guard: HttpGuard | None = None,
         cors: Cors | None = None,
         forwards: ForwardedHeaders | None = None,
+        senders: SlowSenders | None = None,
     ) -> None:
         super().__init__(kept, watch, guard, cors)
         self.forwards = forwards
+        self.senders = SlowSenders() if senders is None else senders
         self.engine = engine
         self.answers = engine.answers[HTTP_CLIENT.protocol]
         self.limits = limits

@@ -123,6 +123,7 @@ class InferProtocol(SerialProtocol):
                 self._forwarded = self._frontend.forwards.of(self.headers)
             coding = request_coding(fields.encodings) if fields.encodings else None
             if self._chunked or self._bypasses_parser or coding is not None:
+                self._frontend.senders.add(self)
                 length = None if self._chunked or coding is not None else self._body_left
                 limits = self._frontend.limits
                 body = StreamedBody(self._admission, self._header_length, length, limits, self._drop_slowest_sender)
@@ -241,15 +242,7 @@ class InferProtocol(SerialProtocol):
 
     def _drop_slowest_sender(self) -> bool:
         """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
-        slow = [
-            each
-            for each in self.connections - {self}
-            if isinstance(each, InferProtocol) and each.pace.is_slow and each.holds_memory_for(self._admission)
-        ]
-        if not slow:
-            return False
-        min(slow, key=lambda each: each.pace.rate_bytes_per_s).make_room()
-        return True
+        return self._frontend.senders.drop_slowest(self, self._admission)
 
     def holds_memory_for(self, other: Admission | None) -> bool:
         """True while an arriving body holds leased memory that the other request could use."""
@@ -465,6 +458,7 @@ class InferProtocol(SerialProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side: cancel its queued request."""
         super().connection_lost(exc)
+        self._frontend.senders.discard(self)
         if self._pending is not None:
             self._pending.cancel()
         if self._body is not None and not self._message_done:

@@ -10,7 +10,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.model.open_requests import OpenRequests
 
 AT_ONCE_S = 0.0
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def request(*, is_inner=False):

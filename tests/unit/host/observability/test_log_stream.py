@@ -31,7 +31,7 @@ def pipe():
             os.close(end)
 
 
-def read_until(descriptor, end, deadline_s=10):
+def read_until(descriptor, end, deadline_s=60):
     data = b""
     limit_s = time.monotonic() + deadline_s
     while not data.endswith(end):

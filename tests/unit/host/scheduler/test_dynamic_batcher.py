@@ -20,7 +20,7 @@ from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.scheduler import BatchReason
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Instance:

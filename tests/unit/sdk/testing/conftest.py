@@ -36,7 +36,7 @@ def configuration(inputs="FP32 -1", outputs="FP32 -1", **fields):
     return {"input": inputs, "output": outputs, **fields}
 
 
-def wait_until(condition, deadline_s=10.0):
+def wait_until(condition, deadline_s=60):
     """Look until it is so."""
     end = time.monotonic() + deadline_s
     while not condition():
@@ -107,5 +107,5 @@ def nothing_is_left_behind():
     new = {name for name in set(sys.modules) - modules if name.partition(".")[0] in {"1", "2", "model", "helper"}}
     assert new == set()
     for thread in set(threading.enumerate()) - threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), thread

@@ -539,7 +539,7 @@ def test_async_calls_overlap(opened):
     barrier = threading.Barrier(100)
 
     def other(x):
-        barrier.wait(10)
+        barrier.wait(60)
         return x
 
     harness = opened(ASYNC, models={"other": other})

@@ -417,7 +417,7 @@ import time
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert values == [True] * 8
 
 

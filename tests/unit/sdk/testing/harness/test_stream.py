@@ -178,7 +178,7 @@ def test_an_execute_that_does_not_return_is_named(decoupled):
     harness = decoupled("self.entered.set()\nself.gate.wait()\nend(request.get_response_sender())")
     harness.model.entered, harness.model.gate = threading.Event(), threading.Event()
     stream = harness.stream(IN=[1], wait_s=0.05)
-    assert harness.model.entered.wait(10)
+    assert harness.model.entered.wait(60)
     waiting = harness.stream(IN=[1], wait_s=0.05)
     try:
         with pytest.raises(NoResponse, match=r"'execute' has not returned: it is at .*1/model\.py\(7\): execute"):
@@ -204,7 +204,7 @@ def test_an_execute_that_never_returns_cannot_be_finalized(write):
     harness = ModelHarness(write(code), config=CONFIG, wait_s=0.05).open()
     gate = harness.model.gate
     harness.stream(IN=[1])
-    assert harness.model.entered.wait(10)
+    assert harness.model.entered.wait(60)
     with pytest.raises(
         FinalizeError, match=r"execute does not return, so that finalize cannot be called: it is at .*\): exe"
     ):
