@@ -7,9 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.peers import kserve_client, perf_analyzer, schemathesis_run
+from tests.peers import kserve_client, model_analyzer, perf_analyzer, schemathesis_run
 
-PEERS = {"perf_analyzer": perf_analyzer.main, "kserve": kserve_client.main, "schemathesis": schemathesis_run.main}
+PEERS = {
+    "perf_analyzer": perf_analyzer.main,
+    "model_analyzer": model_analyzer.main,
+    "kserve": kserve_client.main,
+    "schemathesis": schemathesis_run.main,
+}
 
 
 def main() -> int:

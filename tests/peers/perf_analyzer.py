@@ -119,8 +119,8 @@ class PerfAnalyzer:
         links.mkdir()
         for name, pattern in (("libcudart.so.12", "libcudart-*"), ("libb64.so.0d", "libb64-*")):
             (links / name).symlink_to(next(libraries.rglob(pattern)))
-        self._program = binaries / "perf_analyzer"
-        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(links)}
+        self.program = binaries / "perf_analyzer"
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": str(links)}
         self._folder = folder
         (folder / "square.json").write_text(json.dumps({"data": [{"NUMBER": [3]}]}))
 
@@ -128,9 +128,9 @@ class PerfAnalyzer:
         """One run."""
         url = server.grpc_url if "grpc" in run.options else server.url
         done = subprocess.run(
-            [self._program, "-m", run.model, "-u", url, *SETTINGS, *run.options],
+            [self.program, "-m", run.model, "-u", url, *SETTINGS, *run.options],
             cwd=self._folder,
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -39,7 +39,7 @@ def test_without_a_pipe_records_go_to_stderr_in_the_servers_format():
 from pybackend_stub.runtime import StubRuntime
 from pybackend_sdk.logger import Logger
 assert not model_output.write_record(0, "f", 1, "text")
-StubRuntime("", "m_0").log(Logger.WARNING, "/x/model.py", 7, "text")
+StubRuntime("", "m_0", {}).log(Logger.WARNING, "/x/model.py", 7, "text")
 import logging
 logging.warning("as usual")
 """
