@@ -34,6 +34,7 @@ from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.tls import tls_context
 from pybackend.frontend.watch import Watch
 from pybackend.ipc.client_regions import ClientRegions
+from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host_settings import make_host
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
@@ -80,7 +81,9 @@ class _Sockets:
 class Server:
     """One server, from its settings to its exit status."""
 
-    def __init__(self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher) -> None:
+    def __init__(
+        self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, mirrors: Mirrors | None = None
+    ) -> None:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
@@ -89,7 +92,7 @@ class Server:
         host = make_host(settings, launcher, self._services, door, self._cache)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
-        self._repository = ModelRepository(scan, host)
+        self._repository = ModelRepository(scan, host, mirrors)
         self._recorder = make_recorder(settings.trace)
         self._watch = Watch(AccessLog() if settings.log.access else None)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -316,6 +316,21 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True)
+class CloudRepositorySettings:
+    """Repositories in cloud storage.
+
+    Attributes:
+        urls: their places.
+        cache_directory: keeps what was downloaded, None for the usual place.
+        directories: the local directories that show them; empty until the server has made them.
+    """
+
+    urls: tuple[str, ...] = ()
+    cache_directory: Path | None = None
+    directories: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
 class SandboxSettings:
     """How strongly models are isolated.
 
@@ -339,6 +354,7 @@ class Settings:
     Attributes:
         repositories: directories of models.
         model_directories: directories of single models, which are served besides.
+        cloud_repositories: the repositories in cloud storage.
         model_control: how the set of loaded models is decided.
         repository_poll_s: time between looks for changes in mode ``poll``; None for never.
         repository_settle_s: in mode ``poll``, a model is loaded once its files have stayed the same for this long.
@@ -376,6 +392,7 @@ class Settings:
 
     repositories: tuple[Path, ...]
     model_directories: tuple[Path, ...] = ()
+    cloud_repositories: CloudRepositorySettings = CloudRepositorySettings()
     model_control: ModelControlMode = ModelControlMode.NONE
     repository_poll_s: float | None = 15
     repository_settle_s: float = DEFAULT_SETTLE_S
@@ -412,5 +429,14 @@ class Settings:
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """All directories with models."""
-        return (*self.repositories, *self.model_directories)
+        """All directories with models, those of cloud storage once they were made."""
+        return (*self.repositories, *self.model_directories, *self.cloud_repositories.directories)
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        """All places with models, for messages."""
+        return (*map(str, (*self.repositories, *self.model_directories)), *self.cloud_repositories.urls)
+
+    def with_local(self, directories: tuple[Path, ...]) -> Settings:
+        """The same with the local directories of repositories in cloud storage."""
+        return replace(self, cloud_repositories=replace(self.cloud_repositories, directories=directories))

@@ -7,12 +7,16 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse, print_help
 from pybackend.errors import PybackendError
 from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT
+
+if TYPE_CHECKING:
+    from pybackend.mirror.mirrors import Mirrors
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -81,10 +85,6 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     # Imports create many objects and little garbage: without the collector they take a tenth less time.
     gc.disable()
     from pybackend.observability.logging import LOG, take_closed_descriptors
-    from pybackend.process.bundle import stage_bundle
-    from pybackend.process.launcher import StubLauncher
-    from pybackend.process.orphans import Orphans
-    from pybackend.repository.layout import scan_repositories
 
     # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -92,7 +92,30 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
-    scan = scan_repositories(settings.repositories, settings.model_directories)
+    cloud = settings.cloud_repositories
+    if not cloud.urls:
+        return _serve(settings, None, visitor)
+    import asyncio
+
+    from pybackend.mirror.mirrors import Mirrors
+
+    mirrors = Mirrors(cloud.urls, cloud.cache_directory)
+    asyncio.run(mirrors.open())
+    try:
+        return _serve(settings.with_local(mirrors.directories), mirrors, visitor)
+    finally:
+        mirrors.close()
+
+
+def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str], int] | None) -> int:
+    from pybackend.process.bundle import stage_bundle
+    from pybackend.process.launcher import StubLauncher
+    from pybackend.process.orphans import Orphans
+    from pybackend.repository.layout import scan_repositories
+
+    scan = scan_repositories(
+        settings.repositories, settings.model_directories, {} if mirrors is None else mirrors.listings
+    )
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
     first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
@@ -108,7 +131,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
         gc.enable()
 
         async def main() -> int:
-            return await Server(settings, scan, launcher).run(visitor)
+            return await Server(settings, scan, launcher, mirrors).run(visitor)
 
         return uvloop.run(main())
     finally:

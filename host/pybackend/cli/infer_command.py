@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser, UsageError
@@ -72,7 +71,6 @@ def make_parser() -> CommandParser:
     place.add_argument("--url", default=_DEFAULT_URL, metavar="URL", help=f"the server [{_DEFAULT_URL}]")
     place.add_argument(
         "--repository",
-        type=Path,
         metavar="DIR",
         help="serve the model from this directory for this one request; flags for `pybackend serve` follow after --",
     )

@@ -26,9 +26,11 @@ from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.trace_flags import add_trace_flags, trace_settings, trace_warnings
 from pybackend.cli.unused_flags import add_unused_flags, unused_warnings
 from pybackend.errors import ServerError
+from pybackend.mirror.url import is_url, parse_url
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
     DEFAULT_DEBUG_PORT,
+    CloudRepositorySettings,
     DebugSettings,
     EnvironmentSettings,
     ModelControlMode,
@@ -65,6 +67,18 @@ def control_mode(text: str) -> ModelControlMode:
         return ModelControlMode(text.lower())
     except ValueError:
         raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none, poll or explicit") from None
+
+
+def repository_place(text: str) -> Path | str:
+    """Parse the path of a directory, or a URL, which stays text.
+
+    Raises:
+        ServerError: the URL has an unknown form.
+    """
+    if not is_url(text):
+        return Path(text)
+    parse_url(text)
+    return text
 
 
 def config_name(text: str) -> str:
@@ -116,15 +130,30 @@ def add_serve_flags(serve: CommandParser) -> None:
 
 def _add_repository(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("models")
-    group.add_argument("repository", nargs="?", type=Path, metavar="REPOSITORY", help="directory that holds the models")
+    group.add_argument(
+        "repository",
+        nargs="?",
+        type=repository_place,
+        metavar="REPOSITORY",
+        help="directory that holds the models, or URL of a place in cloud storage",
+    )
     group.add_argument(
         "--model-repository",
         "--model-store",
         action="append",
-        type=Path,
+        type=repository_place,
         default=[],
         metavar="DIR",
-        help="another directory of models; may be repeated",
+        help="another directory of models, or s3://bucket/path, s3://https://host:port/bucket/path, gs://bucket/path, "
+        "as://account/container/path; may be repeated",
+    )
+    group.add_argument(
+        "--repository-cache-directory",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where models from cloud storage are kept on this machine [$XDG_CACHE_HOME/pybackend/repositories, else "
+        "/var/cache/pybackend/repositories for root and ~/.cache/pybackend/repositories for others]",
     )
     group.add_argument(
         "--model-control-mode",
@@ -398,7 +427,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
     """
     repositories = ([given.repository] if given.repository else []) + given.model_repository
     if not repositories and os.environ.get("AIP_STORAGE_URI") and serves_vertex_ai(given, os.environ):
-        repositories = [Path(os.environ["AIP_STORAGE_URI"])]
+        repositories = [repository_place(os.environ["AIP_STORAGE_URI"])]
     if needs_repository and not repositories:
         raise ServerError(
             "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
@@ -408,7 +437,11 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
     http, grpc = endpoint_settings(given, clouds)
     return Settings(
         # Absolute: models receive these paths, and may change their working directory.
-        repositories=tuple(path.absolute() for path in repositories),
+        repositories=tuple(path.absolute() for path in repositories if isinstance(path, Path)),
+        cloud_repositories=CloudRepositorySettings(
+            tuple(place for place in repositories if isinstance(place, str)),
+            given.repository_cache_directory and given.repository_cache_directory.absolute(),
+        ),
         server_id=given.id,
         model_control=given.model_control_mode,
         repository_poll_s=given.repository_poll_secs or None,

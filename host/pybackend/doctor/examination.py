@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
 from pybackend.doctor import machine, models, ports, trial
 from pybackend.doctor.finding import Finding, Status, fail
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import PybackendError, ServerError
+from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host_settings import make_host
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
-from pybackend.repository.layout import scan_repositories
+from pybackend.repository.layout import RepositoryScan, scan_repositories
+from pybackend.repository.model_files import ModelFiles
 from pybackend.settings import Settings
 
 
@@ -23,7 +27,7 @@ async def examine(settings: Settings) -> list[Finding]:
     """
     findings: list[Finding] = []
     process_count = 0
-    if settings.repositories:
+    if settings.places:
         findings, process_count = await _examine_server(settings)
     machines = [machine.python(), machine.kernel(), machine.descriptors(process_count), machine.processes()]
     machines.append(machine.shared_memory())
@@ -36,10 +40,24 @@ async def examine(settings: Settings) -> list[Finding]:
 async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     """Check what the settings name; returns the findings and the number of processes that models would have."""
     findings = list(ports.examine(settings.http, settings.grpc))
+    cloud = settings.cloud_repositories
     try:
-        scan = scan_repositories(settings.repositories, settings.model_directories)
+        mirrors = Mirrors(cloud.urls, cloud.cache_directory)
+        await mirrors.open()
+        settings = settings.with_local(mirrors.directories)
+        scan = scan_repositories(settings.repositories, settings.model_directories, mirrors.listings)
     except ServerError as error:
         return [*findings, fail("repository", "cannot be served", str(error))], 0
+    try:
+        return await _examine_models(settings, scan, mirrors, findings)
+    finally:
+        await asyncio.to_thread(mirrors.close)
+
+
+async def _examine_models(
+    settings: Settings, scan: RepositoryScan, mirrors: Mirrors, findings: list[Finding]
+) -> tuple[list[Finding], int]:
+    """Add the findings about models. Those in cloud storage are downloaded, and stay in the cache for the server."""
     try:
         launcher = StubLauncher(stage_bundle())
     except PybackendError:  # the trial says so
@@ -47,7 +65,8 @@ async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     services = ModelServices()
     host = make_host(settings, launcher, services, InnerDoor(services))
     try:
-        found, count = await models.examine(scan, host, all_must_load=settings.exit_on_error)
+        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
+        found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
     finally:
         launcher.close()
         if host.sandbox is not None:

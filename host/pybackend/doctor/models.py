@@ -14,17 +14,21 @@ from pybackend.model.python_model import PythonModel, Rehearsal
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory
+from pybackend.repository.model_files import ModelFiles
 
 NOT_LOADED = "cannot be loaded"
 """The facts about a model that the server would not serve."""
 
 
-async def examine(scan: RepositoryScan, host: ModelHost, *, all_must_load: bool) -> tuple[list[Finding], int]:
+async def examine(
+    scan: RepositoryScan, host: ModelHost, files: ModelFiles, *, all_must_load: bool
+) -> tuple[list[Finding], int]:
     """Check the layout of repositories and every model in them.
 
     Args:
         scan: the repositories.
         host: as the server would have it.
+        files: brings models from cloud storage.
         all_must_load: whether a model that cannot be loaded would end the server.
 
     Returns:
@@ -32,7 +36,7 @@ async def examine(scan: RepositoryScan, host: ModelHost, *, all_must_load: bool)
     """
     findings = [warn("repository", warning, "the server ignores it, or does not start") for warning in scan.warnings]
     if not scan.models and not scan.duplicates:
-        places = ", ".join(map(str, scan.places))
+        places = ", ".join(scan.place_names)
         findings.append(
             warn("repository", f"no model in {places}", "a model is a directory <model>/<version>/model.py there")
         )
@@ -40,6 +44,7 @@ async def examine(scan: RepositoryScan, host: ModelHost, *, all_must_load: bool)
     readings: dict[str, ModelReading | Finding] = {}
     for name in sorted({*scan.models, *at_start}):
         try:
+            await files.fetch(name)
             reading = await read_model(model_directory(scan, name), host)
         except PybackendError as error:
             readings[name] = _unloadable(name, error, is_fatal=all_must_load and name in at_start)

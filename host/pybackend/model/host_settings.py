@@ -11,6 +11,7 @@ from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.mirror.mirrors import cache_directories
 from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
@@ -38,6 +39,8 @@ def make_host(
         cache: the response cache, None for none.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
+    cloud = settings.cloud_repositories
+    kept += cache_directories(cloud.urls, cloud.cache_directory)
     sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, kept)
     return ModelHost(
         launcher=launcher,

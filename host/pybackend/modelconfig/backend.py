@@ -22,7 +22,7 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
 
     Args:
         document: complete; its name is the model's.
-        model_directory: its lowest version is inspected.
+        model_directory: its lowest version that has such a file decides.
         by_name: infer it from the model's name as well.
 
     Returns:
@@ -36,8 +36,8 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
     if platform:
         return BACKEND_OF_PLATFORM.get(platform, "")
     filename = document["default_model_filename"]
-    first_version = None if filename else next(iter(scan_versions(model_directory).versions.values()), None)
-    found = backend_of_filename(filename) if first_version is None else backend_of_files(first_version)
+    versions = [] if filename else list(scan_versions(model_directory).versions.values())
+    found = next(filter(None, map(backend_of_files, versions)), "") if versions else backend_of_filename(filename)
     if found or not by_name:
         return found
     name = document["name"]

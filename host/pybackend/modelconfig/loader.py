@@ -60,14 +60,7 @@ def load_config(
             unsupported feature.
         ModelLoadError: the directory cannot be read.
     """
-    if config_json is None:
-        text, source = _written_text(model_directory, config_file(model_directory, config_name), auto_complete)
-        document = parse_config_text(text, source)
-    else:
-        text, source = "", f"the configuration given to load '{model_directory.name}'"
-        document = parse_config_json(_read_json(config_json, source), source)
-    _take_name(document, model_directory.name, source)
-    check_bounds(document, source)
+    document, source, text = _document(model_directory, config_json, config_name, auto_complete=auto_complete)
     refuse_unserved(from_document(document, source))
     if from_document(document, source).is_ensemble:
         _refuse_repeated_inputs(text, model_directory.name, source)
@@ -84,6 +77,21 @@ def load_config(
     config = from_document(with_policies(document), source)
     validate_model_file(config)
     return config
+
+
+def load_policy(model_directory: Path, *, config_json: str | None = None, config_name: str = "") -> ModelConfig:
+    """The same, as far as the version policy needs it: the files of versions may still be missing.
+
+    Args:
+        model_directory: its name is the model's name.
+        config_json: replaces config.pbtxt, as JSON text.
+        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
+
+    Raises:
+        ModelConfigError: the configuration does not parse.
+    """
+    document, source, _text = _document(model_directory, config_json, config_name, auto_complete=True)
+    return from_document(with_policies(document), source)
 
 
 def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int) -> ModelConfig:
@@ -131,6 +139,21 @@ def finish_ensemble(config: ModelConfig) -> ModelConfig:
 def planned_instances(config: ModelConfig, gpu_count: int) -> list[InstanceSpec]:
     """The instances of an unfinished configuration; completion never changes instance groups."""
     return instances(from_document(with_scheduling(config.document, gpu_count), config.source))
+
+
+def _document(
+    model_directory: Path, config_json: str | None, config_name: str, *, auto_complete: bool
+) -> tuple[Document, str, str]:
+    """The written configuration with its name, its source and its text, ``""`` for JSON."""
+    if config_json is None:
+        text, source = _written_text(model_directory, config_file(model_directory, config_name), auto_complete)
+        document = parse_config_text(text, source)
+    else:
+        text, source = "", f"the configuration given to load '{model_directory.name}'"
+        document = parse_config_json(_read_json(config_json, source), source)
+    _take_name(document, model_directory.name, source)
+    check_bounds(document, source)
+    return document, source, text
 
 
 def _written_text(model_directory: Path, name: str, auto_complete: bool) -> tuple[str, str]:

@@ -36,6 +36,8 @@ class ChangeNotices:
 
     def start(self) -> None:
         """Begin to watch. Listing a large tree takes long, so it is done on the thread too."""
+        if not self._directories:
+            return
         threading.Thread(target=self._watch, name="pybackend-notices", daemon=True).start()
 
     def stop(self) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.author_files.apart import apart
-from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, ServerError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.repository.bounds import Bounds
@@ -19,6 +20,7 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle
+from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.model_locks import ModelLocks
 from pybackend.sandbox.grant import Grant
 
@@ -55,8 +57,10 @@ class ModelChanges:
         scan: the repositories at the start.
         host: the server.
         directories: those made of files that come with load requests.
+        mirrors: the repositories in cloud storage.
 
     Attributes:
+        files: the directories of models.
         life_cycle: the versions that are alive.
         locks: serialise the changes of each model.
     """
@@ -67,25 +71,18 @@ class ModelChanges:
         scan: RepositoryScan,
         host: ModelHost,
         directories: OverrideDirectories,
+        mirrors: Mirrors,
     ) -> None:
         self._catalogue = catalogue
-        self._scan = scan
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
-        self.life_cycle = ModelLifeCycle(host, directories)
+        self.files = ModelFiles(scan, mirrors, host.config_name, self._versions_of)
+        self.life_cycle = ModelLifeCycle(host, directories, self.files)
         self.locks = ModelLocks(host.model_load_count)
 
-    async def scan(self) -> RepositoryScan:
-        """The repositories as they are now.
-
-        Raises:
-            ModelLoadError: one of them cannot be read.
-        """
-        try:
-            return await apart("the repositories", self._scan.again)
-        except ServerError as error:
-            raise ModelLoadError(str(error)) from error
+    def _versions_of(self, directory: Path) -> list[int]:
+        return self.life_cycle.versions_of(directory)
 
     # Loading
 
@@ -152,7 +149,8 @@ class ModelChanges:
             await self._directories.let_go(directory)
 
     async def _check_parts(self, name: str, parts: Sequence[str]) -> None:
-        directories = (await self.scan()).models
+        directories = (await self.files.scan()).models
+        await self.files.fetch_configurations(parts, directories)
         await apart(f"the parts of ensemble '{name}'", self._catalogue.ensembles.check, name, parts, directories)
 
     async def _bounded(self, reading: ModelReading, request: LoadRequest) -> tuple[ModelReading, tuple[Grant, ...]]:
@@ -167,7 +165,8 @@ class ModelChanges:
     async def _place(self, name: str, request: LoadRequest) -> Path:
         """The directory from which to load a model."""
         if not request.files:
-            return model_directory(await self.scan(), name)
+            await self.files.fetch(name, request.config_json)
+            return model_directory(await self.files.scan(), name)
         if request.config_json is None:
             raise ModelLoadError("files are given without a configuration, which they need: give 'config' too")
         return await asyncio.to_thread(self._directories.make, name, request.files)
@@ -259,4 +258,4 @@ def check_name(name: str) -> None:
 def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
     message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
     log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may request any name
-    return InferenceError(message)
+    return InferenceError(message, error.code if error.code is ErrorCode.UNAVAILABLE else ErrorCode.INTERNAL)

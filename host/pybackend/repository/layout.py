@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
+from pybackend.mirror.listing import Listing
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
@@ -23,11 +24,12 @@ class RepositoryScan:
 
     Attributes:
         repositories: the scanned directories.
-        model_directories: directories of single models, searched as well.
         models: directory by model name, sorted by name; excludes duplicates.
         duplicates: directories by model name, for names that occur in several repositories; these models are not
             served.
         warnings: one sentence each, for the log.
+        model_directories: directories of single models, searched as well.
+        listings: the repositories in cloud storage, by the local directories that show them.
     """
 
     repositories: tuple[Path, ...]
@@ -35,23 +37,34 @@ class RepositoryScan:
     duplicates: Mapping[str, tuple[Path, ...]]
     warnings: tuple[str, ...]
     model_directories: tuple[Path, ...] = ()
+    listings: Mapping[Path, Listing] = field(default_factory=dict)
 
     @property
     def places(self) -> tuple[Path, ...]:
         """All directories that were searched for models."""
         return (*self.repositories, *self.model_directories)
 
-    def again(self) -> RepositoryScan:
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        """All places of models, for messages."""
+        return (*map(str, self.places), *(listing.place for listing in self.listings.values()))
+
+    def again(self, listings: Mapping[Path, Listing]) -> RepositoryScan:
         """The same places as they are now; raises as :func:`scan_repositories`."""
-        return scan_repositories(self.repositories, self.model_directories)
+        return scan_repositories(self.repositories, self.model_directories, listings)
 
 
-def scan_repositories(repositories: Sequence[Path], model_directories: Sequence[Path] = ()) -> RepositoryScan:
+def scan_repositories(
+    repositories: Sequence[Path],
+    model_directories: Sequence[Path] = (),
+    listings: Mapping[Path, Listing] | None = None,
+) -> RepositoryScan:
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
     Args:
         repositories: directories of models.
         model_directories: directories of single models, each of which counts while it exists.
+        listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
 
     Raises:
         ServerError: a repository is missing, is not a directory or cannot be read.
@@ -73,13 +86,18 @@ def scan_repositories(repositories: Sequence[Path], model_directories: Sequence[
     for directory in model_directories:
         if os.path.isdir(directory):
             found.setdefault(directory.name, []).append(directory)
+    for shown, listing in (listings or {}).items():
+        for name in filter(_may_be_model, listing.names):
+            found.setdefault(name, []).append(shown / name)
     duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
     for name, paths in duplicates.items():
         warnings.append(
             f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
         )
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
-    return RepositoryScan(tuple(repositories), models, duplicates, tuple(warnings), tuple(model_directories))
+    return RepositoryScan(
+        tuple(repositories), models, duplicates, tuple(warnings), tuple(model_directories), listings or {}
+    )
 
 
 def model_directory(scan: RepositoryScan, name: str) -> Path:
@@ -91,7 +109,7 @@ def model_directory(scan: RepositoryScan, name: str) -> Path:
     if name in scan.duplicates:
         raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")
     if name not in scan.models:
-        raise ModelLoadError(f"there is no directory '{name}' in {', '.join(map(str, scan.places))}")
+        raise ModelLoadError(f"there is no directory '{name}' in {', '.join(scan.place_names)}")
     return scan.models[name]
 
 
@@ -106,9 +124,13 @@ def is_model_directory(directory: Path) -> bool:
     return any(name.isdecimal() and os.path.isfile(directory / name / DEFAULT_MODEL_FILENAME) for name in names)
 
 
+def _may_be_model(name: str) -> bool:
+    return name not in _NOT_MODELS and not name.startswith(".")
+
+
 def _model_names(repository: Path) -> list[str]:
     try:
-        return [name for name in subdirectories(repository) if name not in _NOT_MODELS]
+        return [name for name in subdirectories(repository) if _may_be_model(name)]
     except FileNotFoundError:
         reason = "it does not exist"
     except NotADirectoryError:

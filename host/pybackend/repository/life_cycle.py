@@ -18,6 +18,7 @@ from pybackend.observability.logging import DETAIL
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
+from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ class ModelLifeCycle:
     Args:
         host: the server.
         directories: temporary model directories, removed when no version uses them.
+        files: the directories of models.
     """
 
-    def __init__(self, host: ModelHost, directories: OverrideDirectories) -> None:
+    def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:
         self._host = host
         self._directories = directories
+        self._files = files
         self._alive: dict[Model, Path] = {}
         self._retiring: dict[Model, asyncio.Task[bool]] = {}
 
@@ -210,7 +213,9 @@ class ModelLifeCycle:
         return in_time
 
     async def _forget(self, model: Model) -> None:
-        await self._directories.let_go(self._alive.pop(model))
+        directory = self._alive.pop(model)
+        await self._directories.let_go(directory)
+        await self._files.tidy(directory)
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short.
@@ -236,6 +241,10 @@ class ModelLifeCycle:
             for model in self._alive
             if model.open_requests.count or model.state is ModelState.UNLOADING
         ]
+
+    def versions_of(self, directory: Path) -> list[int]:
+        """The versions that are alive and were loaded from a directory."""
+        return [int(model.version) for model, used in self._alive.items() if used == directory]
 
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
 from pybackend.author_files.apart import apart
-from pybackend.errors import InferenceError, ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.catalogue import ModelCatalogue
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 COMPLAINT_S = 60.0
 """The log names a model that has been changing for this long."""
 
+_NEVER = -1
+"""Marks a model in cloud storage that must be loaded again, even if it does not change."""
+
 _Stamps = Mapping[str, tuple[int, ...]]
 
 
@@ -37,6 +40,7 @@ class _Look:
         directory: the model's; None for a name that occurs in several repositories.
         files: of the directory; None if they are too many to compare.
         config: the name and the stamp of the configuration file.
+        remote: changes with the files of a model in cloud storage; 0 for others.
         outside: stamps of the files outside the directory from which its versions were loaded, by path. Not compared
             with ``==``, because the paths are known only after the first load.
     """
@@ -44,6 +48,7 @@ class _Look:
     directory: Path | None
     files: Fingerprint | None = None
     config: tuple[object, ...] = ()
+    remote: int = 0
     outside: _Stamps = field(default_factory=dict, compare=False)
 
     def equals(self, other: _Look | None) -> bool:
@@ -97,14 +102,15 @@ class Poller:
     async def remember(self) -> None:
         """Note the models as they are now, before the first loads."""
         with suppress(ModelLoadError):  # the file system does not answer: the first look will load what has changed
-            self._carried_out = await apart("the repositories", _look_at, self._scan, self._config_name, {})
+            remote = await self._changes.files.digests()
+            self._carried_out = await apart("the repositories", _look_at, self._scan, self._config_name, {}, remote)
 
     async def run(self) -> None:
         """Follow the repositories until cancelled."""
         noticed = asyncio.Event()
         notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()
-        log.info("following changes of %s", ", ".join(map(str, self._scan.places)))
+        log.info("following changes of %s", ", ".join(self._scan.place_names))
         try:
             while True:
                 await self._wait(noticed)
@@ -132,8 +138,9 @@ class Poller:
     async def _look(self) -> None:
         outside = {name: _outside(entry) for name, entry in self._catalogue.entries.items()}
         try:
-            scan = await self._changes.scan()
-            found = await apart("the repositories", _look_at, scan, self._config_name, outside)
+            remote = await self._changes.files.digests()
+            scan = await self._changes.files.scan()
+            found = await apart("the repositories", _look_at, scan, self._config_name, outside, remote)
         except ModelLoadError as error:
             if self._trouble != str(error):
                 log.error("The repositories cannot be searched for changes, and models stay as they are: %s", error)  # noqa: TRY400
@@ -175,7 +182,7 @@ class Poller:
 
     async def _carry_out(self, name: str, look: _Look | None) -> None:
         if look is not None and look.directory is not None:
-            await self._load(name)
+            await self._load(name, look)
             return
         try:
             reason = "it was removed from the repository" if look is None else DUPLICATE_REASON
@@ -187,13 +194,17 @@ class Poller:
         except InferenceError as error:
             log.error("the change of model '%s' has no effect: %s", name, error.message.strip())  # noqa: TRY400
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, look: _Look) -> None:
         log.info("model '%s' %s", name, "has changed" if self._serves(name) else "is new or has changed")
         try:
             await self._changes.load(name, LoadRequest())
-        except InferenceError:  # the log has the reason
+        except InferenceError as error:  # the log has the reason
             so_far = "keeps serving as before its change" if self._serves(name) else "does not serve"
-            log.error("model '%s' %s: it is loaded again when its files change", name, so_far)  # noqa: TRY400
+            when = "when its files change"
+            if look.remote and error.code is ErrorCode.UNAVAILABLE:  # storage does not answer, but may soon
+                self._carried_out[name] = replace(look, remote=_NEVER)
+                when = "soon"
+            log.error("model '%s' %s: it is loaded again %s", name, so_far, when)  # noqa: TRY400
 
     def _serves(self, name: str) -> bool:
         return bool(self._catalogue.ready_versions(name))
@@ -206,17 +217,17 @@ def _outside(entry: ModelEntry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, paths)))
 
 
-def _look_at(scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]]) -> dict[str, _Look]:
+def _look_at(
+    scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]], remote: Mapping[Path, int]
+) -> dict[str, _Look]:
     """Look at every model. Blocking."""
-    found = {name: _look_at_one(path, config_name, outside.get(name, ())) for name, path in scan.models.items()}
+    found = {}
+    for name, directory in scan.models.items():
+        stamps = {path: file_stamp(path) for path in outside.get(name, ())}
+        if directory in remote:
+            found[name] = _Look(directory, remote=remote[directory], outside=stamps)
+        else:
+            config = config_file(directory, config_name)
+            stamp = file_stamp(str(directory / config))
+            found[name] = _Look(directory, fingerprint(directory), (config, stamp), outside=stamps)
     return found | dict.fromkeys(scan.duplicates, _Look(None))
-
-
-def _look_at_one(directory: Path, config_name: str, outside: tuple[str, ...]) -> _Look:
-    name = config_file(directory, config_name)
-    return _Look(
-        directory,
-        fingerprint(directory),
-        (name, file_stamp(str(directory / name))),
-        {path: file_stamp(path) for path in outside},
-    )

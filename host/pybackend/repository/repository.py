@@ -7,6 +7,7 @@ import logging
 from collections.abc import Coroutine
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
@@ -31,17 +32,18 @@ class ModelRepository(ModelCatalogue):
     Args:
         scan: the model directories.
         host: the server.
+        mirrors: the repositories in cloud storage, None for none.
 
     Attributes:
         host: the server's shared services.
     """
 
-    def __init__(self, scan: RepositoryScan, host: ModelHost) -> None:
+    def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
         super().__init__(host.config_name)
         self.host = host
         self._scan = scan
         self._directories = OverrideDirectories(PrivateRoom(host.room_places))
-        self._changes = ModelChanges(self, scan, host, self._directories)
+        self._changes = ModelChanges(self, scan, host, self._directories, mirrors or Mirrors())
         self._running: set[asyncio.Task[None]] = set()
         self._poller: Poller | None = None
         self._brought_bytes = 0
@@ -156,7 +158,7 @@ class ModelRepository(ModelCatalogue):
         If a repository cannot be read, the log says so, and the index has only the known models.
         """
         try:
-            scan = await self._changes.scan()
+            scan = await self._changes.files.look()
         except ModelLoadError as error:
             log.warning("the repository index lists only known models: %s", error)
             return self.index((), ())

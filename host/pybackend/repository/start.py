@@ -57,6 +57,7 @@ class RepositoryStart:
             entry.reason = DUPLICATE_REASON
             return
         try:
+            await self._changes.files.fetch(entry.name)
             # Before taking the lock, so that the first model to load knows which others share its environment.
             reading = await read_model(model_directory(self._scan, entry.name), self._host)
             reading.note_environment(self._host)
@@ -76,6 +77,7 @@ class RepositoryStart:
 
     async def _start_parts(self, name: str, parts: Sequence[str]) -> None:
         """Wait for an ensemble's parts, without holding a place among the loads, because the parts need those."""
+        await self._changes.files.fetch_configurations(parts, self._scan.models)
         check = self._catalogue.ensembles.check
         await apart(f"the parts of ensemble '{name}'", check, name, parts, self._scan.models)
         for part in parts:

@@ -89,7 +89,7 @@ def _log_absence(settings: Settings) -> None:
     if settings.startup_models == ():
         log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
     else:
-        places = ", ".join(map(str, settings.places))
+        places = ", ".join(settings.place_names)
         log.warning("Found no model in %s. A model is a directory <model>/<version>/model.py there.", places)
 
 

@@ -187,6 +187,15 @@ CONTRADICTIONS = {
         ("serve", "models", "--debug-port=0"),
         "Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.",
     ),
+    "a repository with an unknown scheme": (
+        ("serve", "hdfs://models"),
+        "error: the model repository 'hdfs://models' has a scheme that this server does not know: write "
+        "s3://bucket/path",
+    ),
+    "a URL without a bucket": (
+        ("serve", "--model-repository=s3://"),
+        "error: the model repository 's3:' cannot be used: it names no bucket. Write s3://bucket/path",
+    ),
     "one port for two services": (
         ("serve", "models", "--http-port=8000", "--metrics-port=8000"),
         "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 0.0.0.0:8000",
@@ -287,6 +296,12 @@ FLAGS = {
         (Path("models").absolute(),),
         "more",
         (Path("models").absolute(), Path("more").absolute()),
+    ),
+    "--repository-cache-directory": (
+        "cloud_repositories.cache_directory",
+        None,
+        "cache",
+        Path("cache").absolute(),
     ),
     "--model-control-mode": ("model_control", "none", "EXPLICIT", "explicit"),
     "--repository-poll-secs": ("repository_poll_s", 15, "0", None),

@@ -1,0 +1,230 @@
+"""One repository in cloud storage, and the local directory that shows its models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pybackend.author_files.apart import begin_apart
+from pybackend.mirror.bucket import Bucket, Changed, Patience, StorageError
+from pybackend.mirror.download import Downloader
+from pybackend.mirror.local_model import LocalModel, entries_of
+from pybackend.mirror.object_cache import ModelObjects, ObjectCache
+from pybackend.mirror.progress import Progress
+from pybackend.mirror.remote_files import RemoteFile, RemoteModel, remote_model
+from pybackend.mirror.url import RepositoryUrl
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
+
+log = logging.getLogger(__name__)
+
+Choose = Callable[[Path, Collection[int]], Collection[int]]
+"""Chooses versions to serve: takes a directory with the model's configuration, and the versions that there are. Blocking."""
+
+InUse = Callable[[Path], Collection[int]]
+"""The versions that are alive and were loaded from a model's directory."""
+
+_TRIES = 5
+
+
+class Mirror:
+    """A repository.
+
+    Args:
+        url: its place.
+        cache_directory: keeps what was downloaded.
+        patience: with a storage that does not answer.
+
+    Attributes:
+        url: its place.
+        cache_directory: as given.
+        directory: the local directory that shows it; set by :meth:`open`.
+        names: of its models, as they were last listed.
+
+    Raises:
+        ServerError: the library is missing, or the credentials cannot be used.
+    """
+
+    def __init__(self, url: RepositoryUrl, cache_directory: Path, patience: Patience) -> None:
+        self.url = url
+        self.cache_directory = cache_directory
+        self.directory = Path()
+        self.names: frozenset[str] = frozenset()
+        self._bucket = Bucket(url, patience)
+        self._downloader = Downloader(self._bucket)
+        self._cache = ObjectCache(cache_directory, url)
+        self._staging = Path()
+        self._models: dict[str, LocalModel] = {}
+
+    def open(self, directory: Path, staging: Path) -> None:
+        """Take the local directories, which are on the cache's file system. Blocking.
+
+        Raises:
+            OSError: the cache is not writable.
+        """
+        self.directory, self._staging = directory, staging
+        self._cache.open()
+
+    async def look(self) -> None:
+        """Find out which models there are.
+
+        Raises:
+            StorageError: the repository cannot be listed.
+        """
+        self.names = frozenset(await self._bucket.names())
+
+    async def digests(self) -> dict[str, int]:
+        """For each model, a number that changes when one of its files does.
+
+        Raises:
+            StorageError: the repository cannot be listed.
+        """
+        digests = await self._bucket.digests()
+        self.names = frozenset(digests)
+        return digests
+
+    async def remove_others(self, in_use: InUse) -> None:
+        """Remove the local files of models that the repository has no longer, unless a version of theirs is alive."""
+        gone = [name for name in self._models if name not in self.names and not in_use(self.directory / name)]
+        for name in gone:
+            await asyncio.to_thread(self._models.pop(name).remove)
+        await asyncio.to_thread(self._cache.remove_others, self.names)
+
+    async def fetch(self, name: str, choose: Choose, in_use: InUse, progress: Progress) -> None:
+        """Bring a model's directory up to date: the versions to serve, and all files beside the versions.
+
+        The directory changes when everything has arrived. If there is no such model, :attr:`names` says so.
+
+        Raises:
+            StorageError: it cannot be downloaded; the directory is as before.
+            ModelLoadError: a name in it cannot be a file's.
+        """
+        async with self._objects(name) as objects:
+            model, files = await self._complete(name, objects, choose, progress)
+            if model is None:
+                self.names -= {name}
+                return
+            self.names |= {name}
+            local = self._local(name)
+            entries = entries_of(model, files)
+            await asyncio.to_thread(local.put, entries, objects, _names(in_use(local.directory)))
+            await asyncio.to_thread(objects.prune)
+
+    async def fetch_configuration(self, name: str, progress: Progress) -> None:
+        """Bring a model's configuration, if nothing of it was brought before.
+
+        Raises:
+            StorageError: it cannot be downloaded.
+            ModelLoadError: a name in the model cannot be a file's.
+        """
+        local = self._local(name)
+        if not local.is_empty:
+            return
+        async with self._objects(name) as objects:
+            model = await self._listed(name)
+            files = [file for path, file in model.files.items() if _is_configuration(path)]
+            try:
+                await self._bring(name, files, objects, progress)
+            except Changed:
+                return  # the model's own load has the reason
+            if local.is_empty:
+                await asyncio.to_thread(local.put, entries_of(model, files), objects, ())
+
+    async def tidy(self, name: str, in_use: InUse) -> None:
+        """Remove the files of versions that are neither alive nor to be served."""
+        local = self._models.get(name)
+        if local is None:
+            return
+        async with self._objects(name) as objects:
+            used = in_use(local.directory)
+            if not used and name not in self.names:
+                self._models.pop(name, None)
+                await asyncio.to_thread(local.remove)
+            else:
+                await asyncio.to_thread(local.tidy, _names(used))
+            await asyncio.to_thread(objects.prune)
+
+    def _local(self, name: str) -> LocalModel:
+        return self._models.setdefault(name, LocalModel(self.directory / name, self._staging))
+
+    async def _listed(self, name: str) -> RemoteModel:
+        return remote_model(name, await self._bucket.files(name), self.url.text)
+
+    async def _complete(
+        self, name: str, objects: ModelObjects, choose: Choose, progress: Progress
+    ) -> tuple[RemoteModel | None, list[RemoteFile]]:
+        """Download what a model needs; its files all belong to one listing."""
+        model = await self._listed(name)
+        for _ in range(_TRIES):
+            if not model.files and not model.versions:
+                return None, []
+            try:
+                files, is_new = await self._needed(model, objects, choose, progress)
+            except Changed:
+                model = await self._listed(name)
+                continue
+            after = await self._listed(name) if is_new else model
+            if after == model:
+                return model, files
+            model = after
+        raise StorageError(f"'{name}' in {self.url.text} changes while it is being downloaded: load it again later")
+
+    async def _needed(
+        self, model: RemoteModel, objects: ModelObjects, choose: Choose, progress: Progress
+    ) -> tuple[list[RemoteFile], bool]:
+        """The files that a model needs, downloaded; True if one of them was missing."""
+        shared = model.shared()
+        is_new = await self._bring(model.name, shared, objects, progress)
+        numbers = {int(version): version for version in model.versions if version == str(int(version))}
+        draft = await asyncio.to_thread(self._local(model.name).draft, model, objects)
+        try:
+            chosen = await asyncio.to_thread(choose, draft, list(numbers))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, draft.parent, ignore_errors=True)
+        own = model.of_versions(numbers[number] for number in chosen)
+        is_new = await self._bring(model.name, own, objects, progress) or is_new
+        return [*shared, *own], is_new
+
+    async def _bring(self, name: str, files: list[RemoteFile], objects: ModelObjects, progress: Progress) -> bool:
+        """Download what is not in the cache; True if there was anything."""
+        missing = await asyncio.to_thread(lambda: [file for file in files if not objects.has(file)])
+        if not missing:
+            return False
+        transfer = progress.begin(name, self.url.text, len(missing), sum(file.nbytes for file in missing))
+        complete = False
+        try:
+            await self._downloader.fetch(missing, objects, transfer)
+            complete = True
+        finally:
+            transfer.end(complete=complete)
+        return True
+
+    @asynccontextmanager
+    async def _objects(self, name: str) -> AsyncIterator[ModelObjects]:
+        """The cached objects of a model, locked."""
+        objects = self._cache.model(name)
+        cancelled = threading.Event()
+        try:
+            try:
+                await (await begin_apart(objects.take, cancelled))
+            except OSError as error:
+                raise StorageError(
+                    f"{self.cache_directory} cannot be written: {error.strerror}. Name another directory by "
+                    "--repository-cache-directory"
+                ) from None
+            yield objects
+        finally:
+            cancelled.set()
+            await asyncio.to_thread(objects.release)
+
+
+def _is_configuration(path: str) -> bool:
+    return path == CONFIG_FILENAME or path.startswith(f"{CONFIGS_DIRECTORY}/")
+
+
+def _names(versions: Collection[int]) -> list[str]:
+    return [str(version) for version in versions]

@@ -1,0 +1,194 @@
+"""All repositories in cloud storage of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pybackend.environment.cache import default_cache_directory
+from pybackend.errors import ServerError
+from pybackend.mirror.bucket import Patience, StorageError
+from pybackend.mirror.listing import Listing
+from pybackend.mirror.mirror import Choose, InUse, Mirror
+from pybackend.mirror.progress import Progress, terminal
+from pybackend.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
+from pybackend.sandbox.private_room import PrivateRoom
+
+log = logging.getLogger(__name__)
+
+_REPOSITORIES, _ROOMS = "repositories", "rooms"
+
+_MOUNT_VARIABLES = {
+    S3: "TRITON_AWS_MOUNT_DIRECTORY",
+    GCS: "TRITON_GCS_MOUNT_DIRECTORY",
+    AZURE: "TRITON_AZURE_MOUNT_DIRECTORY",
+}
+
+_ENTERED = 0o755
+_FETCHES = 4
+"""Models that are downloaded at the same time; each of them may use several connections."""
+
+
+class Mirrors:
+    """The repositories, each with a local directory; none on most servers.
+
+    Args:
+        urls: of the repositories.
+        cache_directory: keeps what was downloaded, None for the usual place.
+        patience: with a storage that does not answer while models are loaded.
+
+    Raises:
+        ServerError: the library is missing, or credentials cannot be used.
+    """
+
+    def __init__(
+        self, urls: Sequence[str] = (), cache_directory: Path | None = None, patience: Patience | None = None
+    ) -> None:
+        parsed = {url.identity: url for url in map(parse_url, urls)}
+        self._mirrors = [Mirror(url, cache_directory or _place(url), patience or Patience()) for url in parsed.values()]
+        self._rooms: dict[Path, PrivateRoom] = {}
+        self._progress = Progress(terminal())
+        self._places = asyncio.Semaphore(_FETCHES)
+        self._listing: asyncio.Future[None] | None = None
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The local directory of each repository; after :meth:`open`."""
+        return tuple(mirror.directory for mirror in self._mirrors)
+
+    @property
+    def listings(self) -> Mapping[Path, Listing]:
+        """The models of each repository when it was last listed, by its local directory."""
+        return {mirror.directory: Listing(mirror.url.text, mirror.names) for mirror in self._mirrors}
+
+    # Start and stop
+
+    async def open(self) -> None:
+        """List the repositories for the first time, and make the local directories.
+
+        Raises:
+            ServerError: a repository cannot be listed, or a cache is not writable.
+        """
+        try:
+            await asyncio.gather(*(mirror.look() for mirror in self._mirrors))
+        except StorageError as error:
+            raise ServerError(f"repository path is not a valid directory: {error}") from None
+        for mirror in self._mirrors:
+            place = mirror.cache_directory
+            room = self._rooms.setdefault(place, PrivateRoom([place / _ROOMS]))
+            try:
+                mirror.open(room.make(_ENTERED), room.make())
+            except OSError as error:
+                raise ServerError(
+                    f"{place} cannot hold the models of {mirror.url.text}: {error.strerror}. Name another directory by "
+                    "--repository-cache-directory"
+                ) from None
+
+    def close(self) -> None:
+        """Remove the local directories; what was downloaded stays in the cache. Blocking."""
+        for room in self._rooms.values():
+            room.close()
+
+    # Listing
+
+    async def look(self) -> None:
+        """Find out which models there are now.
+
+        Callers that come while this runs share its outcome.
+
+        Raises:
+            StorageError: a repository cannot be listed.
+        """
+        if not self._mirrors:
+            return
+        if self._listing is None:
+            self._listing = asyncio.ensure_future(self._look())
+            self._listing.add_done_callback(self._listed)
+        await asyncio.shield(self._listing)
+
+    async def _look(self) -> None:
+        await asyncio.gather(*(mirror.look() for mirror in self._mirrors))
+
+    def _listed(self, listing: asyncio.Future[None]) -> None:
+        self._listing = None
+        if not listing.cancelled():
+            listing.exception()  # its callers have it
+
+    async def digests(self) -> dict[Path, int]:
+        """For each model, by its local directory, a number that changes when one of its files does.
+
+        Raises:
+            StorageError: a repository cannot be listed.
+        """
+        found = await asyncio.gather(*(mirror.digests() for mirror in self._mirrors))
+        return {
+            mirror.directory / name: digest
+            for mirror, digests in zip(self._mirrors, found, strict=True)
+            for name, digest in digests.items()
+        }
+
+    # Files
+
+    async def fetch(self, name: str, choose: Choose, in_use: InUse) -> None:
+        """Bring a model's local directory up to date, if the model is in one of these repositories.
+
+        Args:
+            name: the model's name.
+            choose: chooses the versions to bring.
+            in_use: tells which versions must stay.
+
+        Raises:
+            ModelLoadError: it cannot be downloaded; its directory is as before.
+        """
+        for mirror in self._mirrors:
+            async with self._places:
+                await mirror.fetch(name, choose, in_use, self._progress)
+
+    async def fetch_configuration(self, name: str) -> None:
+        """Bring the configuration of a model of these repositories, if nothing of the model was brought before.
+
+        Raises:
+            ModelLoadError: it cannot be downloaded.
+        """
+        for mirror in self._mirrors:
+            if name in mirror.names:
+                async with self._places:
+                    await mirror.fetch_configuration(name, self._progress)
+
+    async def tidy(self, directory: Path, in_use: InUse) -> None:
+        """Remove versions of a model that were served from a local directory and are not used any more.
+
+        Args:
+            directory: of a model, perhaps of another repository.
+            in_use: tells which versions must stay.
+        """
+        for mirror in self._mirrors:
+            if directory.parent == mirror.directory:
+                try:
+                    await mirror.tidy(directory.name, in_use)
+                except StorageError as error:
+                    log.warning("old versions in %s stay: %s", directory, error)
+
+    async def remove_others(self, in_use: InUse) -> None:
+        """Remove the local files of models that the repositories have no longer, and that are not used."""
+        for mirror in self._mirrors:
+            await mirror.remove_others(in_use)
+
+
+def cache_directories(urls: Sequence[str], chosen: Path | None) -> list[Path]:
+    """The directories that keep what is downloaded from repositories.
+
+    Args:
+        urls: of the repositories.
+        chosen: the operator's choice, None for the usual places.
+    """
+    return list(dict.fromkeys(chosen or _place(parse_url(url)) for url in urls))
+
+
+def _place(url: RepositoryUrl) -> Path:
+    """Where the objects of a repository are kept, unless the operator says otherwise."""
+    mount = os.environ.get(_MOUNT_VARIABLES[url.scheme])
+    return Path(mount).absolute() / "pybackend" if mount else default_cache_directory() / _REPOSITORIES

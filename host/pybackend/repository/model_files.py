@@ -1,0 +1,107 @@
+"""The directories from which models are loaded: scanned where they are local, and brought up to date from cloud storage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from pybackend.author_files.apart import apart
+from pybackend.errors import ModelLoadError, ServerError
+from pybackend.mirror.mirror import InUse
+from pybackend.mirror.mirrors import Mirrors
+from pybackend.modelconfig.ensemble import part_names_on_disk
+from pybackend.modelconfig.loader import load_policy
+from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.version_policy import choose_versions
+
+
+class ModelFiles:
+    """The files of all models.
+
+    Args:
+        start: the repositories at the start.
+        mirrors: the repositories in cloud storage.
+        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
+        in_use: the versions that are alive and were loaded from a model's directory.
+    """
+
+    def __init__(self, start: RepositoryScan, mirrors: Mirrors, config_name: str, in_use: InUse) -> None:
+        self._start = start
+        self._mirrors = mirrors
+        self._config_name = config_name
+        self._in_use = in_use
+
+    async def scan(self) -> RepositoryScan:
+        """The models as they are now in local repositories, and as they were last listed in others.
+
+        Raises:
+            ModelLoadError: a repository cannot be read.
+        """
+        try:
+            return await apart("the repositories", self._start.again, self._mirrors.listings)
+        except ServerError as error:
+            raise ModelLoadError(str(error)) from error
+
+    async def look(self) -> RepositoryScan:
+        """The models as they are now, everywhere.
+
+        Raises:
+            ModelLoadError: a repository cannot be read.
+        """
+        await self._mirrors.look()
+        return await self.scan()
+
+    async def digests(self) -> Mapping[Path, int]:
+        """For each model in cloud storage, by its directory, a number that changes when one of its files does.
+
+        The files of models that are gone, and not used, are removed from this machine.
+
+        Raises:
+            ModelLoadError: a repository cannot be listed.
+        """
+        digests = await self._mirrors.digests()
+        await self._mirrors.remove_others(self._in_use)
+        return digests
+
+    async def fetch(self, name: str, config_json: str | None = None) -> None:
+        """Bring a model's directory up to date, if the model is in cloud storage.
+
+        Args:
+            name: the model's name.
+            config_json: the configuration to use instead of config.pbtxt.
+
+        Raises:
+            ModelLoadError: it cannot be downloaded; its directory is as before.
+        """
+        await self._mirrors.fetch(name, partial(self._chosen, config_json), self._in_use)
+
+    async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
+        """Bring the configurations of models in cloud storage, and of all models that these consist of.
+
+        Raises:
+            ModelLoadError: one of them cannot be downloaded.
+        """
+        waiting, seen = list(names), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or directories.get(name, Path()).parent not in self._mirrors.listings:
+                continue
+            seen.add(name)
+            await self._mirrors.fetch_configuration(name)
+            what = f"the configuration of model '{name}'"
+            waiting += await apart(what, part_names_on_disk, directories[name], self._config_name)
+
+    async def tidy(self, directory: Path) -> None:
+        """Remove the versions of a model that were downloaded and are not used any more."""
+        await self._mirrors.tidy(directory, self._in_use)
+
+    def _chosen(self, config_json: str | None, directory: Path, versions: Collection[int]) -> Collection[int]:
+        """The versions that a load would serve. If the configuration has a mistake, the load reports that. Blocking."""
+        if not versions:
+            return ()
+        try:
+            config = load_policy(directory, config_json=config_json, config_name=self._config_name)
+            return choose_versions(config, versions).versions
+        except ModelLoadError:
+            return (max(versions),)
