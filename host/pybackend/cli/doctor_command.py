@@ -91,7 +91,7 @@ def _verdict(settings: Settings, failed: Sequence[str], findings: Sequence[Findi
     if failed:
         more = f" and {len(failed) - _MOST_NAMED} more" if len(failed) > _MOST_NAMED else ""
         return f"serve would fail: {', '.join(failed[:_MOST_NAMED])}{more}"
-    if not settings.places:
+    if not settings.place_names:
         return "serve would work on this machine; `pybackend doctor REPOSITORY` checks models and ports too"
     models = [finding for finding in findings if finding.layer.startswith("model '")]
     count = sum(finding.found != NOT_LOADED for finding in models)

@@ -12,7 +12,7 @@ from pybackend import __version__
 from pybackend.cli.access_flags import add_access_flags, key_settings
 from pybackend.cli.backend_config import backend_setting, backend_settings, backend_warnings
 from pybackend.cli.cache_config import cache_setting, cache_settings
-from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings, serves_vertex_ai
+from pybackend.cli.cloud_flags import add_cloud_flags, cloud_settings
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.endpoint_flags import add_endpoint_flags, endpoint_settings
 from pybackend.cli.flag_values import add_switch, integer
@@ -21,16 +21,15 @@ from pybackend.cli.log_flags import add_log_flags, log_settings
 from pybackend.cli.metrics_flags import add_metrics_flags, metrics_settings, metrics_warnings
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.rate_limit import rate_limit_mode, resource_count, resource_limits
+from pybackend.cli.repository_flags import add_repository_flags, repository_settings
 from pybackend.cli.sandbox_flags import add_sandbox_flags, sandbox_settings
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.trace_flags import add_trace_flags, trace_settings, trace_warnings
 from pybackend.cli.unused_flags import add_unused_flags, unused_warnings
 from pybackend.errors import ServerError
-from pybackend.mirror.url import is_url, parse_url
 from pybackend.settings import (
     DEFAULT_BACKEND_DIRECTORY,
     DEFAULT_DEBUG_PORT,
-    CloudRepositorySettings,
     DebugSettings,
     EnvironmentSettings,
     ModelControlMode,
@@ -67,18 +66,6 @@ def control_mode(text: str) -> ModelControlMode:
         return ModelControlMode(text.lower())
     except ValueError:
         raise argparse.ArgumentTypeError(f"Invalid model control mode: {text}. Write none, poll or explicit") from None
-
-
-def repository_place(text: str) -> Path | str:
-    """Parse the path of a directory, or a URL, which stays text.
-
-    Raises:
-        ServerError: the URL has an unknown form.
-    """
-    if not is_url(text):
-        return Path(text)
-    parse_url(text)
-    return text
 
 
 def config_name(text: str) -> str:
@@ -130,31 +117,7 @@ def add_serve_flags(serve: CommandParser) -> None:
 
 def _add_repository(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("models")
-    group.add_argument(
-        "repository",
-        nargs="?",
-        type=repository_place,
-        metavar="REPOSITORY",
-        help="directory that holds the models, or URL of a place in cloud storage",
-    )
-    group.add_argument(
-        "--model-repository",
-        "--model-store",
-        action="append",
-        type=repository_place,
-        default=[],
-        metavar="DIR",
-        help="another directory of models, or s3://bucket/path, s3://https://host:port/bucket/path, gs://bucket/path, "
-        "as://account/container/path; may be repeated",
-    )
-    group.add_argument(
-        "--repository-cache-directory",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="where models from cloud storage are kept on this machine [$XDG_CACHE_HOME/pybackend/repositories, else "
-        "/var/cache/pybackend/repositories for root and ~/.cache/pybackend/repositories for others]",
-    )
+    add_repository_flags(group)
     group.add_argument(
         "--model-control-mode",
         type=control_mode,
@@ -425,23 +388,13 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
     Raises:
         ServerError: they contradict each other, or there is no repository.
     """
-    repositories = ([given.repository] if given.repository else []) + given.model_repository
-    if not repositories and os.environ.get("AIP_STORAGE_URI") and serves_vertex_ai(given, os.environ):
-        repositories = [repository_place(os.environ["AIP_STORAGE_URI"])]
-    if needs_repository and not repositories:
-        raise ServerError(
-            "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
-        )
+    repositories, cloud_repositories = repository_settings(given, needs_repository=needs_repository)
     startup_models = _startup_models(given)
     clouds = cloud_settings(given, os.environ)
     http, grpc = endpoint_settings(given, clouds)
     return Settings(
-        # Absolute: models receive these paths, and may change their working directory.
-        repositories=tuple(path.absolute() for path in repositories if isinstance(path, Path)),
-        cloud_repositories=CloudRepositorySettings(
-            tuple(place for place in repositories if isinstance(place, str)),
-            given.repository_cache_directory and given.repository_cache_directory.absolute(),
-        ),
+        repositories=repositories,
+        cloud_repositories=cloud_repositories,
         server_id=given.id,
         model_control=given.model_control_mode,
         repository_poll_s=given.repository_poll_secs or None,

@@ -27,7 +27,7 @@ async def examine(settings: Settings) -> list[Finding]:
     """
     findings: list[Finding] = []
     process_count = 0
-    if settings.places:
+    if settings.place_names:
         findings, process_count = await _examine_server(settings)
     machines = [machine.python(), machine.kernel(), machine.descriptors(process_count), machine.processes()]
     machines.append(machine.shared_memory())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import logging
 import random
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_LAST_WORDS_S = 0.2
+"""Pause before the interpreter ends: threads of the library that have just delivered a result still need it."""
 
 _PAGE = 1000
 _CONNECT_TIMEOUT, _READ_TIMEOUT, _LONGEST_REQUEST = timedelta(seconds=5), timedelta(seconds=20), timedelta(hours=12)
@@ -111,6 +116,7 @@ class Bucket:
                 "`pip install 'pybackend[cloud]'` installs it"
             ) from None
         self._library = obstore
+        atexit.register(time.sleep, _LAST_WORDS_S)
         try:
             self._store = _open(store, url, environment_configuration(url))
         except (obstore.exceptions.BaseError, ValueError, OSError) as error:
