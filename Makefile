@@ -72,7 +72,7 @@ bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the refe
 soak: $(MARK)-dev ## send a million mixed requests, kill processes meanwhile, and compare what the server holds before and after
 	$(BIN)/python -m tests.bench.soak $(SOAK_ARGS)
 
-peers: $(MARK)-dev ## run perf_analyzer, the client of KServe and schemathesis, which it fetches, against a server
+peers: $(MARK)-dev ## run perf_analyzer, Model Analyzer, the client of KServe and schemathesis, which it fetches, against a server
 	$(BIN)/python -m tests.peers
 
 docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build the site into site/

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+_ENDING_S = 10.0
 
 
 def _has_cuda_device() -> bool:
@@ -46,12 +51,27 @@ def _child_pids() -> list[int]:
         return [int(pid) for text in lists for pid in text.split()]
 
 
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ChildProcessError):  # its own parent was quicker
+            os.waitpid(pid, os.WNOHANG)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left_behind() -> object:
-    """Whatever a test starts is stopped and reaped by the time the last test of this process has ended."""
+    """Whatever a test starts has ended soon after the last test of this process.
+
+    A process that ends after the event loop of its engine has nobody else to reap it. One helper of the standard library
+    lives as long as its interpreter, by design.
+    """
     before = _children()
     yield
-    left = {pid: command for pid, command in _children().items() if pid not in before}
-    # One helper of the standard library lives as long as its interpreter, by design.
-    left = {pid: command for pid, command in left.items() if "multiprocessing.resource_tracker" not in command}
+    deadline_s = time.monotonic() + _ENDING_S
+    while True:
+        left = {pid: command for pid, command in _children().items() if pid not in before}
+        left = {pid: command for pid, command in left.items() if "multiprocessing.resource_tracker" not in command}
+        if not left or time.monotonic() > deadline_s:
+            break
+        _reap(left)
+        threading.Event().wait(0.05)
     assert not left, f"tests of process {os.getpid()} left these behind: {left}"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.peers.environments import environment, files_of_wheel
+from tests.peers.environments import files_of_wheel
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess, serving
 
@@ -113,13 +113,14 @@ class PerfAnalyzer:
     """The program, ready to run; ``folder`` receives its input files."""
 
     def __init__(self, folder: Path) -> None:
-        binaries = environment("perf_analyzer", "tritonclient[all]==2.41.0")
+        binaries = files_of_wheel("tritonclient==2.41.0", "bin/perf_analyzer")
         libraries = files_of_wheel("nvidia-pytriton==0.7.0", ".libs/libcudart", ".libs/libb64")
         links = folder / "libraries"
         links.mkdir()
         for name, pattern in (("libcudart.so.12", "libcudart-*"), ("libb64.so.0d", "libb64-*")):
             (links / name).symlink_to(next(libraries.rglob(pattern)))
-        self.program = binaries / "perf_analyzer"
+        self.program = next(binaries.rglob("perf_analyzer"))
+        self.program.chmod(0o755)
         self.environment = {**os.environ, "LD_LIBRARY_PATH": str(links)}
         self._folder = folder
         (folder / "square.json").write_text(json.dumps({"data": [{"NUMBER": [3]}]}))
