@@ -68,7 +68,11 @@ KNOWN_BACKENDS = (
     ),
     KnownBackend("openvino", files=("model.xml",), modules=("openvino",)),
     KnownBackend(
-        "pytorch", files=("model.pt", "model.pt2"), platforms=("pytorch_libtorch", "torch_aoti"), modules=("torch",)
+        "pytorch",
+        files=("model.pt", "model.pt2"),
+        platforms=("pytorch_libtorch", "torch_aoti"),
+        modules=("torch",),
+        extra="torch",
     ),
     KnownBackend(PYTHON, files=(DEFAULT_MODEL_FILENAME,)),
     # Below: files that Python models may have beside their model.py, too. The reference does not look for them.
@@ -78,7 +82,7 @@ KNOWN_BACKENDS = (
         modules=("xgboost",),
     ),
     KnownBackend("sklearn", files=("model.skops", "model.joblib"), modules=("sklearn",)),
-    KnownBackend("transformers", modules=("transformers",), is_hugging_face=True),
+    KnownBackend("transformers", modules=("transformers",), extra="transformers", is_hugging_face=True),
     KnownBackend(
         "dali",
         instead='DALI pipelines run in native code on a GPU: a model.py with Pillow or OpenCV and backend: "python" decodes images on the CPU.',

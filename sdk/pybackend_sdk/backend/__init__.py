@@ -9,7 +9,7 @@ A Python-based backend is an ordinary ``model.py``. These functions are for its 
 Every error is a ``TritonModelException`` of one sentence that names the model, the file and the way out.
 """
 
-from pybackend_sdk.backend.batching import execute_batch
+from pybackend_sdk.backend.batching import Form, execute_batch
 from pybackend_sdk.backend.completion import complete_config
 from pybackend_sdk.backend.framework import require
 from pybackend_sdk.backend.model_file import model_path
@@ -26,6 +26,7 @@ from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config
 from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
 
 __all__ = [
+    "Form",
     "Ignored",
     "Signature",
     "TensorInfo",

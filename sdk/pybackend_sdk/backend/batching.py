@@ -3,7 +3,7 @@
 A single request is not copied. An error concerns only the request that causes it.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -12,12 +12,36 @@ from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
 
-Run = Callable[[Dict[str, "np.ndarray"], Sequence[str]], Mapping[str, Union["np.ndarray", Tensor]]]
+Run = Callable[[Dict[str, Any], Sequence[str]], Mapping[str, Any]]
 """Computes outputs from inputs, both by name. It also gets the names of the outputs that are wanted, and returns at
 least those. An output can be an array, or a tensor from ``Tensor.empty``, which is sent without a copy."""
 
 
-def execute_batch(requests: Sequence[InferenceRequest], run: Run, *, batches: bool) -> List[InferenceResponse]:
+class Form(NamedTuple):
+    """How the values are held that a backend's ``run`` takes and returns. Each has rows, and can be sliced by them.
+
+    Attributes:
+        read: makes a value of an input.
+        join: makes one value of those of several requests, along the first dimension.
+        write: makes an output of a value, by its name.
+    """
+
+    read: Callable[[Tensor], Any]
+    join: Callable[[Sequence[Any]], Any]
+    write: Callable[[str, Any], Tensor]
+
+
+def _written(name: str, output: "Union[np.ndarray, Tensor]") -> Tensor:
+    return output if isinstance(output, Tensor) else Tensor(name, output)
+
+
+ARRAYS = Form(Tensor.as_numpy, np.concatenate, _written)
+"""NumPy arrays; outputs can also be tensors."""
+
+
+def execute_batch(
+    requests: Sequence[InferenceRequest], run: Run, *, batches: bool, form: Form = ARRAYS
+) -> List[InferenceResponse]:
     """Answer all requests of one ``execute``.
 
     Requests whose inputs have the same names, types and shapes, apart from the batch dimension, are computed together. If
@@ -27,25 +51,26 @@ def execute_batch(requests: Sequence[InferenceRequest], run: Run, *, batches: bo
         requests: the argument of ``execute``.
         run: computes the outputs.
         batches: whether the first dimension of every input and output is the batch's, that is ``max_batch_size`` > 0.
+        form: how the framework holds values.
 
     Returns:
         One response per request, in the same order.
     """
     if len(requests) == 1 or not batches:
-        return [_alone(request, run) for request in requests]
+        return [_alone(request, run, form) for request in requests]
     responses: List[Optional[InferenceResponse]] = [None] * len(requests)
     for places in _alike(requests):
         group = [requests[place] for place in places]
-        for place, response in zip(places, _together(group, run)):
+        for place, response in zip(places, _together(group, run, form)):
             responses[place] = response
     return responses  # type: ignore[return-value]  # every request is in one group
 
 
-def _alone(request: InferenceRequest, run: Run) -> InferenceResponse:
+def _alone(request: InferenceRequest, run: Run, form: Form) -> InferenceResponse:
     try:
         names = request._requested_output_names
-        outputs = run({tensor._name: tensor.as_numpy() for tensor in request._inputs}, names)
-        return InferenceResponse([_tensor(name, outputs[name]) for name in names])
+        outputs = run({tensor._name: form.read(tensor) for tensor in request._inputs}, names)
+        return InferenceResponse([form.write(name, outputs[name]) for name in names])
     except Exception as error:  # noqa: BLE001  the framework's errors are of any type
         return InferenceResponse(error=TritonError(_message(error)))
 
@@ -59,33 +84,33 @@ def _alike(requests: Sequence[InferenceRequest]) -> "List[List[int]]":
     return list(groups.values())
 
 
-def _together(requests: Sequence[InferenceRequest], run: Run) -> List[InferenceResponse]:
+def _together(requests: Sequence[InferenceRequest], run: Run, form: Form) -> List[InferenceResponse]:
     if len(requests) == 1:
-        return [_alone(requests[0], run)]
+        return [_alone(requests[0], run, form)]
     try:
         names, rows = _wanted(requests), [request._inputs[0]._shape[0] for request in requests]
-        outputs = run(_joined(requests), names)
-        arrays = {name: _array(outputs[name]) for name in names}
-        _check_rows(arrays, sum(rows))
+        outputs = run(_joined(requests, form), names)
+        values = {name: _sliceable(outputs[name]) for name in names}
+        _check_rows(values, sum(rows))
         responses, start = [], 0
         for request, count in zip(requests, rows):
             responses.append(
                 InferenceResponse(
-                    [Tensor(name, arrays[name][start : start + count]) for name in request._requested_output_names]
+                    [form.write(name, values[name][start : start + count]) for name in request._requested_output_names]
                 )
             )
             start += count
         return responses
     except Exception:  # noqa: BLE001  whichever request causes it shows when each is computed alone
-        return [_alone(request, run) for request in requests]
+        return [_alone(request, run, form) for request in requests]
 
 
-def _joined(requests: Sequence[InferenceRequest]) -> "Dict[str, np.ndarray]":
-    arrays: Dict[str, List[np.ndarray]] = {}
+def _joined(requests: Sequence[InferenceRequest], form: Form) -> Dict[str, Any]:
+    values: Dict[str, List[Any]] = {}
     for request in requests:
         for tensor in request._inputs:
-            arrays.setdefault(tensor._name, []).append(tensor.as_numpy())
-    return {name: np.concatenate(parts) for name, parts in arrays.items()}
+            values.setdefault(tensor._name, []).append(form.read(tensor))
+    return {name: form.join(parts) for name, parts in values.items()}
 
 
 def _wanted(requests: Sequence[InferenceRequest]) -> "Sequence[str]":
@@ -95,20 +120,17 @@ def _wanted(requests: Sequence[InferenceRequest]) -> "Sequence[str]":
     return list(dict.fromkeys(name for request in requests for name in request._requested_output_names))
 
 
-def _check_rows(arrays: "Mapping[str, np.ndarray]", count: int) -> None:
-    for name, array in arrays.items():
-        if array.ndim == 0 or len(array) != count:
+def _check_rows(values: Mapping[str, Any], count: int) -> None:
+    for name, value in values.items():
+        shape = [len(value)] if isinstance(value, list) else list(value.shape)
+        if not shape or shape[0] != count:
             raise TritonModelException(
-                f"output '{name}' has the shape {list(array.shape)} for a batch of {count}: its first dimension is not the batch's"
+                f"output '{name}' has the shape {shape} for a batch of {count}: its first dimension is not the batch's"
             )
 
 
-def _array(output: "Union[np.ndarray, Tensor]") -> "np.ndarray":
+def _sliceable(output: Any) -> Any:
     return output.as_numpy() if isinstance(output, Tensor) else output
-
-
-def _tensor(name: str, output: "Union[np.ndarray, Tensor]") -> Tensor:
-    return output if isinstance(output, Tensor) else Tensor(name, output)
 
 
 def _message(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Completes a configuration from a model's file, so that config.pbtxt may be short or missing."""
 
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config, configured_shape
 from pybackend_sdk.error import TritonModelException
@@ -33,7 +33,7 @@ def complete_config(config: ModelConfig, signature: Signature, path: str) -> Mod
     document.setdefault("max_batch_size", 0)
     inputs, outputs = document.setdefault("input", []), document.setdefault("output", [])
     if document["max_batch_size"] == 0 and signature.can_batch and _leaves_batching_open(document, signature):
-        _set_batching(config, document)
+        _set_batching(config, document, signature.most_rows)
     batches = document["max_batch_size"] > 0
     _complete(inputs, signature.inputs, batches)
     _complete(outputs, signature.outputs, batches)
@@ -50,8 +50,10 @@ def _leaves_batching_open(document: Dict[str, Any], signature: Signature) -> boo
     )
 
 
-def _set_batching(config: ModelConfig, document: Dict[str, Any]) -> None:
+def _set_batching(config: ModelConfig, document: Dict[str, Any], most_rows: Optional[int]) -> None:
     size = int(current_runtime().backend_settings.get(_BATCH_SIZE_SETTING, _DEFAULT_BATCH_SIZE))
+    if most_rows is not None:
+        size = min(size, most_rows)
     config.set_max_batch_size(size)
     if size > 1 and not any(document.get(scheduler) is not None for scheduler in _SCHEDULERS):
         config.set_dynamic_batching()

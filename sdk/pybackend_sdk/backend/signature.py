@@ -27,16 +27,28 @@ class TensorInfo(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """All inputs and outputs of a model's file."""
+    """All inputs and outputs of a model's file.
+
+    Attributes:
+        inputs: in the order of the file.
+        outputs: likewise.
+        most_rows: the largest batch that the file allows, None if it does not say; 0 if first dimensions of any size are
+            not those of a batch.
+    """
 
     inputs: Sequence[TensorInfo]
     outputs: Sequence[TensorInfo]
+    most_rows: Optional[int] = None
 
     @property
     def can_batch(self) -> bool:
         """Whether the first dimension of every input and output is of any size, so that it can be the batch's."""
         tensors = [*self.inputs, *self.outputs]
-        return bool(tensors) and all(tensor.shape is not None and is_batch(tensor.shape) for tensor in tensors)
+        return (
+            self.most_rows != 0
+            and bool(tensors)
+            and all(tensor.shape is not None and is_batch(tensor.shape) for tensor in tensors)
+        )
 
 
 def is_batch(shape: Tuple[int, ...]) -> bool:

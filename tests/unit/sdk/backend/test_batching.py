@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pybackend_sdk.backend import execute_batch
+from pybackend_sdk.backend import Form, execute_batch
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
@@ -101,3 +101,20 @@ def test_an_output_without_the_batch_dimension_is_not_split():
     requests = [request(x=rows(2, 1)), request(x=rows(2, 2))]
     responses = execute_batch(requests, lambda inputs, names: {"y": inputs["x"].sum(axis=0)}, batches=True)
     assert outputs_of(responses) == [{"y": [2.0, 2.0]}, {"y": [4.0, 4.0]}]
+
+
+def test_a_form_says_how_values_are_held():
+    form = Form(
+        lambda tensor: tensor.as_numpy().tolist(),
+        lambda lists: [row for rows in lists for row in rows],
+        lambda name, value: Tensor(name, np.array(value, np.int64)),
+    )
+    calls = []
+
+    def run(inputs, _):
+        calls.append(inputs)
+        return {"y": [row * 2 for row in inputs["x"]]}
+
+    requests = [request(x=np.array(values)) for values in ([1], [2, 3])]
+    assert outputs_of(execute_batch(requests, run, batches=True, form=form)) == [{"y": [2]}, {"y": [4, 6]}]
+    assert calls == [{"x": [1, 2, 3]}]

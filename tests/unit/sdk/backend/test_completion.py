@@ -96,3 +96,9 @@ def test_a_shape_that_the_file_does_not_state_must_be_configured():
     with pytest.raises(TritonModelException, match="the file does not state the shape of 'x': write its dims into"):
         completed(unknown)
     assert completed(unknown, input=[{"name": "x", "dims": [5]}])["input"] == [{**X, "dims": [5]}]
+
+
+@pytest.mark.parametrize(("most_rows", "batch_size"), [(None, 4), (3, 3), (1, 1), (0, 0)])
+def test_a_file_may_limit_the_batch(most_rows, batch_size):
+    config = complete_config(ModelConfig(json.dumps({"name": "m"})), FILE._replace(most_rows=most_rows), "model.x")
+    assert config.as_dict()["max_batch_size"] == batch_size

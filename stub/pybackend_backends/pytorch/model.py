@@ -1,0 +1,85 @@
+"""The backend: loads a model with PyTorch, completes its configuration, and answers requests."""
+
+import json
+from functools import partial
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pybackend_sdk.backend import Form, check_config, execute_batch, require
+from pybackend_sdk.model_config import ModelConfig
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
+
+torch = require("torch", backend="pytorch", extra="torch")
+
+# After torch is known to be there.
+from pybackend_backends.pytorch.completion import bind_inputs, complete, signature_for  # noqa: E402
+from pybackend_backends.pytorch.devices import device_of  # noqa: E402
+from pybackend_backends.pytorch.execution import Execution  # noqa: E402
+from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
+from pybackend_backends.pytorch.files import ModelFiles, find_files, load  # noqa: E402
+from pybackend_backends.pytorch.programs import Program  # noqa: E402
+from pybackend_backends.pytorch.settings import apply_to_process, read_settings  # noqa: E402
+from pybackend_backends.pytorch.tensors import from_torch, join, to_torch  # noqa: E402
+
+
+class TritonPythonModel:
+    """A model of TorchScript, ``torch.export``, AOTInductor, or of a Python class with a state dict."""
+
+    _completed: "ClassVar[Optional[Tuple[ModelFiles, Program]]]" = None
+    """Loaded to complete the configuration. The same process becomes an instance and need not load it again."""
+
+    @classmethod
+    def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
+        """Fill in what the file tells."""
+        document = config.as_dict()
+        files = find_files(document)
+        program = load(document, files, "cpu", read_settings(document))
+        cls._completed = (files, program)
+        return complete(config, files, program)
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Load the model, unless completing its configuration has done so."""
+        config = json.loads(args["model_config"])
+        settings = read_settings(config)
+        apply_to_process(config)
+        device = device_of(args["model_instance_kind"], args["model_instance_device_id"])
+        program = self._program(config, device)
+        arguments = bind_inputs(config, program)
+        if isinstance(program, ExportedProgram):
+            files = find_files(config)
+            check_config(config, signature_for(config, program, program.description), files.path)
+        outputs = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
+        self._execution = Execution(program, arguments, outputs, device, settings.guard)
+        self._batches = config["max_batch_size"] > 0
+        self._form = Form(to_torch, join, partial(_written, batches=self._batches))
+        self._cleans_cache = settings.cleans_cache and device.startswith("cuda")
+
+    def _program(self, config: Dict[str, Any], device: str) -> Program:
+        files = find_files(config)
+        completed, type(self)._completed = type(self)._completed, None
+        if completed is not None and completed[0] == files and device == "cpu":
+            return completed[1]
+        return load(config, files, device, read_settings(config))
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
+        """Run the requests, together if the model batches."""
+        responses = execute_batch(requests, self._execution.run, batches=self._batches, form=self._form)
+        if self._cleans_cache:
+            torch.cuda.empty_cache()
+        return responses
+
+    def finalize(self) -> None:
+        """Release the model."""
+        del self._execution
+
+
+def _written(name: str, value: Any, *, batches: bool) -> Tensor:
+    """An output; the texts of a batch form a column."""
+    tensor = from_torch(name, value)
+    if batches and isinstance(value, list):
+        column: np.ndarray = tensor.as_numpy().reshape(-1, 1)
+        return Tensor(name, column)
+    return tensor

@@ -1,0 +1,196 @@
+"""Models as functions of named values: TorchScript, archives of ``torch.export``, and Python classes with weights."""
+
+import importlib.util
+import inspect
+import os
+import sys
+import warnings
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+
+import torch
+
+from pybackend_backends.pytorch import archive
+from pybackend_backends.pytorch.arguments import Argument
+from pybackend_backends.pytorch.mapped_weights import map_weights
+from pybackend_sdk.error import TritonModelException
+
+CLASS_MODULE = "pytorch_model_class"
+
+
+class Program:
+    """A loaded model.
+
+    Args:
+        call: takes values by the names of arguments.
+        arguments: that ``call`` takes, in the order of ``forward``.
+        takes_dictionary: whether ``forward`` has one argument, a dictionary of tensors with any keys.
+    """
+
+    def __init__(
+        self, call: Callable[[Mapping[str, Any]], Any], arguments: Sequence[Argument], takes_dictionary: bool = False
+    ) -> None:
+        self.call = call
+        self.arguments = list(arguments)
+        self.takes_dictionary = takes_dictionary
+
+
+def load_torchscript(path: str, device: str, share_weights: bool = True) -> Program:
+    """Load what ``torch.jit.save`` wrote.
+
+    Args:
+        path: of the archive.
+        device: such as ``cpu`` or ``cuda:0``; empty for the devices that the file names.
+        share_weights: whether to map large weights from the file. On the CPU only.
+
+    Raises:
+        TritonModelException: the file is damaged, needs a newer torch, or has an argument of a type that no request can carry.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and still served
+            module = torch.jit.load(path, map_location=device or None)
+    except RuntimeError as error:
+        raise TritonModelException(f"{path} cannot be loaded as TorchScript: {archive.beginning_of(error)}") from None
+    module.eval()
+    if share_weights and device == "cpu":
+        map_weights(module, path)
+    schema = module.forward.schema.arguments[1:]
+    dictionaries = [argument for argument in schema if argument.type.kind() == "DictType"]
+    if len(dictionaries) == 1 and len(schema) == 1:
+        return Program(lambda values: module(dict(values)), [Argument(schema[0].name)], takes_dictionary=True)
+    if dictionaries:
+        raise TritonModelException(
+            f"{path}: forward has a dictionary among other arguments. Only a single argument of type Dict[str, Tensor] "
+            "is supported."
+        )
+    return Program(lambda values: module(**values), [_script_argument(path, argument) for argument in schema])
+
+
+def _script_argument(path: str, argument: Any) -> Argument:
+    kind = str(argument.type)
+    inner = kind[9:-1] if kind.startswith("Optional[") else kind
+    if inner not in ("Tensor", "List[str]"):
+        raise TritonModelException(
+            f"{path}: the argument '{argument.name}' of forward is {kind}. Requests can carry Tensor and List[str]: wrap "
+            "the model in a module that takes those."
+        )
+    return Argument(argument.name, not argument.has_default_value(), strings=inner == "List[str]")
+
+
+def load_class(
+    source: str, weights: str, device: str, class_name: str = "", compile_options: Optional[Dict[str, Any]] = None
+) -> Program:
+    """Make a module of a class in the author's file, with weights of a state dict.
+
+    Args:
+        source: the file with the class.
+        weights: of the state dict, empty if the class brings its own weights.
+        device: such as ``cpu``; empty to leave the module where its class puts it.
+        class_name: which class, if the file defines several.
+        compile_options: keyword arguments of ``torch.compile``; None to run without it.
+
+    Raises:
+        TritonModelException: there is no such class, it cannot be made without arguments, or the weights do not fit.
+    """
+    state = archive.read_weights(weights) if weights else None
+    module_class = _chosen(source, _classes_in(source), class_name, state)
+    module = _made(source, module_class)
+    if state is not None:
+        try:
+            module.load_state_dict(state, strict=True, assign=True)
+        except RuntimeError as error:
+            raise TritonModelException(
+                f"{weights} does not fit {module_class.__name__} of {source}: {_on_one_line(error)}"
+            ) from None
+        for parameter in module.parameters():
+            parameter.requires_grad_(requires_grad=False)
+    module.eval()
+    if device:
+        module.to(device)
+    arguments = _signature(source, module.forward)
+    run = module if compile_options is None else torch.compile(module, **compile_options)
+    if arguments is None:
+        return Program(lambda values: run(dict(values)), [Argument("inputs")], takes_dictionary=True)
+    return Program(lambda values: run(**values), arguments)
+
+
+def _classes_in(source: str) -> "Dict[str, Any]":
+    """The modules of torch that a file of Python code defines, by name."""
+    spec = importlib.util.spec_from_file_location(CLASS_MODULE, source)
+    assert spec is not None
+    assert spec.loader is not None
+    python = importlib.util.module_from_spec(spec)
+    sys.modules[CLASS_MODULE] = python
+    directory = os.path.dirname(source)
+    if directory not in sys.path:
+        sys.path.append(directory)
+    spec.loader.exec_module(python)
+    return {
+        name: value
+        for name, value in vars(python).items()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == CLASS_MODULE
+    }
+
+
+def _chosen(source: str, classes: "Dict[str, Any]", class_name: str, state: "Optional[Dict[str, Any]]") -> Any:
+    """The named class, else the only one, else the only one that has the parameters of the state dict."""
+    listed = ", ".join(classes)
+    if class_name:
+        if class_name not in classes:
+            raise TritonModelException(
+                f"{source} has no subclass of torch.nn.Module called '{class_name}' (parameter MODEL_CLASS); it has "
+                f"{listed or 'none'}."
+            )
+        return classes[class_name]
+    if not classes:
+        raise TritonModelException(f"{source} defines no subclass of torch.nn.Module.")
+    if len(classes) == 1:
+        return next(iter(classes.values()))
+    fitting = [] if state is None else [value for value in classes.values() if _has_parameters(value, set(state))]
+    if len(fitting) != 1:
+        raise TritonModelException(
+            f"{source} defines several modules: {listed}. Say which one is the model with the parameter MODEL_CLASS."
+        )
+    return fitting[0]
+
+
+def _has_parameters(module_class: Any, names: "Set[str]") -> bool:
+    try:
+        return set(module_class().state_dict()) == names
+    except TypeError:  # it needs arguments: it is a part of another one
+        return False
+
+
+def _made(source: str, module_class: Any) -> Any:
+    try:
+        return module_class()
+    except TypeError as error:
+        raise TritonModelException(
+            f"{source}: {module_class.__name__}() cannot be made without arguments: {error}. Give them defaults."
+        ) from None
+
+
+def _signature(source: str, forward: Callable[..., Any]) -> Optional[List[Argument]]:
+    """The arguments of a method; None if its only argument is annotated as a dictionary."""
+    parameters = list(inspect.signature(forward).parameters.values())
+    if len(parameters) == 1 and _is_dictionary(parameters[0].annotation):
+        return None
+    arguments = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.POSITIONAL_ONLY:
+            raise TritonModelException(
+                f"{source}: forward must name its arguments; '{parameter}' cannot be called by name."
+            )
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            arguments.append(Argument(parameter.name, parameter.default is parameter.empty))
+    return arguments
+
+
+def _is_dictionary(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return annotation.lower().replace("typing.", "").startswith("dict")
+    return annotation is dict or getattr(annotation, "__origin__", None) is dict
+
+
+def _on_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,114 @@
+"""Finds out by running a model what its file does not say: its outputs, and whether it treats rows separately."""
+
+import warnings
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from pybackend_backends.pytorch import archive
+from pybackend_backends.pytorch.exported import Description, described_result, tensor_info
+from pybackend_backends.pytorch.programs import Program
+from pybackend_sdk.backend import TensorInfo
+
+Shape = Tuple[int, ...]
+
+
+class Example(NamedTuple):
+    """A tensor of an example call.
+
+    Attributes:
+        name: of the argument.
+        dtype: torch's.
+        shape: of the example, the first dimension included.
+    """
+
+    name: str
+    dtype: Any
+    shape: Shape
+
+
+def traced_examples(path: str) -> "Optional[List[Example]]":
+    """The example inputs that ``torch.jit.trace`` has left in a file; None for a scripted module.
+
+    Args:
+        path: of a TorchScript archive.
+    """
+    if not archive.has_examples(path):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = torch.jit.load(path, map_location="cpu", _restore_shapes=True)
+    examples = []
+    for value in list(module.graph.inputs())[1:]:
+        kind = value.type()
+        sizes, dtype = (kind.sizes(), kind.dtype()) if kind.kind() == "TensorType" else (None, None)
+        if sizes is None or dtype is None:
+            return None
+        examples.append(Example(value.debugName().partition(".")[0], dtype, tuple(sizes)))
+    return examples
+
+
+def try_out(program: Program, examples: Sequence[Example]) -> Description:
+    """Run a program on random numbers in the shape of its example.
+
+    Rows are separate if the answer to some rows is the same, up to rounding, whichever rows are beside them. Then the
+    first dimension of everything is -1.
+
+    Raises:
+        RuntimeError: the model does not run on such inputs.
+    """
+    names = [argument.name for argument in program.arguments]
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inputs = [_filled(example) for example in examples]
+        result = program.call(dict(zip(names, inputs)))
+        separate = _treats_rows_separately(program, names, inputs, _flat(result))
+    given = [tensor_info(name, value) for name, value in zip(names, inputs)]
+    returned = described_result(result)
+    if not separate:
+        return Description(given, returned, 0)
+    if isinstance(returned, dict):
+        return Description(_of_any_rows(given), dict(zip(returned, _of_any_rows(list(returned.values())))), None)
+    return Description(_of_any_rows(given), _of_any_rows(returned), None)
+
+
+def _filled(example: Example) -> Any:
+    if example.dtype.is_floating_point:
+        return torch.randn(example.shape).to(example.dtype)
+    return torch.zeros(example.shape, dtype=example.dtype)  # an index that is valid whatever it counts
+
+
+def _flat(result: Any) -> List[Any]:
+    if isinstance(result, dict):
+        return list(result.values())
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _treats_rows_separately(
+    program: Program, names: Sequence[str], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> bool:
+    if not inputs or any(value.dim() == 0 or len(value) != len(inputs[0]) for value in inputs):
+        return False
+    more = [torch.cat([value, _filled_like(value), _filled_like(value)]) for value in inputs]
+    try:
+        together = _flat(program.call(dict(zip(names, more))))
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    return all(_begins_with(many, few, len(inputs[0])) for many, few in zip(together, outputs))
+
+
+def _begins_with(many: Any, few: Any, rows: int) -> bool:
+    """Whether a result for three times the rows begins with the result for the rows."""
+    if not isinstance(few, torch.Tensor) or few.dim() == 0 or few.shape[0] != rows:
+        return False
+    if many.shape != (3 * rows, *few.shape[1:]):
+        return False
+    return bool(torch.allclose(many[:rows].double(), few.double(), rtol=1e-3, atol=1e-4, equal_nan=True))
+
+
+def _filled_like(value: Any) -> Any:
+    return torch.randn(value.shape).to(value.dtype) if value.is_floating_point() else torch.zeros_like(value)
+
+
+def _of_any_rows(tensors: Sequence[TensorInfo]) -> List[TensorInfo]:
+    return [tensor._replace(shape=(-1, *(tensor.shape or (0,))[1:])) for tensor in tensors]
