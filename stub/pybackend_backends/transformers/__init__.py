@@ -1,0 +1,1 @@
+"""Serves directories of Hugging Face models with transformers and PyTorch."""

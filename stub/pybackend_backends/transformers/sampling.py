@@ -1,0 +1,137 @@
+"""Settings of a generation: from ``sampling_parameters``, request parameters and the model's own parameters."""
+
+import json
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+
+
+class SamplingError(Exception):
+    """A setting does not exist or has no meaning; ``str()`` names it."""
+
+
+class Sampling(NamedTuple):
+    """How to generate.
+
+    Attributes:
+        max_tokens: the most tokens of the answer.
+        min_tokens: the fewest.
+        seed: of the random numbers, None for arbitrary ones.
+        stop: texts that end the answer, which are left in it.
+        options: keyword arguments of ``generate``.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    seed: Any
+    stop: List[str]
+    options: Dict[str, Any]
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        number = int(value)
+        if isinstance(value, bool) or number != float(value) or not least <= number < 2**31:
+            raise ValueError
+        return number
+
+    return check
+
+
+def _number(least: float, most: float = 1e6) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        number = float(value)
+        if isinstance(value, bool) or not least <= number <= most:
+            raise ValueError
+        return number
+
+    return check
+
+
+def _truth(value: Any) -> bool:
+    known = {"true": True, "false": False, "1": True, "0": False}
+    text = str(value).lower()
+    if text not in known:
+        raise ValueError
+    return known[text]
+
+
+def _texts(value: Any) -> List[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError
+    return texts
+
+
+_SETTINGS: Mapping[str, Tuple[Callable[[Any], Any], str]] = {
+    "max_tokens": (_whole(1), "a whole number from 1 on"),
+    "max_new_tokens": (_whole(1), "a whole number from 1 on"),
+    "min_tokens": (_whole(0), "a whole number from 0 on"),
+    "temperature": (_number(0.0), "a number from 0 on"),
+    "top_p": (_number(0.0, 1.0), "a number from 0 to 1"),
+    "top_k": (_whole(-1), "a whole number, or -1 for all"),
+    "min_p": (_number(0.0, 1.0), "a number from 0 to 1"),
+    "repetition_penalty": (_number(0.01), "a number above 0"),
+    "do_sample": (_truth, "true or false"),
+    "num_beams": (_whole(1), "a whole number from 1 on"),
+    "seed": (_whole(0), "a whole number from 0 on"),
+    "stop": (_texts, "a text or a list of texts"),
+}
+
+_OWN = frozenset({"max_tokens", "max_new_tokens", "min_tokens", "seed", "stop"})
+
+
+def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling:
+    """Check settings and translate them.
+
+    Args:
+        given: values by name; text stands for the number or truth that it spells.
+        default_max_tokens: if none is given.
+
+    Raises:
+        SamplingError: a name is unknown, or a value has the wrong type or is out of bounds.
+    """
+    values = {}
+    for name, value in given.items():
+        if name not in _SETTINGS:
+            raise SamplingError(f"unknown sampling parameter '{name}'; there are {', '.join(_SETTINGS)}.")
+        check, expected = _SETTINGS[name]
+        try:
+            values[name] = check(value)
+        except (ValueError, TypeError, OverflowError):
+            raise SamplingError(f"sampling parameter '{name}' must be {expected}, not {value!r}.") from None
+    options = {name: value for name, value in values.items() if name not in _OWN}
+    if options.get("temperature") == 0:
+        options.update(do_sample=False)
+        del options["temperature"]
+    elif options.keys() & {"temperature", "top_p", "top_k", "min_p"}:
+        options.setdefault("do_sample", True)
+    if options.get("top_k") == -1:
+        options["top_k"] = 0
+    return Sampling(
+        values.get("max_tokens", values.get("max_new_tokens", default_max_tokens)),
+        values.get("min_tokens", 0),
+        values.get("seed"),
+        values.get("stop", []),
+        options,
+    )
+
+
+def settings_of_request(sampling_parameters: str, parameters: str) -> Dict[str, Any]:
+    """Merge a request's two places for settings; the input wins over the request parameters.
+
+    Args:
+        sampling_parameters: JSON text of the input of that name, empty if it is not there.
+        parameters: JSON text of the request's parameters; those that are no sampling parameters are left out.
+
+    Raises:
+        SamplingError: the input is not a JSON object.
+    """
+    merged = {name: value for name, value in json.loads(parameters).items() if name in _SETTINGS}
+    if sampling_parameters:
+        try:
+            given = json.loads(sampling_parameters)
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            raise SamplingError("'sampling_parameters' must be a JSON object, such as {\"max_tokens\": 16}.")
+        merged.update(given)
+    return merged

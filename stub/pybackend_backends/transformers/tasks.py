@@ -1,0 +1,179 @@
+"""The work of the tasks that answer once."""
+
+import io
+import json
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pybackend_backends.transformers.checkpoints import Checkpoint, labels_of, length_limit
+from pybackend_backends.transformers.settings import Settings
+from pybackend_sdk.error import TritonModelException
+
+
+class TextClassification:
+    """Labels of texts, or of pairs of texts."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        self._model = checkpoint.model(settings.dtype, device)
+        self._texts = _Texts(checkpoint, settings, device)
+        self._labels = labels_of(checkpoint.config)
+        self._independent = _are_independent(checkpoint.config)
+
+    def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
+        """Answer a batch; one row of each output for each text."""
+        encoded = self._texts.encode(inputs["text"], inputs.get("text_pair"))
+        return _classified(self._model(**encoded).logits, self._labels, self._independent)
+
+
+class ImageClassification:
+    """Labels of encoded images: JPEG, PNG and others that Pillow reads."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        self._model = checkpoint.model(settings.dtype, device)
+        self._processor = checkpoint.image_processor()
+        self._labels = labels_of(checkpoint.config)
+
+    def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
+        """Answer a batch; one row of each output for each image."""
+        images = [_decoded(content) for content in inputs["image"]]
+        pixels = self._processor(images, return_tensors="pt")["pixel_values"]
+        logits = self._model(pixel_values=pixels.to(self._model.device, self._model.dtype)).logits
+        return _classified(logits, self._labels, independent=False)
+
+
+def _decoded(content: bytes) -> Any:
+    from PIL import Image
+
+    try:
+        return Image.open(io.BytesIO(content)).convert("RGB")
+    except Exception as error:  # noqa: BLE001  Pillow raises many types for a bad image
+        raise TritonModelException(f"'image' must be an encoded image such as JPEG or PNG: {error}.") from None
+
+
+class FeatureExtraction:
+    """Embeddings of texts: the hidden states of the tokens, pooled."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        self._model = checkpoint.model(settings.dtype, device)
+        self._texts = _Texts(checkpoint, settings, device)
+        self._pooling = settings.pooling
+        self._normalize = settings.normalize
+
+    def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
+        """Answer a batch; one embedding for each text."""
+        encoded = self._texts.encode(inputs["text"])
+        states = self._model(**encoded).last_hidden_state
+        pooled = pool(states, encoded["attention_mask"], self._pooling).float()
+        if self._normalize:
+            pooled = torch.nn.functional.normalize(pooled, dim=-1)
+        return {"embedding": pooled.cpu().numpy()}
+
+
+def pool(states: Any, mask: Any, pooling: str) -> Any:
+    """One vector for each text.
+
+    Args:
+        states: of the tokens, (texts, tokens, size).
+        mask: 1 for tokens and 0 for padding, (texts, tokens).
+        pooling: one of POOLINGS.
+    """
+    if pooling == "cls":
+        return states[:, 0]
+    if pooling == "last":
+        places = torch.arange(mask.shape[1], device=mask.device) * mask
+        return states[torch.arange(len(states), device=states.device), places.argmax(dim=1)]
+    kept = mask.unsqueeze(-1).bool()
+    if pooling == "max":
+        return states.masked_fill(~kept, float("-inf")).amax(dim=1)
+    return (states * kept).sum(dim=1) / kept.sum(dim=1)
+
+
+class TokenClassification:
+    """Entities in texts: a JSON list for each text."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        from transformers import TokenClassificationPipeline
+
+        model = checkpoint.model(settings.dtype, device)
+        self._find = TokenClassificationPipeline(
+            model=model, tokenizer=checkpoint.tokenizer(), aggregation_strategy=settings.aggregation
+        )
+
+    def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
+        """Answer a batch; one JSON list for each text, with scores as numbers."""
+        found = self._find(inputs["text"], batch_size=len(inputs["text"]))
+        return {"entities": _strings([json.dumps(entities, default=float, ensure_ascii=False) for entities in found])}
+
+
+class ZeroShotClassification:
+    """Labels that each request brings, by a model that was trained on entailment."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        from transformers import ZeroShotClassificationPipeline
+
+        model = checkpoint.model(settings.dtype, device)
+        self._classify = ZeroShotClassificationPipeline(model=model, tokenizer=checkpoint.tokenizer())
+        self._hypothesis = settings.hypothesis
+
+    def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
+        """Answer one text; labels and scores from the best to the worst."""
+        labels = inputs["candidate_labels"]
+        if not labels:
+            raise TritonModelException("'candidate_labels' must have at least one label.")
+        answer = self._classify(
+            inputs["text"][0],
+            labels,
+            multi_label=bool(inputs.get("multi_label", [False])[0]),
+            hypothesis_template=self._hypothesis,
+        )
+        return {"labels": _strings(answer["labels"])[:, 0], "scores": np.array(answer["scores"], np.float32)}
+
+
+WORKERS: Mapping[str, Callable[[Checkpoint, Settings, str], Any]] = {
+    "text-classification": TextClassification,
+    "image-classification": ImageClassification,
+    "feature-extraction": FeatureExtraction,
+    "token-classification": TokenClassification,
+    "zero-shot-classification": ZeroShotClassification,
+}
+"""The class that does each task: its ``run`` computes outputs from inputs, both by name."""
+
+
+class _Texts:
+    """Texts as padded batches of tokens on the model's device."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+        self._tokenizer = checkpoint.tokenizer()
+        self._device = device
+        self._max_length = length_limit(self._tokenizer, checkpoint.config, settings.max_length)
+
+    def encode(self, texts: List[str], pairs: Any = None) -> Any:
+        encoded = self._tokenizer(
+            texts, pairs, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+        )
+        return encoded.to(self._device)
+
+
+def _are_independent(config: Any) -> bool:
+    """Whether several labels can apply, so that their scores do not add up to 1."""
+    return bool(config.problem_type == "multi_label_classification" or config.num_labels == 1)
+
+
+def _classified(logits: Any, labels: Dict[int, str], independent: bool) -> Dict[str, np.ndarray]:
+    logits = logits.float()
+    scores = (logits.sigmoid() if independent else logits.softmax(dim=-1)).cpu().numpy()
+    best = scores.argmax(axis=1)
+    return {
+        "label": _strings([labels[int(number)] for number in best]),
+        "score": np.take_along_axis(scores, best[:, np.newaxis], axis=1),
+        "scores": scores,
+    }
+
+
+def _strings(texts: Sequence[str]) -> np.ndarray:
+    """Texts as a column of BYTES."""
+    column = np.empty((len(texts), 1), np.object_)
+    column[:, 0] = [text.encode("utf-8") for text in texts]
+    return column

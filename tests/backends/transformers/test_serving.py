@@ -1,0 +1,81 @@
+"""Hugging Face directories behind a server: no configuration, batches with padding, and text as a stream."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.support.inference import infer
+from tests.support.server import serving
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.backends.transformers import tiny_models  # noqa: E402
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
+
+START_S = 300
+LABELS = ("bad", "good")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    tiny_models.make_bert(models / "mood" / "1", "BertForSequenceClassification", LABELS, spread=0.5)
+    tiny_models.make_gpt(models / "story" / "1")
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with serving(repository, ready=False) as server:
+        server.wait_for(r"models? (is|are) ready in", START_S)
+        yield server
+
+
+def test_a_directory_alone_is_served(server):
+    config = server.get("/v2/models/mood/config").json
+    assert (config["backend"], config["max_batch_size"]) == ("transformers", 4)
+    inputs = [(tensor["name"], tensor["optional"]) for tensor in config["input"]]
+    assert inputs == [("text", False), ("text_pair", True)]
+    outputs = [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in config["output"]]
+    assert outputs == [("label", "TYPE_STRING", [1]), ("score", "TYPE_FP32", [1]), ("scores", "TYPE_FP32", [2])]
+    assert server.get("/v2/models/story/config").json["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_requests_with_texts_of_any_length_are_classified(server, repository):
+    texts = ["hello", "this food is not bad .", "good"]
+    expected = transformers.pipeline("text-classification", str(repository / "mood" / "1"))(texts, top_k=2)
+
+    def ask(text: str) -> dict[str, np.ndarray]:
+        return infer(server, "mood", {"text": np.array([[text]], np.object_)}).outputs
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        answers = list(pool.map(ask, texts))
+    for answer, (best, _) in zip(answers, expected, strict=True):
+        assert answer["label"].tolist() == [[best["label"].encode()]]
+        assert abs(float(answer["score"][0, 0]) - best["score"]) < 1e-5
+
+
+def test_text_comes_as_a_stream_of_events_and_as_a_whole(server):
+    body = {"text_input": "hello world", "max_tokens": 6, "min_tokens": 6, "temperature": 0}
+    streamed = server.request("POST", "/v2/models/story/generate_stream", {**body, "stream": True}, deadline_s=60)
+    events = [json.loads(line[6:]) for line in streamed.body.decode().splitlines() if line]
+    assert len(events) > 2
+    text = "".join(event["text_output"] for event in events)
+    whole = server.request("POST", "/v2/models/story/generate", body, deadline_s=60).json
+    assert whole["text_output"] == "hello world" + text
+    counted = {**body, "exclude_input_in_output": True, "return_finish_reason": True, "return_num_output_tokens": True}
+    counts = server.request("POST", "/v2/models/story/generate", counted, deadline_s=60).json
+    assert (counts["text_output"], counts["finish_reason"], counts["num_output_tokens"]) == (text, "length", 6)
+
+
+def test_wrong_sampling_parameters_are_the_clients_mistake(server):
+    body = {"text_input": "hello", "sampling_parameters": '{"max_token": 6}'}
+    refused = server.request("POST", "/v2/models/story/generate", body, deadline_s=60)
+    assert refused.status == 400
+    assert refused.error.startswith("unknown sampling parameter 'max_token'; there are max_tokens,")
