@@ -79,8 +79,8 @@ def apply_to_process(config: Mapping[str, Any]) -> None:
     values = read_parameters(config, PARAMETERS)
     threads = values.get("INTRA_OP_THREAD_COUNT") or values.get("NUM_THREADS") or threads_per_instance(config)
     torch.set_num_threads(threads)
-    between = values.get("INTER_OP_THREAD_COUNT") or values.get("NUM_INTEROP_THREADS") or 1
-    if between != torch.get_num_interop_threads():
+    between = values.get("INTER_OP_THREAD_COUNT") or values.get("NUM_INTEROP_THREADS")
+    if between and between != torch.get_num_interop_threads():
         torch.set_num_interop_threads(between)
     if values.get("DISABLE_OPTIMIZED_EXECUTION"):
         torch._C._set_graph_executor_optimize(False)
