@@ -108,6 +108,7 @@ class Gate:
         asked: keys of the objects that were read, each with the range.
         before: called with the key before an object is read.
         cuts: how many bytes of an object to send before the connection breaks, by key, once each.
+        unquoted: leave out the quotation marks of ETags, as Azure does in listings.
         refusal: status and code of S3 with which everything is answered; None to pass it on.
     """
 
@@ -115,6 +116,7 @@ class Gate:
         self.asked: list[tuple[str, str]] = []
         self.before: Callable[[str], None] = lambda _key: None
         self.cuts: dict[str, int] = {}
+        self.unquoted = False
         self.refusal: tuple[int, str] | None = None
         self._behind = server.host
         gate = self
@@ -163,7 +165,10 @@ class Gate:
             body = reply.read()
         finally:
             behind.close()
-        _answer(client, reply.status, dict(reply.getheaders()), body, self.cuts.pop(key, None))
+        headers = dict(reply.getheaders())
+        if self.unquoted and "ETag" in headers:
+            headers["ETag"] = headers["ETag"].strip('"')
+        _answer(client, reply.status, headers, body, self.cuts.pop(key, None))
 
 
 def _answer(

@@ -205,9 +205,9 @@ class Bucket:
         """
         options: GetOptions = {"range": (start, stop)}
         if file.tag:
-            options["if_match"] = file.tag
+            options["if_match"] = f'"{_bare(file.tag)}"'
         result = await self._asked(self._library.get_async(self._store, file.path, options=options), file.path)
-        if result.meta["size"] != file.nbytes or (result.meta["e_tag"] or file.tag) != file.tag:
+        if result.meta["size"] != file.nbytes or _bare(result.meta["e_tag"] or file.tag) != _bare(file.tag):
             raise Changed
         pieces = result.stream(min_chunk_size=_CHUNK_BYTES).__aiter__()
         while True:
@@ -277,6 +277,11 @@ def _open(store: Any, url: RepositoryUrl, options: Configuration) -> Any:
 def _joined(digest: int, file: RemoteFile) -> int:
     """Add an object to the digest of a directory, whatever the order."""
     return (digest + int.from_bytes(hashlib.sha256(file.identity.encode()).digest())) % 2**256
+
+
+def _bare(tag: str) -> str:
+    """An ETag without quotation marks, which Azure leaves out in listings."""
+    return tag.removeprefix("W/").strip('"')
 
 
 def _first_line(error: Exception) -> str:

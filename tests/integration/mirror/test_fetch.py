@@ -137,6 +137,12 @@ def test_a_download_goes_on_where_it_was_cut(gate, prefix, copy):
     assert int(ranges[1].removeprefix("bytes=").partition("-")[0]) >= 1_000_000
 
 
+def test_etags_may_lack_their_quotation_marks(gate, copy):
+    gate.unquoted = True
+    copy.fetch()
+    assert copy.files() == WHOLE
+
+
 def test_large_objects_come_in_parts(gate, prefix, copy, monkeypatch):
     monkeypatch.setattr(download, "PART_BYTES", 1_000_000)
     copy.fetch()
