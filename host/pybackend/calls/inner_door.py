@@ -31,28 +31,32 @@ class InnerDoor:
         self._engine = engine
 
     def find(self, name: str, version: str = "") -> Model:
-        """The version that would answer a request now.
+        """The version that stands for a model.
 
         Raises:
             InferenceError: there is no such version.
         """
         assert self._engine is not None
-        return self._engine.repository.find(name, version)
+        return self._engine.repository.representative(name, version)
 
     def absence(self, name: str) -> Absence:
         """The reason why no version of a model serves."""
         assert self._engine is not None
         return self._engine.repository.absence(name)
 
-    def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Validate a request against the model's signature and queue it.
+    def submit(
+        self, model: Model, request: InferenceRequest, on_response: OnResponse, *, any_version: bool
+    ) -> PendingRequest:
+        """Validate a request against the model's signature and queue it; see :meth:`ModelDoor.submit`.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.
         """
         assert self._engine is not None
         validate(request, model.signature)
-        return self._engine.submit(model, request, on_response)
+        if model.traffic is None or not any_version:
+            return self._engine.submit(model, request, on_response)
+        return model.traffic.redirect(self._engine.submit, model, request, on_response)
 
     def on_queued(self) -> None:
         """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""

@@ -42,10 +42,12 @@ def run(arguments: Sequence[str]) -> int:
             from pybackend.cli.doctor_command import run_doctor
 
             return run_doctor(arguments[1:])
-        if arguments[:1] in (["load"], ["unload"], ["status"]):
+        if arguments[:1] in (["load"], ["unload"], ["status"], ["traffic"]):
             from pybackend.cli.control_command import run_load, run_status, run_unload
+            from pybackend.cli.traffic_command import run_traffic
 
-            return {"load": run_load, "unload": run_unload, "status": run_status}[arguments[0]](arguments[1:])
+            commands = {"load": run_load, "unload": run_unload, "status": run_status, "traffic": run_traffic}
+            return commands[arguments[0]](arguments[1:])
         if arguments[:1] == ["infer"]:
             from pybackend.cli.infer_command import run_infer
 

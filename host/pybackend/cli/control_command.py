@@ -31,7 +31,9 @@ def run_load(arguments: Sequence[str]) -> int:
         UsageError: the command line is wrong.
         PybackendError: the model was not loaded.
     """
-    parser = _parser("load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it.")
+    parser = control_parser(
+        "load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it."
+    )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="JSON to use instead of config.pbtxt until the next load"
@@ -43,7 +45,7 @@ def run_load(arguments: Sequence[str]) -> int:
         metavar="PATH=FILE",
         help="a file of the model, such as 1/model.py=candidate.py; needs --config, and no other files are used; may be repeated",
     )
-    given = _parsed(parser, arguments)
+    given = parsed(parser, arguments)
     parameters: dict[str, str] = {}
     if given.config is not None:
         parameters["config"] = _read(given.config).decode("utf-8", "replace")
@@ -58,26 +60,31 @@ def run_load(arguments: Sequence[str]) -> int:
 
 def run_unload(arguments: Sequence[str]) -> int:
     """Run ``pybackend unload`` and return the exit status; errors as for :func:`run_load`."""
-    parser = _parser("unload", "MODEL [--FLAG[=VALUE]]...", "Begins to unload a model: it answers the requests it has.")
+    parser = control_parser(
+        "unload", "MODEL [--FLAG[=VALUE]]...", "Begins to unload a model: it answers the requests it has."
+    )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument(
         "--unload-dependents", action="store_true", help="also unload parts that only this ensemble needs"
     )
-    given = _parsed(parser, arguments)
+    given = parsed(parser, arguments)
     _control(given, "unload", {"unload_dependents": given.unload_dependents})
     return _print_rows(given, _rows(given, given.model))
 
 
 def run_status(arguments: Sequence[str]) -> int:
     """Run ``pybackend status`` and return the exit status; errors as for :func:`run_load`."""
-    parser = _parser("status", "[MODEL] [--FLAG[=VALUE]]...", "Lists the models of a running server, and their states.")
+    parser = control_parser(
+        "status", "[MODEL] [--FLAG[=VALUE]]...", "Lists the models of a running server, and their states."
+    )
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this model")
     parser.add_argument("--ready", action="store_true", help="only ready versions")
-    given = _parsed(parser, arguments)
+    given = parsed(parser, arguments)
     return _print_rows(given, _rows(given, given.model, only_ready=given.ready))
 
 
-def _parser(command: str, usage: str, description: str) -> CommandParser:
+def control_parser(command: str, usage: str, description: str) -> CommandParser:
+    """A parser with the flags that all commands for a running server share."""
     parser = CommandParser(
         prog=f"pybackend {command}",
         usage=f"pybackend {command} {usage}",
@@ -96,7 +103,12 @@ def _parser(command: str, usage: str, description: str) -> CommandParser:
     return parser
 
 
-def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
+def parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments.
+
+    Raises:
+        UsageError: the command line is wrong.
+    """
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])
@@ -110,19 +122,20 @@ def _read(path: Path) -> bytes:
         raise ServerError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _connection(given: argparse.Namespace) -> Connection:
+def server_of(given: argparse.Namespace) -> Connection:
+    """The server that the flags name."""
     return Connection(given.url, given.timeout, _ADVICE)
 
 
 def _control(given: argparse.Namespace, action: str, parameters: dict[str, Any]) -> None:
     path = f"/v2/repository/models/{quote(given.model, safe='')}/{action}"
     body = json.dumps({"parameters": parameters}).encode()
-    _connection(given).post(path, body, {"Content-Type": "application/json"})
+    server_of(given).post(path, body, {"Content-Type": "application/json"})
 
 
 def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) -> list[dict[str, str]]:
     body = json.dumps({"ready": only_ready}).encode()
-    reply = _connection(given).post("/v2/repository/index", body, {})
+    reply = server_of(given).post("/v2/repository/index", body, {})
     rows = json.loads(reply.body)
     return [row for row in rows if model in {"", row["name"]}]
 

@@ -50,6 +50,7 @@ serve them:
 control a running server:
   status   list its models
   load     load a model
+  traffic  distribute requests over a model's versions
   unload   unload a model
 
 environments of models:

@@ -197,7 +197,11 @@ class Admission:
                 if checked is Checked.NOTHING:
                     validate_header(request, self.signature)
                 validate_bytes_tensors(request, self.signature)
-            pending = self._engine.submit(self._model, request, on_response)
+            model = self._model
+            if model.traffic is None or self._version:
+                pending = self._engine.submit(model, request, on_response)
+            else:
+                pending = model.traffic.submit(self._engine.submit, model, request, on_response)
         except BaseException:
             request.release()
             self.release()

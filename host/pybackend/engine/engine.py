@@ -20,10 +20,12 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.model import Model
+from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.changes import LoadRequest
 from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
+from pybackend.repository.traffic import report_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend.tracing.tracer import Tracer
 
@@ -85,7 +87,11 @@ class InferenceEngine:
             return True
         if not self._repository.all_ready:
             return False
-        asked = [model for model in self._repository.models() if model.has_is_ready]
+        asked = [
+            model
+            for model in self._repository.models()
+            if model.has_is_ready and (model.traffic is None or not model.traffic.is_shadow(model))
+        ]
         verdicts = await asyncio.gather(*(self.is_model_ready(model) for model in asked))
         return all(verdicts)
 
@@ -106,6 +112,14 @@ class InferenceEngine:
             if await self.is_model_ready(model):
                 return True
         return False
+
+    async def would_answer(self, name: str, version: str = "") -> bool:
+        """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`.
+
+        Raises:
+            InferenceError: there is no such version, or it does not serve now.
+        """
+        return await self.is_model_ready(self._repository.representative(name, version))
 
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
@@ -146,7 +160,7 @@ class InferenceEngine:
         Raises:
             InferenceError: there is no such version.
         """
-        model = self._repository.find(name, version)
+        model = self._repository.representative(name, version)
         versions = [model.version] if version else [each.version for each in self._repository.ready_versions(name)]
         return ModelDescription(
             versions=versions,
@@ -212,6 +226,23 @@ class InferenceEngine:
         """
         self.check_control()
         await self._repository.unload_model(name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant)
+
+    def traffic(self, name: str) -> TrafficReport:
+        """The rules for requests to a model that name no version.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model.
+        """
+        return report_traffic(self._repository.entry(name))
+
+    async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
+        """Change these rules; see :meth:`ModelRepository.change_traffic`.
+
+        Raises:
+            InferenceError: the rules could not be changed; the text gives the reason.
+        """
+        self.check_control()
+        return await self._repository.change_traffic(name, change)
 
     async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
         """The repository index; see :meth:`ModelRepository.read_index`.

@@ -28,9 +28,21 @@ class PlannedStep:
         batched: True if the model's tensors have a batch dimension.
         chain: the streams within which the step runs.
         streams: True if the step's model is decoupled.
+        any_version: True if the step names no version of its model.
     """
 
-    __slots__ = ("batched", "chain", "inputs", "model", "number", "optional", "outputs", "requested", "streams")
+    __slots__ = (
+        "any_version",
+        "batched",
+        "chain",
+        "inputs",
+        "model",
+        "number",
+        "optional",
+        "outputs",
+        "requested",
+        "streams",
+    )
 
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
         self.number = number
@@ -42,6 +54,7 @@ class PlannedStep:
         self.batched = model.signature.max_batch_size > 0
         self.chain = chain
         self.streams = model.config.decoupled
+        self.any_version = not step.model_version
 
 
 class EnsemblePlan:

@@ -211,7 +211,9 @@ class EnsembleRun:
         try:
             step_run = _StepRun(self, scope, step, inputs.correlation)
             request = self._request(step, inputs)
-            self._running[step_run] = self._door.submit(step.model, request, step_run.on_response)
+            self._running[step_run] = self._door.submit(
+                step.model, request, step_run.on_response, any_version=step.any_version
+            )
         except InferenceError as error:
             self._refuse(inputs, error)
             return

@@ -30,7 +30,7 @@ class ModelDoor(Protocol):
     """Finds models, and accepts requests to them."""
 
     def find(self, name: str, version: str = "") -> Model:
-        """The version that would answer a request now; ``""`` selects the newest.
+        """The version that stands for a model; ``""`` selects one that answers requests.
 
         Raises:
             InferenceError: there is no such version.
@@ -39,8 +39,16 @@ class ModelDoor(Protocol):
     def absence(self, name: str) -> Absence:
         """The reason why :meth:`find` finds no version of a model."""
 
-    def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
+    def submit(
+        self, model: Model, request: InferenceRequest, on_response: OnResponse, *, any_version: bool
+    ) -> PendingRequest:
         """Validate a request against the model's signature and queue it.
+
+        Args:
+            model: the version.
+            request: the request.
+            on_response: gets the responses.
+            any_version: the request names no version, so another one may answer.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.

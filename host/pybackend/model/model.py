@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest, RunningExecution
@@ -31,6 +31,39 @@ class ModelState(Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+class Distribution(Protocol):
+    """The rules for requests that name no version; see :class:`pybackend.model.traffic.Traffic`."""
+
+    def is_shadow(self, model: Model) -> bool:
+        """True if a version gets copies of requests and answers nobody."""
+
+    def redirect(
+        self,
+        submit: Callable[[Model, InferenceRequest, OnResponse], PendingRequest],
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+    ) -> PendingRequest:
+        """Choose a version for a request that was validated against any of them, and queue it.
+
+        Raises:
+            InferenceError: as for :meth:`submit`.
+        """
+
+    def submit(
+        self,
+        submit: Callable[[Model, InferenceRequest, OnResponse], PendingRequest],
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+    ) -> PendingRequest:
+        """Queue a request that names no version.
+
+        Raises:
+            InferenceError: the request is refused; the caller must release its memory.
+        """
+
+
 class Model(ABC):
     """A version that is loading, serving, or unloading.
 
@@ -46,6 +79,7 @@ class Model(ABC):
         statistics: its counters.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
+        traffic: the rules for requests that name no version; None if the newest version answers them.
     """
 
     may_recover: ClassVar[bool] = False
@@ -63,6 +97,7 @@ class Model(ABC):
         self.statistics = ModelStatistics()
         self.digest = b""
         self.open_requests = OpenRequests()
+        self.traffic: Distribution | None = None
 
     @property
     def environment(self) -> Mapping[str, Any] | None:
@@ -197,6 +232,10 @@ class Model(ABC):
         Raises:
             InferenceError: the request is refused; the caller must release its memory.
         """
+
+    def runs_sequence(self, request: InferenceRequest) -> bool:
+        """True if the sequence to which a request belongs has begun here and not ended."""
+        return False
 
     @abstractmethod
     def trim(self, now_ns: int) -> None:

@@ -359,6 +359,10 @@ class PythonModel(Model):
         self.open_requests.enter(request)
         return pending
 
+    def runs_sequence(self, request: InferenceRequest) -> bool:
+        """True if the sequence to which a request belongs has begun here and not ended."""
+        return self.sequences.run(request)
+
     def continue_sequence(
         self, request: InferenceRequest, on_response: OnResponse, checked: ModelSignature
     ) -> PendingRequest:

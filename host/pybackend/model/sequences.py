@@ -62,6 +62,13 @@ class VersionSequences:
         sequencer = self._sequencer
         return sequencer is not None and self._is_replaced and sequencer.continues(request.correlation_id)
 
+    def run(self, request: InferenceRequest) -> bool:
+        """True if a request belongs to an active sequence of this version, or of one that it replaces."""
+        sequencer = self._sequencer
+        if sequencer is not None and sequencer.continues(request.correlation_id):
+            return True
+        return self.begun_at(request) is not None
+
     def keep(self) -> None:
         """The version is being replaced: its sequences may go on until :meth:`ended_within` returns."""
         self._is_replaced = True

@@ -70,6 +70,23 @@ class ResponseFigures:
 
 
 @dataclass(slots=True)
+class ShadowFigures:
+    """Counters of a version that gets copies of requests.
+
+    Attributes:
+        sent: copies that its queue accepted.
+        dropped: copies that were due and not sent.
+        compared: answers that were compared with those of the clients.
+        differed: answers of these that were different.
+    """
+
+    sent: int = 0
+    dropped: int = 0
+    compared: int = 0
+    differed: int = 0
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """Counters of one model version; times are cumulative nanoseconds.
 
@@ -93,6 +110,7 @@ class ModelStatistics:
         responses: of decoupled models, by the response's place in its stream.
         summaries: recent latencies, None if the server does not show them.
         first_responses: histogram of the times to first responses, None likewise.
+        shadow: copies that it got, None if it was never a shadow.
         last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
         load_duration_ns: duration of the load.
     """
@@ -116,6 +134,7 @@ class ModelStatistics:
     responses: list[ResponseFigures] = field(default_factory=list)
     summaries: LatencySummaries | None = None
     first_responses: FirstResponses | None = None
+    shadow: ShadowFigures | None = None
     last_success_ns: int = 0
     load_duration_ns: int = 0
 

@@ -16,6 +16,7 @@ from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
 from pybackend.repository.checksum import check_digests
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.repository.version_policy import choose_versions
@@ -62,9 +63,11 @@ class Candidate:
 
     @property
     def _rest(self) -> dict[str, Any]:
-        """The configuration without its instances and without the field that only selects versions."""
+        """The configuration without its instances, and without the settings that only select versions."""
         document = self.source.config.document
-        return {field: value for field, value in document.items() if field not in {_INSTANCES, "version_policy"}}
+        rest = {field: value for field, value in document.items() if field not in {_INSTANCES, "version_policy"}}
+        rest["parameters"] = {key: value for key, value in rest["parameters"].items() if key not in TRAFFIC_KEYS}
+        return rest
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class ModelReading:
                 )
                 versions = (1,)
         served = choose_versions(config, versions)
+        configured_traffic(config, served.versions)  # it is wrong before a version is loaded
         for warning in served.warnings:
             log.warning("%s", warning)
         return {version: self._candidate(config, version, host, bounds) for version in served.versions}

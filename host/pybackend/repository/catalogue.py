@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NoReturn
 
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.model.door import Absence
@@ -36,23 +37,23 @@ class ModelCatalogue:
 
         Args:
             name: the model's name.
-            version: decimal, or ``""`` for the highest ready version.
+            version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
+                highest ready version.
 
         Raises:
             InferenceError: there is no such model, no such version, or it does not serve now.
         """
-        entry = self._entry(name)
+        entry = self.entry(name)
         if not version:
+            if entry.traffic is not None:
+                return entry.traffic.next_version() or _no_version(entry)
             for model in entry.newest_first:
                 if model.state is ModelState.READY:
                     return model
             for model in entry.newest_first:
                 if model.failure is not None:
                     raise _not_serving(model.failure)
-            raise NotServingError(
-                f"Request for unknown model: '{name}' has no available versions{entry.why_not_available()}",
-                ErrorCode.NOT_FOUND,
-            )
+            return _no_version(entry)
         found = entry.versions.get(_version_number(version))
         if found is None:
             raise UnknownModelError(
@@ -63,6 +64,17 @@ class ModelCatalogue:
                 raise _not_serving(found.failure)
             raise not_ready(name, version)
         return found
+
+    def representative(self, name: str, version: str = "") -> Model:
+        """The version that stands for a model in documents; otherwise as :meth:`find`.
+
+        Raises:
+            InferenceError: as for :meth:`find`.
+        """
+        traffic = None if version else self.entry(name).traffic
+        if traffic is None:
+            return self.find(name, version)
+        return traffic.representative() or _no_version(self.entry(name))
 
     def absence(self, name: str) -> Absence:
         """The reason why no version of a model serves."""
@@ -75,7 +87,7 @@ class ModelCatalogue:
             InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
         """
         number = _version_number(version) if version else None
-        versions = self._entry(name).versions
+        versions = self.entry(name).versions
         return [model for known, model in versions.items() if number in {None, known}]
 
     def only_name(self) -> str | None:
@@ -86,7 +98,12 @@ class ModelCatalogue:
         """True if there is a model of this name, serving or not."""
         return name in self.entries
 
-    def _entry(self, name: str) -> ModelEntry:
+    def entry(self, name: str) -> ModelEntry:
+        """The entry of a name.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model.
+        """
         entry = self.entries.get(name)
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
@@ -158,6 +175,14 @@ class ModelCatalogue:
             else:
                 rows += entry.index()
         return rows
+
+
+def _no_version(entry: ModelEntry) -> NoReturn:
+    """Raises NotServingError: no version answers requests that name none."""
+    raise NotServingError(
+        f"Request for unknown model: '{entry.name}' has no available versions{entry.why_not_available()}",
+        ErrorCode.NOT_FOUND,
+    )
 
 
 def _not_serving(failure: InferenceError) -> NotServingError:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pybackend.model.model import UNLOADED, Model, ModelState
+from pybackend.model.traffic import Traffic
+from pybackend.modelconfig.traffic import TrafficRules, traffic_problem
 from pybackend.repository.candidate import Candidate
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ class ModelEntry:
         reason: the reason why there are no versions, e.g. a configuration error.
         newest_first: the same versions, highest number first.
         as_part: True if it was loaded only as a part of ensembles.
+        traffic: distributes the requests that name no version; None if the newest version answers them.
+        configured_rules: the rules of the model's configuration.
+        chosen_rules: the rules that were set while the server runs; they replace the configured ones.
     """
 
     name: str
@@ -55,6 +63,9 @@ class ModelEntry:
     reason: str = ""
     newest_first: tuple[Model, ...] = ()
     as_part: bool = False
+    traffic: Traffic | None = None
+    configured_rules: TrafficRules | None = None
+    chosen_rules: TrafficRules | None = None
 
     def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
         """Replace the versions."""
@@ -62,6 +73,36 @@ class ModelEntry:
         self.origins = origins
         self.reason = ""
         self.newest_first = tuple(reversed(self.versions.values()))
+        self._direct()
+
+    def configure_rules(self, rules: TrafficRules | None) -> None:
+        """Use the rules of a configuration; other ones end those that were chosen while the server runs."""
+        if rules != self.configured_rules:
+            self.configured_rules, self.chosen_rules = rules, None
+        if self.chosen_rules is not None and self.versions:
+            config = next(iter(self.versions.values())).config
+            problem = traffic_problem(self.chosen_rules, config, self.versions)
+            if problem:
+                log.warning("model '%s': the rules of its configuration are in effect again: %s", self.name, problem)
+                self.chosen_rules = None
+        self._direct()
+
+    def choose_rules(self, rules: TrafficRules | None) -> None:
+        """Use these rules instead of the configured ones; None for the configured ones."""
+        self.chosen_rules = rules
+        self._direct()
+
+    def _direct(self) -> None:
+        """Let the rules in effect distribute requests over the present versions."""
+        rules = self.chosen_rules or self.configured_rules
+        if rules is None:
+            self.traffic = None
+        elif self.traffic is None or self.traffic.rules != rules:
+            self.traffic = Traffic(self.name, rules)
+        if self.traffic is not None:
+            self.traffic.serve(self.versions)
+        for model in self.versions.values():
+            model.traffic = self.traffic
 
     def ready_versions(self) -> list[Model]:
         """Versions that accept requests, ascending."""
@@ -69,8 +110,11 @@ class ModelEntry:
 
     @property
     def is_ready(self) -> bool:
-        """True if every version serves, or was deliberately unloaded."""
-        return bool(self.versions) and all(model.is_ready or model.is_off for model in self.versions.values())
+        """True if every version serves, or was deliberately unloaded; a shadow does not count."""
+        return bool(self.versions) and all(
+            model.is_ready or model.is_off or (self.traffic is not None and self.traffic.is_shadow(model))
+            for model in self.versions.values()
+        )
 
     @property
     def is_loaded(self) -> bool:

@@ -14,6 +14,7 @@ from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel
+from pybackend.modelconfig.traffic import TrafficRules, configured_traffic
 from pybackend.observability.logging import DETAIL
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
@@ -64,6 +65,7 @@ class ModelLifeCycle:
         if not serving:
             self.retire_all(entry)  # instances that gave up may still have processes
             entry.set_versions(new, candidates)
+            entry.configure_rules(_rules_of(candidates))
         outcomes = await self._load_versions(new.values())
         for attempt in range(self._host.load_retry_count):
             again = [
@@ -88,6 +90,7 @@ class ModelLifeCycle:
         if serving:
             # Versions that are no longer served stay visible as unloaded.
             entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
+            entry.configure_rules(_rules_of(candidates))
             replaced = [model for version, model in serving.items() if version in new or version not in candidates]
             for model in replaced:
                 if isinstance(model, PythonModel):
@@ -251,6 +254,11 @@ class ModelLifeCycle:
         now_ns = time.monotonic_ns()
         for model in self._alive:
             model.trim(now_ns)
+
+
+def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
+    """The traffic rules of the configuration that all candidates share."""
+    return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
 
 
 def _load_error(name: str, failed: Iterable[Model]) -> ModelLoadError:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
+from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus
@@ -17,6 +18,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.poller import Poller
 from pybackend.repository.start import RepositoryStart
 from pybackend.repository.stop_report import Unfinished
+from pybackend.repository.traffic import change_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.private_room import PrivateRoom
 
@@ -145,6 +147,21 @@ class ModelRepository(ModelCatalogue):
         if grant is not None:
             grant.check_control(name)
         await self._carry_out(self._changes.begin_unload(name, asked_by, unload_dependents=unload_dependents))
+
+    async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
+        """Change the rules for requests to a model that name no version.
+
+        Args:
+            name: the model's name.
+            change: the new rules.
+
+        Raises:
+            InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot have
+                these rules.
+        """
+        self.check_control()
+        async with self._changes.locks.changing(name):
+            return change_traffic(self.entry(name), change)
 
     async def unload(self, name: str, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Unload a model and wait for its end; True if nothing had to be cut short."""

@@ -113,7 +113,7 @@ class _Methods:
     async def model_ready(self, request: Any) -> Any:
         self._refuse_while_exiting()
         try:
-            ready = await self._engine.open(request.name, request.version).is_ready()
+            ready = await self._engine.would_answer(request.name, request.version)
         except InferenceError:
             ready = False  # an unknown model is not ready; the reason does not matter
         return _message("ModelReadyResponse", ready=ready)

@@ -109,7 +109,7 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
     async def model_ready(request: Request) -> Response:
         _refuse_while_exiting(engine)
         try:
-            if await engine.open(model_name(request), version(request)).is_ready():
+            if await engine.would_answer(model_name(request), version(request)):
                 return Response()
         except InferenceError:
             pass  # an unknown model is not ready; the reason does not matter

@@ -15,6 +15,7 @@ from pybackend.frontend.http.infer_route import ERRORS
 from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.pace import Pace
+from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.repository_request import (
     index_document,
@@ -22,6 +23,7 @@ from pybackend.protocol.repository_request import (
     parse_load_request,
     parse_unload_request,
 )
+from pybackend.protocol.traffic_document import traffic_change_in, traffic_document
 
 _ON_LOOP_BYTES = 64 * 1024
 """A longer body is parsed on a thread: 64 MiB of base64 take a quarter of a second."""
@@ -65,6 +67,19 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits, kept: KeptByt
             await engine.unload_model(model_name(request), unload_dependents=parse_unload_request(body))
         return Response()
 
+    async def traffic(request: Request) -> Response:
+        return _traffic_answer(engine.traffic(model_name(request)))
+
+    async def change_traffic(request: Request) -> Response:
+        async with _body_of(request, limits, kept) as body:
+            change = TrafficChange(**traffic_change_in(body))
+        return _traffic_answer(await engine.change_traffic(model_name(request), change))
+
+    path = "/v2/repository/models/{model_name}/traffic"
+    summary = "The versions that answer requests without a version, and the shadow"
+    parameters = {"parameters": model_path(path)}
+    app.get(path, tags=["repository"], summary=summary, response_model=None, openapi_extra=parameters)(traffic)
+    _post(app, path, "Change the weights of versions, or the shadow", change_traffic, _TRAFFIC)
     _post(app, "/v2/repository/index", "The models of the repositories, with their states", index, _INDEX)
     _post(
         app,
@@ -101,6 +116,18 @@ _LOAD = _object(
 _UNLOAD = _object(
     parameters=_object(unload_dependents={"type": "boolean", "description": "true for the parts of an ensemble too"})
 )
+
+
+_TRAFFIC = _object(
+    weights={"type": "object", "additionalProperties": {"type": "integer"}, "description": "weight of each version"},
+    shadow=_object(version={"type": "integer"}, percent={"type": "number"}),
+    reset={"type": "boolean", "description": "true for the rules of the model's configuration"},
+)
+
+
+def _traffic_answer(report: TrafficReport) -> Response:
+    document = traffic_document(report.name, report.rules, report.source, report.shares)
+    return Response(document, media_type="application/json")
 
 
 @asynccontextmanager

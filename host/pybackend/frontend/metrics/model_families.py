@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from pybackend.instance.plan import InstanceState
 from pybackend.model.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, QuantileWindow
 from pybackend.model.model import Model
-from pybackend.model.statistics import FailureReason
+from pybackend.model.statistics import FailureReason, ShadowFigures
 from pybackend.modelconfig.schema import Scheduling
 from pybackend.observability.metrics import Family, Sample, labels_text
 from pybackend.scheduler.scheduler import BatchReason
@@ -338,6 +338,9 @@ def _own(models: Sequence[tuple[_Labels, Model]]) -> Iterator[Family]:
                 for text, reason in zip(labels.of_batches, BatchReason, strict=True)
             ),
         )
+    shadows = [(labels, model.statistics.shadow) for labels, model in models if model.statistics.shadow is not None]
+    if shadows:
+        yield from _of_shadows(shadows)
     confined = [(labels, model.confinement) for labels, model in models if model.confinement is not None]
     if confined:
         yield Family(
@@ -346,3 +349,26 @@ def _own(models: Sequence[tuple[_Labels, Model]]) -> Iterator[Family]:
             "Number of layers of the model's sandbox that are not in force",
             (("", labels.with_label("level", what["level"]), len(what["not_in_force"])) for labels, what in confined),
         )
+
+
+def _of_shadows(shadows: Sequence[tuple[_Labels, ShadowFigures]]) -> Iterator[Family]:
+    yield Family(
+        "pybackend_shadow_copies_total",
+        "counter",
+        "Number of requests that were copied to the version, or would have been and were dropped",
+        (
+            ("", labels.with_label("result", result), count)
+            for labels, figures in shadows
+            for result, count in (("sent", figures.sent), ("dropped", figures.dropped))
+        ),
+    )
+    yield Family(
+        "pybackend_shadow_answers_total",
+        "counter",
+        "Number of the version's answers that were compared with those of the clients",
+        (
+            ("", labels.with_label("result", result), count)
+            for labels, figures in shadows
+            for result, count in (("same", figures.compared - figures.differed), ("different", figures.differed))
+        ),
+    )

@@ -1,0 +1,217 @@
+"""Distributes the requests that name no version over a model's versions, and copies a share of them to a shadow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import OnResponse
+from pybackend.inference.validation import validate
+from pybackend.model.model import Model, ModelState
+from pybackend.model.shadow import ShadowCopies
+from pybackend.modelconfig.schema import Scheduling
+from pybackend.modelconfig.sequences import is_iterative
+from pybackend.modelconfig.traffic import TrafficRules
+
+log = logging.getLogger(__name__)
+
+Submit = Callable[[Model, InferenceRequest, OnResponse], PendingRequest]
+"""Queues a request that was validated against a version."""
+
+
+class _Share:
+    """A version that answers a share of the requests.
+
+    Attributes:
+        model: the version.
+        weight: its weight.
+        credit: grows by the weight with each request. The version with the highest credit answers, and pays the sum of
+            all weights.
+    """
+
+    __slots__ = ("credit", "model", "weight")
+
+    def __init__(self, model: Model, weight: int) -> None:
+        self.model = model
+        self.weight = weight
+        self.credit = 0
+
+
+class Traffic:
+    """Applies the rules of one model.
+
+    Requests are distributed by smooth weighted round robin: with weights 3 and 1, one request of any four in a row goes
+    to the second version. The weight of a version that is not ready is distributed over the others. Without weights, the
+    newest ready version answers. A sequence stays on the version on which it began.
+
+    Args:
+        name: the model's name.
+        rules: its rules.
+
+    Attributes:
+        rules: the rules in effect.
+    """
+
+    def __init__(self, name: str, rules: TrafficRules) -> None:
+        self.rules = rules
+        self._name = name
+        self._shares: list[_Share] = []
+        self._newest_first: tuple[Model, ...] = ()
+        self._shadow: ShadowCopies | None = None
+        self._lacking: set[str] = set()
+        self._absent: list[int] = []
+
+    def serve(self, versions: Mapping[int, Model]) -> None:
+        """Distribute requests over these versions from now on; ascending by number."""
+        rules, earlier = self.rules, {share.model.version: share.credit for share in self._shares}
+        shadow = rules.shadow
+        shadowing = None if shadow is None else versions.get(shadow.version)
+        self._newest_first = tuple(model for model in reversed(list(versions.values())) if model is not shadowing)
+        self._shares = [
+            _Share(versions[version], weight)
+            for version, weight in rules.weights.items()
+            if weight and version in versions
+        ]
+        for share in self._shares:
+            share.credit = earlier.get(share.model.version, 0)
+        named = {*rules.weights, *(() if shadow is None else (shadow.version,))}
+        absent = sorted(named.difference(versions)) if versions else []
+        if absent != self._absent:
+            self._absent = absent
+            for version in absent:
+                log.warning("model '%s': its traffic rules name version %d, which is not loaded", self._name, version)
+        if shadow is None or shadowing is None:
+            self._shadow = None
+        elif self._shadow is None or self._shadow.model is not shadowing:
+            self._shadow = ShadowCopies(shadowing, shadow.percent)
+
+    # The version that answers
+
+    def next_version(self) -> Model | None:
+        """The version that answers the next request; None if no version that may answer is ready.
+
+        Of models with sequences it is only the probable version: :meth:`submit` knows the sequence.
+        """
+        if not self._shares:
+            return self.representative()
+        first = self._shares[0].model.config
+        if first.scheduling is Scheduling.SEQUENCE_BATCHING and not is_iterative(first):
+            return self.representative()
+        return self._take()
+
+    def _take(self) -> Model | None:
+        total, best, lacks = 0, None, False
+        for share in self._shares:
+            if share.model.state is not ModelState.READY:
+                lacks = True
+                continue
+            share.credit += share.weight
+            total += share.weight
+            if best is None or share.credit > best.credit:
+                best = share
+        if lacks or self._lacking:
+            self._report_lacking()
+        if best is None:
+            return None
+        best.credit -= total
+        return best.model
+
+    def _report_lacking(self) -> None:
+        """Log that versions with a weight do not serve, or serve again; once for each change."""
+        lacking = {share.model.version for share in self._shares if share.model.state is not ModelState.READY}
+        if lacking != self._lacking:
+            self._lacking = lacking
+            log.warning("%s", self._distribution(lacking))
+
+    def _distribution(self, lacking: Iterable[str]) -> str:
+        shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in self.shares.items())
+        names = ", ".join(sorted(lacking))
+        why = f"version {names} is not ready" if names else "all versions with a weight are ready again"
+        return f"model '{self._name}': {why}; requests that name no version go to: {shares or 'no version'}"
+
+    def representative(self) -> Model | None:
+        """The version that stands for all in documents: the ready one with the greatest weight, the newest of equals."""
+        ready = [(share.weight, int(share.model.version), share.model) for share in self._ready()]
+        if ready:
+            return max(ready)[2]
+        if self._shares:
+            return None
+        return next((model for model in self._newest_first if model.state is ModelState.READY), None)
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The percentage of requests that each version answers now, by version."""
+        total = sum(share.weight for share in self._ready())
+        if self._shares:
+            return {share.model.version: 100 * share.weight / total for share in self._ready()}
+        only = self.representative()
+        return {} if only is None else {only.version: 100.0}
+
+    def _ready(self) -> list[_Share]:
+        return [share for share in self._shares if share.model.state is ModelState.READY]
+
+    def is_shadow(self, model: Model) -> bool:
+        """True if a version gets copies of requests and answers nobody."""
+        return self._shadow is not None and self._shadow.model is model
+
+    # Requests
+
+    def submit(
+        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
+    ) -> PendingRequest:
+        """Queue a request that names no version, and perhaps a copy of it for the shadow.
+
+        Args:
+            submit: queues it.
+            model: the version that :meth:`next_version` chose; the request was validated against it.
+            request: as for :meth:`Model.submit`.
+            on_response: likewise.
+
+        Raises:
+            InferenceError: the request is refused, and its memory remains the caller's.
+        """
+        if self._shares and request.correlation_id and model.config.scheduling is Scheduling.SEQUENCE_BATCHING:
+            model = self._moved(request, self._of_sequence(model, request), model)
+        copy = None if self._shadow is None else self._shadow.copy_of(request)
+        if copy is None:
+            return submit(model, request, on_response)
+        try:
+            pending = submit(model, request, copy.compared(on_response))
+        except BaseException:
+            copy.discard()
+            raise
+        copy.send_soon()
+        return pending
+
+    def redirect(
+        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
+    ) -> PendingRequest:
+        """Choose a version for a request that was validated against ``model``, and queue it; see :meth:`submit`.
+
+        Raises:
+            InferenceError: as for :meth:`submit`.
+        """
+        return self.submit(submit, self._moved(request, self.next_version() or model, model), request, on_response)
+
+    def _of_sequence(self, model: Model, request: InferenceRequest) -> Model:
+        """The version on which a request's sequence runs, or begins."""
+        if is_iterative(model.config):
+            return model
+        ready = (each for each in self._newest_first if each.state is ModelState.READY)
+        running = next((each for each in ready if each.runs_sequence(request)), None)
+        return running or self._take() or model
+
+    @staticmethod
+    def _moved(request: InferenceRequest, to: Model, model: Model) -> Model:
+        """Prepare a request for another version than the one that it was validated against.
+
+        Raises:
+            InferenceError: INVALID_ARG, it does not match the other version's signature.
+        """
+        if to is not model:
+            request.leave()
+            request.model_version = to.version
+            validate(request, to.signature)
+        return to

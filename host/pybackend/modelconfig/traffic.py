@@ -1,0 +1,176 @@
+"""The rules for the traffic of a model's versions: their form, and parameters ``TRAFFIC_WEIGHTS``, ``TRAFFIC_SHADOW``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.schema import ModelConfig, Scheduling
+
+WEIGHTS, SHADOW = "TRAFFIC_WEIGHTS", "TRAFFIC_SHADOW"
+TRAFFIC_KEYS = (WEIGHTS, SHADOW)
+
+LARGEST_WEIGHT = 1_000_000
+_MOST_DIGITS = 19
+
+WEIGHTS_FORM = "a list of version=weight such as 1=90,2=10, with whole weights of which one is above 0"
+SHADOW_FORM = "version=percent such as 3=5, with a percentage above 0 and up to 100"
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The version that gets copies of requests.
+
+    Attributes:
+        version: its number.
+        percent: the share of the requests, above 0 and up to 100.
+    """
+
+    version: int
+    percent: float
+
+
+@dataclass(frozen=True)
+class TrafficRules:
+    """The rules for requests that name no version.
+
+    Attributes:
+        weights: by version, at least one of them positive; empty if the newest version answers.
+        shadow: the version that gets copies; None if there is none.
+    """
+
+    weights: Mapping[int, int]
+    shadow: Shadow | None = None
+
+
+@dataclass(frozen=True)
+class TrafficChange:
+    """A change of the rules.
+
+    Attributes:
+        weights: the new weights, empty for none, None to keep the present ones.
+        shadow: the new shadow, None for none; counts only if ``sets_shadow``.
+        sets_shadow: False to keep the present shadow.
+        reset: use the rules of the configuration again; the other attributes do not count.
+    """
+
+    weights: Mapping[int, int] | None = None
+    shadow: Shadow | None = None
+    sets_shadow: bool = False
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class TrafficReport:
+    """The rules of a model, and their effect.
+
+    Attributes:
+        name: the model's name.
+        rules: the rules in effect.
+        source: ``default``, ``configuration`` or ``request``: where they are from.
+        shares: the percentage of the requests without a version that each version answers now.
+    """
+
+    name: str
+    rules: TrafficRules
+    source: str
+    shares: Mapping[str, float]
+
+
+def weights_of(text: str) -> Mapping[int, int]:
+    """Read ``1=90,2=10``.
+
+    Raises:
+        ValueError: the form is wrong.
+    """
+    weights: dict[int, int] = {}
+    for pair in text.split(","):
+        version, _, weight = pair.strip().removesuffix("%").partition("=")
+        number = _natural(version)
+        if number in weights:
+            raise ValueError(text)
+        weights[number] = _natural(weight)
+    if max(weights.values()) > LARGEST_WEIGHT or not any(weights.values()):
+        raise ValueError(text)
+    return weights
+
+
+def shadow_of(text: str) -> Shadow:
+    """Read ``3=5`` or ``3=0.5%``.
+
+    Raises:
+        ValueError: the form is wrong.
+    """
+    version, _, percent = text.strip().removesuffix("%").partition("=")
+    found = Shadow(_natural(version), float(percent))
+    if not 0 < found.percent <= 100:  # false for NaN as well
+        raise ValueError(text)
+    return found
+
+
+def _natural(text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        raise ValueError(text)
+    return int(text)
+
+
+def configured_traffic(config: ModelConfig, served: Collection[int]) -> TrafficRules | None:
+    """The rules in a model's parameters; None if there are none.
+
+    Args:
+        config: the model's configuration.
+        served: the versions that its version policy selects.
+
+    Raises:
+        ModelConfigError: a parameter is malformed, or not possible for this model.
+    """
+    weights_text, shadow_text = config.parameters.get(WEIGHTS), config.parameters.get(SHADOW)
+    if weights_text is None and shadow_text is None:
+        return None
+    try:
+        weights = {} if weights_text is None else weights_of(weights_text)
+    except ValueError:
+        raise _wrong(config, f"parameters {WEIGHTS} must be {WEIGHTS_FORM}, it is '{weights_text}'") from None
+    try:
+        shadow = None if shadow_text is None else shadow_of(shadow_text)
+    except ValueError:
+        raise _wrong(config, f"parameters {SHADOW} must be {SHADOW_FORM}, it is '{shadow_text}'") from None
+    rules = TrafficRules(weights, shadow)
+    problem = traffic_problem(rules, config, served)
+    if problem:
+        raise _wrong(config, problem)
+    return rules
+
+
+def traffic_problem(rules: TrafficRules, config: ModelConfig, served: Collection[int]) -> str:
+    """The reason why these rules are impossible for a model; ``""`` if they are possible.
+
+    Args:
+        rules: the rules.
+        config: the model's configuration.
+        served: its versions.
+    """
+    if config.is_ensemble:
+        return "the versions of an ensemble are equal: give weights and a shadow to the models of its steps"
+    versions = ", ".join(map(str, sorted(served)))
+    positive = {version for version, weight in rules.weights.items() if weight}
+    if positive and positive.isdisjoint(served):
+        return f"no version with a weight is served, only {versions}: change the weights, or version_policy"
+    shadow = rules.shadow
+    if shadow is None:
+        return ""
+    if shadow.version in positive:
+        return f"version {shadow.version} has a weight and is the shadow, which answers no request: choose one of them"
+    if not set(served) - {shadow.version}:
+        return f"version {shadow.version} is the shadow, and no other version is served that could answer"
+    if config.decoupled:
+        return "a decoupled model cannot have a shadow, because its requests have any number of responses"
+    if config.scheduling is Scheduling.SEQUENCE_BATCHING:
+        return "a model with sequence_batching cannot have a shadow, which would get parts of sequences"
+    return ""
+
+
+def _wrong(config: ModelConfig, problem: str) -> ModelConfigError:
+    return ModelConfigError(f"model '{config.name}': {problem} ({config.source})")
