@@ -234,7 +234,7 @@ def _is_large(tensor: InputTensor) -> bool:
 
 
 def _answer_of(response: InferenceResponse) -> _Answer | None:
-    """What is compared; None if the answer is too large, or the sender gave up."""
+    """The part of a response that is compared; None if it is too large, or the sender gave up."""
     error = response.error
     if error is not None:
         return None if error.code is ErrorCode.CANCELLED else error.code

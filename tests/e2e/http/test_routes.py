@@ -155,6 +155,7 @@ def test_openapi_describes_the_routes(server):
         "/v2/repository/index",
         "/v2/repository/models/{model_name}/load",
         "/v2/repository/models/{model_name}/unload",
+        "/v2/repository/models/{model_name}/traffic",
         *(f"/v2/{kind}sharedmemory/{rest}" for kind in ("system", "cuda") for rest in SHARED_MEMORY),
     }
     infer = paths["/v2/models/{model_name}/infer"]["post"]
