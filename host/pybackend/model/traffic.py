@@ -94,8 +94,10 @@ class Traffic:
 
         Of models with sequences it is only the probable version: :meth:`submit` knows the sequence.
         """
-        if not self._shares:
+        if not self.rules.weights:
             return self.representative()
+        if not self._shares:
+            return None
         first = self._shares[0].model.config
         if first.scheduling is Scheduling.SEQUENCE_BATCHING and not is_iterative(first):
             return self.representative()
@@ -136,7 +138,7 @@ class Traffic:
         ready = [(share.weight, int(share.model.version), share.model) for share in self._ready()]
         if ready:
             return max(ready)[2]
-        if self._shares:
+        if self.rules.weights:
             return None
         return next((model for model in self._newest_first if model.state is ModelState.READY), None)
 
@@ -144,7 +146,7 @@ class Traffic:
     def shares(self) -> Mapping[str, float]:
         """The percentage of requests that each version answers now, by version."""
         total = sum(share.weight for share in self._ready())
-        if self._shares:
+        if total:
             return {share.model.version: 100 * share.weight / total for share in self._ready()}
         only = self.representative()
         return {} if only is None else {only.version: 100.0}
