@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import hashlib
 import logging
 import random
@@ -116,7 +117,7 @@ class Bucket:
                 "`pip install 'pybackend[cloud]'` installs it"
             ) from None
         self._library = obstore
-        atexit.register(time.sleep, _LAST_WORDS_S)
+        _pause_at_exit()
         try:
             self._store = _open(store, url, environment_configuration(url))
         except (obstore.exceptions.BaseError, ValueError, OSError) as error:
@@ -251,6 +252,12 @@ class Bucket:
         if "redirect" in text:
             return StorageError(f"{self.url.text} lies in another region: set AWS_DEFAULT_REGION to that")
         return Unreachable(f"{place} cannot be read: {reason or _first_line(error)}")
+
+
+@functools.cache
+def _pause_at_exit() -> None:
+    """Arrange for the pause before the interpreter ends, once per process."""
+    atexit.register(time.sleep, _LAST_WORDS_S)
 
 
 def _open(store: Any, url: RepositoryUrl, options: Configuration) -> Any:
