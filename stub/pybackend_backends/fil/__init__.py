@@ -1,0 +1,1 @@
+"""Serves forests of decision trees: of XGBoost, LightGBM, treelite and scikit-learn."""

@@ -1,0 +1,62 @@
+"""``Forest``: a loaded forest, whichever library loaded it. Each library has a module of its own beside this one."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+PARALLEL_WORK = 50_000
+"""Rows times trees from which a prediction is shared among threads: below about 5 ms, waking threads costs more."""
+
+
+class UnreadableForest(Exception):
+    """The file is not a forest that its library can read; the message says why, without the file's name."""
+
+
+class Forest(ABC):
+    """A forest.
+
+    Attributes:
+        library: the library that answers, for messages.
+        features: numbers per row of the input.
+        width: numbers per row of the forest's own answer: 1, or one for each class.
+        classes: how many classes a classifier tells apart, 0 for a forest that is no classifier.
+        objective: what the forest was trained for, in its library's words.
+        gives_probabilities: whether the forest's own answer consists of probabilities.
+        has_contributions: whether :meth:`contributions` is possible.
+    """
+
+    library: str
+    features: int
+    width: int
+    classes: int
+    objective: str
+    gives_probabilities: bool
+    has_contributions: bool = False
+
+    @abstractmethod
+    def predict(self, rows: "np.ndarray") -> "np.ndarray":
+        """The forest's own answer.
+
+        Args:
+            rows: C-contiguous, ``[rows, features]``, FP32; NaN is a missing value.
+
+        Returns:
+            A new array, ``[rows, width]``, in the precision in which the library computes.
+        """
+
+    def contributions(self, rows: "np.ndarray") -> "np.ndarray":
+        """Shapley values: what each feature contributes to the sum of the trees, and the sum's bias at the end.
+
+        Args:
+            rows: as for :meth:`predict`.
+
+        Returns:
+            ``[rows, features + 1]``, or ``[rows, classes, features + 1]`` if the width is not 1.
+        """
+        raise NotImplementedError
+
+
+def first_line(message: str) -> str:
+    """The first line of an error of a library in C++, without the time and the place in its sources."""
+    line = message.strip().partition("\n")[0]
+    return line.partition(": ")[2] if line.startswith("[") and ": " in line else line

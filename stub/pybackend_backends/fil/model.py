@@ -1,0 +1,76 @@
+"""The backend: completes the configuration of a model from its forest, and answers requests with it."""
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+
+from pybackend_backends.fil.answers import AnswerForm
+from pybackend_backends.fil.forest import Forest
+from pybackend_backends.fil.forest_file import ForestFile
+from pybackend_sdk.backend import Signature, TensorInfo, check_config, complete_config, execute_batch
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.model_config import ModelConfig
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+
+_INPUT, _OUTPUT, _CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
+_FP32 = "TYPE_FP32"
+_BATCH_SIZE = 32768
+"""The default of ``max_batch_size``: clients send tables."""
+
+# Threads that wait for their share of a prediction must not spin on the cores of the other instances.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+class TritonPythonModel:
+    """A model of one forest."""
+
+    @staticmethod
+    def auto_complete_config(config: ModelConfig) -> ModelConfig:
+        """Fill in the tensors and the batching; Shapley values are only for models that configure them."""
+        document = config.as_dict()
+        file = ForestFile(document)
+        signature = _signature(document, file.forest, AnswerForm(file.forest, file.parameters))
+        return complete_config(config, signature, file.path, batch_size=_BATCH_SIZE)
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Load the file."""
+        config = json.loads(args["model_config"])
+        file = ForestFile(config)
+        self._forest = file.forest
+        self._form = AnswerForm(file.forest, file.parameters)
+        check_config(config, _signature(config, file.forest, self._form), file.path)
+        self._batches = config["max_batch_size"] > 0
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
+        """Answer the requests, together if the model batches."""
+        return execute_batch(requests, self._run, batches=self._batches)
+
+    def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
+        rows = inputs[_INPUT]
+        outputs = {}
+        if _OUTPUT in names:
+            outputs[_OUTPUT] = self._form.convert(self._forest.predict(rows)).astype(np.float32, copy=False)
+        if _CONTRIBUTIONS in names:
+            outputs[_CONTRIBUTIONS] = self._forest.contributions(rows).astype(np.float32, copy=False)
+        return outputs
+
+    def finalize(self) -> None:
+        """Release the forest."""
+        del self._forest
+
+
+def _signature(config: Mapping[str, Any], forest: Forest, form: AnswerForm) -> Signature:
+    """The tensors of a forest, under the names that clients of this backend expect."""
+    outputs = [TensorInfo(_OUTPUT, _FP32, (-1, form.width))]
+    if any(output["name"] == _CONTRIBUTIONS for output in config.get("output", ())):
+        if not forest.has_contributions:
+            raise TritonModelException(
+                f"model '{config['name']}': {forest.library} computes no Shapley values: take the output {_CONTRIBUTIONS} out of "
+                "config.pbtxt, or serve a forest of XGBoost or LightGBM"
+            )
+        per_class = () if forest.width == 1 else (forest.width,)
+        outputs.append(TensorInfo(_CONTRIBUTIONS, _FP32, (-1, *per_class, forest.features + 1)))
+    return Signature([TensorInfo(_INPUT, _FP32, (-1, forest.features))], outputs)

@@ -1,0 +1,1 @@
+"""Serves estimators and pipelines of scikit-learn."""
