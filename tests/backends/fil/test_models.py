@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
@@ -136,7 +135,7 @@ def repository(tmp_path_factory, forests):
 
 @pytest.fixture(scope="module")
 def server(repository):
-    with serving([repository], flags=("--exit-on-error=false",), ready=False) as server:
+    with serving(repository, flags=("--exit-on-error=false", "--gpu-models=cpu"), ready=False) as server:
         server.wait_for(r"of \d+ models are ready in", deadline_s=120)
         yield server
 
@@ -216,7 +215,7 @@ def test_forests_of_scikit_learn_answer_as_it(server, forests):
 
 @pytest.fixture(scope="module")
 def reasons(server):
-    index = server.post("/v2/repository/index", json.dumps({})).json
+    index = server.request("POST", "/v2/repository/index", {}).json
     return {entry["name"]: entry["reason"] for entry in index if entry.get("state") != "READY"}
 
 
