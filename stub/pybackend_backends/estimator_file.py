@@ -5,7 +5,7 @@ whatever code its writer put into it, so it is read only where the configuration
 """
 
 import os
-import pickle  # noqa: S403  only of files that the author says are trusted
+import pickle
 import warnings
 import zipfile
 from typing import Any, List, Mapping
@@ -69,7 +69,9 @@ def _from_skops(path: str, allowed: str, backend: str) -> Any:
     try:
         return skops.load(path, trusted=types)
     except Exception as error:
-        raise TritonModelException(f"{path} cannot be loaded by the installed scikit-learn: {_reason(error)}") from error
+        raise TritonModelException(
+            f"{path} cannot be loaded by the installed scikit-learn: {_reason(error)}"
+        ) from error
 
 
 def _from_pickle(path: str, word: str, backend: str) -> Any:

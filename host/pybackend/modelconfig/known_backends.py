@@ -79,9 +79,15 @@ KNOWN_BACKENDS = (
     KnownBackend(
         "fil",
         files=("xgboost.json", "xgboost.ubj", "xgboost.model", "model.txt", "checkpoint.tl"),
-        modules=("xgboost",),
+        modules=("xgboost", "lightgbm", "treelite"),
+        extra="forests",
     ),
-    KnownBackend("sklearn", files=("model.skops", "model.joblib"), modules=("sklearn",)),
+    KnownBackend(
+        "sklearn",
+        files=("model.skops", "model.joblib", "model.pkl"),
+        modules=("sklearn",),
+        extra="sklearn",
+    ),
     KnownBackend("transformers", modules=("transformers",), extra="transformers", is_hugging_face=True),
     KnownBackend(
         "dali",

@@ -11,17 +11,20 @@ _BATCH_SIZE_SETTING, _DEFAULT_BATCH_SIZE = "default-max-batch-size", 4
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
-def complete_config(config: ModelConfig, signature: Signature, path: str) -> ModelConfig:
+def complete_config(
+    config: ModelConfig, signature: Signature, path: str, *, batch_size: int = _DEFAULT_BATCH_SIZE
+) -> ModelConfig:
     """Fill in what a configuration leaves out, and compare the rest with the model's file.
 
     A model whose tensors all begin with a dimension of any size gets ``max_batch_size``
-    (``--backend-config=default-max-batch-size=N``, 4 by default) and, if that is more than 1 and no scheduler is
+    (``--backend-config=default-max-batch-size=N``, else ``batch_size``) and, if that is more than 1 and no scheduler is
     configured, dynamic batching. It does not if the configuration writes that dimension out.
 
     Args:
         config: the argument of ``auto_complete_config``.
         signature: of the file.
         path: of the file, for messages.
+        batch_size: what is usual for such models, 1 or more.
 
     Returns:
         The same object.
@@ -33,7 +36,7 @@ def complete_config(config: ModelConfig, signature: Signature, path: str) -> Mod
     document.setdefault("max_batch_size", 0)
     inputs, outputs = document.setdefault("input", []), document.setdefault("output", [])
     if document["max_batch_size"] == 0 and signature.can_batch and _leaves_batching_open(document, signature):
-        _set_batching(config, document, signature.most_rows)
+        _set_batching(config, document, signature.most_rows, batch_size)
     batches = document["max_batch_size"] > 0
     _complete(inputs, signature.inputs, batches)
     _complete(outputs, signature.outputs, batches)
@@ -50,8 +53,8 @@ def _leaves_batching_open(document: Dict[str, Any], signature: Signature) -> boo
     )
 
 
-def _set_batching(config: ModelConfig, document: Dict[str, Any], most_rows: Optional[int]) -> None:
-    size = int(current_runtime().backend_settings.get(_BATCH_SIZE_SETTING, _DEFAULT_BATCH_SIZE))
+def _set_batching(config: ModelConfig, document: Dict[str, Any], most_rows: Optional[int], usual: int) -> None:
+    size = int(current_runtime().backend_settings.get(_BATCH_SIZE_SETTING, usual))
     if most_rows is not None:
         size = min(size, most_rows)
     config.set_max_batch_size(size)

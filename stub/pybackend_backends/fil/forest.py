@@ -38,7 +38,7 @@ class Forest(ABC):
         """The forest's own answer.
 
         Args:
-            rows: C-contiguous, ``[rows, features]``, FP32; NaN is a missing value.
+            rows: C-contiguous, ``[rows, features]``, FP32, at least one row; NaN is a missing value.
 
         Returns:
             A new array, ``[rows, width]``, in the precision in which the library computes.

@@ -73,8 +73,6 @@ class LightGBMForest(Forest):
         return result
 
     def _run(self, rows: "np.ndarray", kind: int, result: "np.ndarray") -> None:
-        if not len(rows):
-            return  # LightGBM refuses matrices without rows
         _check(
             _LIB.LGBM_BoosterPredictForMat(
                 self._booster._handle,
@@ -122,7 +120,9 @@ def _checked(content: bytes) -> str:
     begin, end = content.find(b"Tree=0\n"), content.find(_END)
     announced = sum(int(size) for size in sizes.group(1).split()) if sizes else 0
     if end < 0 or (begin >= 0 and end - begin != announced) or (begin < 0 and announced):
-        raise UnreadableForest("it is truncated or damaged: the trees in it are not those that its first lines announce")
+        raise UnreadableForest(
+            "it is truncated or damaged: the trees in it are not those that its first lines announce"
+        )
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
+from pybackend_backends.empty_tables import empty_outputs
 from pybackend_backends.fil.answers import AnswerForm
 from pybackend_backends.fil.forest import Forest
 from pybackend_backends.fil.forest_file import ForestFile
@@ -41,7 +42,9 @@ class TritonPythonModel:
         file = ForestFile(config)
         self._forest = file.forest
         self._form = AnswerForm(file.forest, file.parameters)
-        check_config(config, _signature(config, file.forest, self._form), file.path)
+        signature = _signature(config, file.forest, self._form)
+        check_config(config, signature, file.path)
+        self._empty = empty_outputs(signature)
         self._batches = config["max_batch_size"] > 0
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
@@ -50,6 +53,8 @@ class TritonPythonModel:
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
         rows = inputs[_INPUT]
+        if not len(rows):
+            return self._empty  # the libraries refuse tables without rows
         outputs = {}
         if _OUTPUT in names:
             outputs[_OUTPUT] = self._form.convert(self._forest.predict(rows)).astype(np.float32, copy=False)

@@ -51,10 +51,12 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
     """
     available = {name: _output_of(estimator, name) for name in METHOD_NAMES if hasattr(estimator, name)}
     kind = type(estimator).__name__
+    if not available:
+        raise TritonModelException(f"the file holds a {kind}, which has none of the methods {', '.join(METHOD_NAMES)}")
     for name in names or ():
         if name not in available:
             raise TritonModelException(
-                f"parameters METHODS names {name}, and the file holds a {kind}, which has {', '.join(available) or 'none'}"
+                f"parameters METHODS names {name}, and the file holds a {kind}, which has {', '.join(available)}"
             )
     if names is not None:
         outputs = configured or [available[name] for name in names]
@@ -64,11 +66,11 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
             )
         return [Method(output, _call(estimator, name)) for output, name in zip(outputs, names)]
     method_of = {output: name for name, output in available.items()}
-    outputs = configured or [available[name] for name in _usual(estimator, available)]
+    outputs = configured or [available[name] for name in _usual(available)]
     for output in outputs:
         if output not in method_of:
             raise TritonModelException(
-                f"config.pbtxt has the output '{output}', and the {kind} in the file gives {', '.join(method_of) or 'none'}: rename it, "
+                f"config.pbtxt has the output '{output}', and the {kind} in the file gives {', '.join(method_of)}: rename it, "
                 "or name the methods of your outputs in parameters METHODS"
             )
     return [Method(output, _call(estimator, method_of[output])) for output in outputs]
@@ -118,7 +120,7 @@ def _is_none(_: Any) -> bool:
     return False
 
 
-def _usual(estimator: Any, available: Mapping[str, str]) -> List[str]:
+def _usual(available: Mapping[str, str]) -> List[str]:
     if "predict" not in available:
         return [name for name in ("transform", "score_samples", "decision_function") if name in available][:1]
     is_classifier = available["predict"] == _LABELS and "predict_proba" in available

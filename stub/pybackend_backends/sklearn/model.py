@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
+from pybackend_backends.empty_tables import empty_outputs
 from pybackend_backends.estimator_file import ESTIMATOR_FILES, ESTIMATOR_PARAMETERS, read_estimator
 from pybackend_sdk.backend import (
     Signature,
@@ -51,6 +52,7 @@ class TritonPythonModel:
         self._restrict_threads(threads_per_instance(config))
         file = _EstimatorFile(config)
         check_config(config, file.signature, file.path)
+        self._empty = empty_outputs(file.signature)
         self._table = file.table
         types = {output["name"]: output["data_type"] for output in config["output"]}
         self._outputs = {
@@ -76,6 +78,8 @@ class TritonPythonModel:
         return execute_batch(requests, self._run, batches=self._batches)
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
+        if not all(len(array) for array in inputs.values()):
+            return self._empty  # scikit-learn refuses tables without rows
         rows = self._table.rows(inputs)
         outputs = {}
         for name in names:

@@ -62,6 +62,16 @@ def columns(estimator: Any) -> Mapping[str, Column]:
     return found
 
 
+def categories_of_rows(estimator: Any) -> Optional[Column]:
+    """The values of an array whose columns are categories, as encoders have them; None if the input is no such array."""
+    categories = getattr(first_step(estimator), "categories_", ())
+    if not len(categories) or hasattr(first_step(estimator), "transformers_"):
+        return None
+    row = [_column_of(values) for values in categories]
+    types = {column.data_type for column in row}
+    return Column(types.pop() if len(types) == 1 else "TYPE_STRING", [column.example for column in row])
+
+
 def data_type_of(dtype: Any) -> str:
     """The type in config.pbtxt of values of a dtype of NumPy."""
     dtype = np.dtype(dtype)

@@ -1,10 +1,10 @@
 """From a request's inputs to what an estimator takes: an array, a list of texts, or a table with named columns."""
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from pybackend_backends.sklearn.structure import columns, feature_names, takes_columns, takes_texts
+from pybackend_backends.sklearn.structure import categories_of_rows, columns, feature_names, takes_columns, takes_texts
 from pybackend_sdk.backend import TensorInfo, require
 from pybackend_sdk.datatypes import triton_string_to_numpy
 from pybackend_sdk.error import TritonModelException
@@ -31,11 +31,13 @@ class Matrix:
     def __init__(self, estimator: Any, configured: Sequence[Mapping[str, Any]]) -> None:
         entry = _only(configured, estimator)
         self._name = entry.get("name", _DEFAULT_NAME)
-        data_type = _configured_type(entry) or "TYPE_FP64"
         width = getattr(estimator, "n_features_in_", -1)
+        categories = categories_of_rows(estimator)
+        data_type = _configured_type(entry) or (categories.data_type if categories else "TYPE_FP64")
         self.inputs = [TensorInfo(self._name, data_type, (-1, width))]
         dtype = np.object_ if data_type == _STRING else triton_string_to_numpy(data_type)
-        self.example = np.full((1, max(1, width)), "a" if data_type == _STRING else 0, dtype)
+        value = "a" if data_type == _STRING else 0
+        self.example = np.array([categories.example if categories else [value] * max(1, width)], dtype)
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> "np.ndarray":
         """What the estimator takes."""

@@ -94,11 +94,13 @@ def repository(tmp_path_factory, forests):
         model_type="xgboost_json", is_classifier="true", threshold="0.8", storage_type="AUTO", algo="ALGO_AUTO"
     )
     forests.binary.save_model(
-        place("judged", "xgboost.json", answering(1, FEATURES + 1) + as_for_triton + "instance_group [ { kind: KIND_GPU } ]")
+        place(
+            "judged",
+            "xgboost.json",
+            answering(1, FEATURES + 1) + as_for_triton + "instance_group [ { kind: KIND_GPU } ]",
+        )
     )
-    forests.binary.save_model(
-        place("weighed", "xgboost.ubj", settings(output_class="true", predict_proba="true"))
-    )
+    forests.binary.save_model(place("weighed", "xgboost.ubj", settings(output_class="true", predict_proba="true")))
     forests.several.save_model(place("chosen", "xgboost.json", settings(output_class="true", threshold="0.5")))
     forests.light.save_model(place("light", "model.txt"))
     forests.light_several.save_model(
@@ -116,7 +118,7 @@ def repository(tmp_path_factory, forests):
     write("garbage", "xgboost.json", b"\x80\x04not json")
     write("empty", "xgboost.ubj", b"")
     write("truncated_ubj", "xgboost.ubj", bytes(forests.binary.save_raw("ubj"))[:900])
-    write("truncated_text", "model.txt", tree_text[: len(tree_text) // 2])
+    write("truncated_text", "model.txt", tree_text[: tree_text.index(b"end of trees") - 20])
     write("other_text", "model.txt", b"a,b\n1,2\n")
     write("no_checkpoint", "checkpoint.tl", b"no checkpoint at all" * 50)
     write("pickled", "model.pkl", b"\x80\x04.")
@@ -136,12 +138,14 @@ def repository(tmp_path_factory, forests):
 @pytest.fixture(scope="module")
 def server(repository):
     with serving(repository, flags=("--exit-on-error=false", "--gpu-models=cpu"), ready=False) as server:
-        server.wait_for(r"of \d+ models are ready in", deadline_s=120)
+        server.wait_for(r"of \d+ models are ready in", deadline_s=170)
         yield server
 
 
 def ask(server, model, rows=ASKED, output="output__0"):
-    return infer(server, model, {"input__0": rows}, outputs=[{"name": output, "parameters": {"binary_data": True}}])[output]
+    return infer(server, model, {"input__0": rows}, outputs=[{"name": output, "parameters": {"binary_data": True}}])[
+        output
+    ]
 
 
 def test_a_file_alone_is_served(server, forests):
