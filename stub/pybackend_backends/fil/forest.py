@@ -1,4 +1,4 @@
-"""``Forest``: a loaded forest, whichever library loaded it. Each library has a module of its own beside this one."""
+"""``Forest``: a loaded forest, whichever library loaded it. Beside this module, each library has a separate one."""
 
 from abc import ABC, abstractmethod
 

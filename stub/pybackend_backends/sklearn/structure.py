@@ -40,7 +40,7 @@ def first_step(estimator: Any) -> Any:
 
 
 def takes_columns(estimator: Any) -> bool:
-    """Whether the input's columns have types of their own, so that one array cannot hold them."""
+    """Whether the input's columns have different types, so that one array cannot hold them."""
     return feature_names(estimator) is not None and hasattr(first_step(estimator), "transformers_")
 
 

@@ -40,7 +40,7 @@ class Matrix:
         self.example = np.array([categories.example if categories else [value] * max(1, width)], dtype)
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> "np.ndarray":
-        """What the estimator takes."""
+        """The argument for the estimator."""
         return _decoded(inputs[self._name])
 
 
@@ -53,7 +53,7 @@ class Texts:
         self.example = np.array(["a"], np.object_)
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> "np.ndarray":
-        """What the estimator takes."""
+        """The argument for the estimator."""
         return _decoded(inputs[self._name]).reshape(-1)
 
 
@@ -72,14 +72,14 @@ class Columns:
         self.example = self._frame({name: [column.example] for name, column in found.items()})
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> Any:
-        """What the estimator takes."""
+        """The argument for the estimator."""
         return self._frame({name: _decoded(inputs[name]).reshape(-1) for name in self._names})
 
 
 def table_for(estimator: Any, configured: Sequence[Mapping[str, Any]], *, backend: str) -> Any:
     """How the inputs of a model reach its estimator.
 
-    Columns of different types are inputs of their own; so are those of a table of numbers if the configuration names them. Otherwise
+    Columns of different types are separate inputs; so are those of a table of numbers if the configuration names them. Otherwise
     one input holds all.
 
     Args:

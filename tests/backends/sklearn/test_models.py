@@ -238,7 +238,10 @@ def reasons(server):
 @pytest.mark.parametrize(
     ("model", "parts"),
     [
-        ("not_allowed", ["holds types that skops does not know to be harmless: numpy.nan_to_num", 'key: "TRUSTED_TYPES"']),
+        (
+            "not_allowed",
+            ["holds types that skops does not know to be harmless: numpy.nan_to_num", 'key: "TRUSTED_TYPES"'],
+        ),
         ("joblib", ["model.joblib is a pickle", 'key: "PICKLE" value { string_value: "trusted" }']),
         ("pickled", ["parameters PICKLE must be one of trusted, it is 'yes'"]),
         ("other_pickle", ["model.pkl cannot be loaded: UnpicklingError"]),
