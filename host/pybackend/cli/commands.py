@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
@@ -18,40 +19,36 @@ from pybackend_wire.confinement import OFF, STRICT
 if TYPE_CHECKING:
     from pybackend.mirror.mirrors import Mirrors
 
+_MODULES = {
+    "check": "check_command",
+    "doctor": "doctor_command",
+    "env": "env_command",
+    "graph": "graph",
+    "load": "control_command",
+    "new": "new_command",
+    "pack": "pack_command",
+    "status": "control_command",
+    "top": "top_command",
+    "traffic": "traffic_command",
+    "unload": "control_command",
+}
+"""The module of each command that needs no server in this process; its function is named after the command."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name and return the exit status."""
     try:
-        if arguments[:1] == ["graph"]:
-            from pybackend.cli.graph import graph
-
-            return graph(arguments[1:])
-        if arguments[:1] == ["dev"]:
-            from pybackend.cli.dev_command import parse_dev
-
-            return _serve_or_print(parse_dev(arguments[1:]))
-        if arguments[:1] == ["pack"]:
-            from pybackend.cli.pack_command import run_pack
-
-            return run_pack(arguments[1:])
-        if arguments[:1] == ["env"]:
-            from pybackend.cli.env_command import run_env
-
-            return run_env(arguments[1:])
-        if arguments[:1] == ["doctor"]:
-            from pybackend.cli.doctor_command import run_doctor
-
-            return run_doctor(arguments[1:])
-        if arguments[:1] in (["load"], ["unload"], ["status"], ["traffic"]):
-            from pybackend.cli.control_command import run_load, run_status, run_unload
-            from pybackend.cli.traffic_command import run_traffic
-
-            commands = {"load": run_load, "unload": run_unload, "status": run_status, "traffic": run_traffic}
-            return commands[arguments[0]](arguments[1:])
-        if arguments[:1] == ["infer"]:
+        command = arguments[0] if arguments else ""
+        if command in _MODULES:
+            return int(getattr(import_module(f"pybackend.cli.{_MODULES[command]}"), f"run_{command}")(arguments[1:]))
+        if command == "infer":
             from pybackend.cli.infer_command import run_infer
 
             return run_infer(arguments[1:], serve)
+        if command == "dev":
+            from pybackend.cli.dev_command import parse_dev
+
+            return _serve_or_print(parse_dev(arguments[1:]))
         settings = parse(arguments)
         if settings is None:
             print_help()

@@ -11,11 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.cli.terminal import print_text
-from pybackend.client.connection import Connection
+from pybackend.cli.connection_flags import add_connection_flags, add_url, connection_of
+from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
+from pybackend.observability.log_lines import one_line
+from pybackend.spelling import closest
 
-_DEFAULT_URL = "http://localhost:8000"
 _DEFAULT_TIMEOUT_S = 600.0
 _ADVICE = (
     "Start a server with `pybackend serve DIRECTORY --model-control-mode=explicit`, or name another one with --url"
@@ -80,7 +81,20 @@ def run_status(arguments: Sequence[str]) -> int:
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this model")
     parser.add_argument("--ready", action="store_true", help="only ready versions")
     given = parsed(parser, arguments)
-    return _print_rows(given, _rows(given, given.model, only_ready=given.ready))
+    rows = _rows(given, given.model, only_ready=given.ready)
+    if given.model and not rows:
+        raise _absent(given)
+    return _print_rows(given, rows)
+
+
+def _absent(given: argparse.Namespace) -> ServerError:
+    """The error for a model without a row."""
+    names = [row["name"] for row in _rows(given, "")]
+    if given.model in names:
+        return ServerError(f"no version of model '{given.model}' is ready: `pybackend status {given.model}` says why")
+    near = closest(given.model, names)
+    advice = f"did you mean '{near}'?" if near else "`pybackend status` lists its models"
+    return ServerError(f"the server knows no model '{given.model}': {advice}")
 
 
 def control_parser(command: str, usage: str, description: str) -> CommandParser:
@@ -91,15 +105,9 @@ def control_parser(command: str, usage: str, description: str) -> CommandParser:
         description=description,
         epilog="exit status: 0 if the server did as requested, 1 if not",
     )
-    parser.add_argument("--url", default=_DEFAULT_URL, metavar="URL", help=f"the server [{_DEFAULT_URL}]")
+    add_url(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=_DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for the server [{_DEFAULT_TIMEOUT_S:g}]",
-    )
+    add_connection_flags(parser, _DEFAULT_TIMEOUT_S)
     return parser
 
 
@@ -112,6 +120,7 @@ def parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespac
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])
+    given.connection = connection_of(given, parser, _ADVICE)
     return given
 
 
@@ -122,20 +131,15 @@ def _read(path: Path) -> bytes:
         raise ServerError(f"cannot read {path}: {error.strerror}") from None
 
 
-def server_of(given: argparse.Namespace) -> Connection:
-    """The server that the flags name."""
-    return Connection(given.url, given.timeout, _ADVICE)
-
-
 def _control(given: argparse.Namespace, action: str, parameters: dict[str, Any]) -> None:
     path = f"/v2/repository/models/{quote(given.model, safe='')}/{action}"
     body = json.dumps({"parameters": parameters}).encode()
-    server_of(given).post(path, body, {"Content-Type": "application/json"})
+    given.connection.post(path, body, {"Content-Type": "application/json"})
 
 
 def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) -> list[dict[str, str]]:
     body = json.dumps({"ready": only_ready}).encode()
-    reply = server_of(given).post("/v2/repository/index", body, {})
+    reply = given.connection.post("/v2/repository/index", body, {})
     rows = json.loads(reply.body)
     return [row for row in rows if model in {"", row["name"]}]
 
@@ -144,12 +148,15 @@ def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
     if given.json:
         print_text(json.dumps(rows, ensure_ascii=False))
         return 0
+    if not rows:
+        print_text("no models")
+        return 0
     cells = [_HEADINGS, *(tuple(_first_line(row.get(column, "")) for column in _COLUMNS) for row in rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(_HEADINGS))]
-    for row in cells:
-        print_text("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = table_lines(cells, left=len(_HEADINGS))
+    width = terminal_size()[0] if is_terminal() else None
+    print_text("\n".join(line if width is None or len(line) <= width else f"{line[: width - 3]}..." for line in lines))
     return 0
 
 
 def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0] or "-"
+    return one_line(text.strip().partition("\n")[0]) or "-"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import add_serve_flags, settings_of
+from pybackend.cli.places import with_single_models
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.errors import ServerError
 from pybackend.observability.log_settings import LogFormat
-from pybackend.repository.layout import is_model_directory
 from pybackend.settings import ModelControlMode, Settings
 
 SETTLE_S = 0.1
@@ -74,10 +74,8 @@ def parse_dev(arguments: Sequence[str]) -> Settings | str:
         )
     if given.repository is None and not given.model_repository:
         given.repository = Path()
-    settings = replace(settings_of(given, sources.warnings, needs_repository=True), repository_settle_s=SETTLE_S)
-    single = tuple(Path(os.path.abspath(path)) for path in settings.repositories if is_model_directory(path))
-    repositories = tuple(path for path in settings.repositories if not is_model_directory(path))
-    return replace(settings, repositories=repositories, model_directories=single)
+    settings = with_single_models(settings_of(given, sources.warnings, needs_repository=True))
+    return replace(settings, repository_settle_s=SETTLE_S)
 
 
 def _text(value: object) -> str:

@@ -6,21 +6,18 @@ import argparse
 import asyncio
 import json
 import logging
-import re
 import sys
-import textwrap
 from collections.abc import Sequence
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.terminal import wrapped
 from pybackend.doctor.examination import examine
 from pybackend.doctor.finding import Finding, Status
 from pybackend.doctor.models import NOT_LOADED
 from pybackend.settings import Settings
 
-_WIDTH = 120
 _MOST_NAMED = 4
-_COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -67,24 +64,11 @@ def _rows(findings: Sequence[Finding]) -> list[str]:
     lines, given = [], set()
     for finding in findings:
         head = f"{finding.status.value:<4}  {finding.layer:<{width}}  "
-        lines += _wrapped(finding.found, head, indent)
+        lines += wrapped(finding.found, head, indent)
         if finding.advice:
-            lines += _wrapped("(see above)" if finding.advice in given else finding.advice, indent, indent)
+            lines += wrapped("(see above)" if finding.advice in given else finding.advice, indent, indent)
             given.add(finding.advice)
     return lines
-
-
-def _wrapped(text: str, first: str, others: str) -> list[str]:
-    """Lines that break neither words nor commands, which are copied from the terminal."""
-    lines = textwrap.wrap(
-        _COMMAND.sub(lambda command: command[0].replace(" ", _FIXED_SPACE), text),
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(_FIXED_SPACE, " ") for line in lines]
 
 
 def _verdict(settings: Settings, failed: Sequence[str], findings: Sequence[Finding]) -> str:

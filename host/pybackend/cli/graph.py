@@ -35,7 +35,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def graph(arguments: Sequence[str]) -> int:
+def run_graph(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status: 1 if an ensemble could not be drawn.
 
     Raises:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
 from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.terminal import divided, print_text
 from pybackend.client.connection import Connection
@@ -17,7 +18,6 @@ from pybackend.client.inference import Question, infer, infer_json, infer_stream
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.settings import Settings
 
-_DEFAULT_URL = "http://localhost:8000"
 _DEFAULT_TIMEOUT_S = 300.0
 
 _STREAMS = "decoupled transaction policy"
@@ -68,19 +68,13 @@ def make_parser() -> CommandParser:
     add("--model-version", default="", metavar="N", help="the model's version [the server chooses]")
     add("--json", action="store_true", help="print the whole response as JSON")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--url", default=_DEFAULT_URL, metavar="URL", help=f"the server [{_DEFAULT_URL}]")
+    add_url(place)
     place.add_argument(
         "--repository",
         metavar="DIR",
         help="serve the model from this directory for this one request; flags for `pybackend serve` follow after --",
     )
-    add(
-        "--timeout",
-        type=float,
-        default=_DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for the response [{_DEFAULT_TIMEOUT_S:g}]",
-    )
+    add_connection_flags(parser, _DEFAULT_TIMEOUT_S)
     return parser
 
 
@@ -106,11 +100,13 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             raise UsageError(
                 "Flags after -- are for `pybackend serve`: they need --repository=DIR", parser.format_usage()
             )
-        return _ask(Connection(given.url, given.timeout), question, as_json=given.json)
+        return _ask(connection_of(given, parser), question, as_json=given.json)
+
+    access = access_of(given, parser)
 
     def visit(url: str) -> int:
         try:
-            return _ask(Connection(url, given.timeout), question, as_json=given.json)
+            return _ask(Connection(url, given.timeout, access=access), question, as_json=given.json)
         except PybackendError as error:
             sys.stderr.write(f"error: {error}\n")
             return 1

@@ -39,7 +39,9 @@ from pybackend.settings import (
 
 _COMMANDS = """\
 write models:
+  new      write a model to begin with, and a test and a client for it
   dev      serve models, and load them again when a file is saved
+  check    validate the models of a repository without running them
   infer    send one request to a model and print the response
   graph    draw the ensembles of a repository
 
@@ -49,6 +51,7 @@ serve them:
 
 control a running server:
   status   list its models
+  top      show requests, failures and times of its models, live
   load     load a model
   traffic  distribute requests over a model's versions
   unload   unload a model

@@ -16,6 +16,8 @@ from pybackend.spelling import closest
 from pybackend_wire.library_path import LIBRARY_PATH
 
 PREFIX = "PYBACKEND_"
+_OTHERS = frozenset({LIBRARY_PATH, "PYBACKEND_URL", "PYBACKEND_API_KEY"})
+"""Variables with another use: for the processes of models, and for commands that talk to a server."""
 
 COMMAND_LINE, DEFAULT = "command line", "default"
 
@@ -173,7 +175,7 @@ class SettingSources:
         known = {variable_of(name): flag for name, flag in self._names.items()}
         found, unknown = {}, []
         for variable, value in self._environ.items():
-            if not variable.startswith(PREFIX) or variable == LIBRARY_PATH:
+            if not variable.startswith(PREFIX) or variable in _OTHERS:
                 continue
             flag = known.get(variable)
             if flag is None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+
+_WIDTH = 120
+_COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def print_text(text: str) -> None:
@@ -14,6 +20,53 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the interpreter must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def terminal_size() -> tuple[int, int]:
+    """The columns and lines of the terminal."""
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines
+
+
+def table_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The lines of a table: columns are as wide as their widest cell.
+
+    Args:
+        rows: of the same length; the first one has the headings.
+        left: number of columns that are aligned to the left; the others are numbers.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def wrapped(text: str, first: str, others: str) -> list[str]:
+    """Lines that break neither words nor commands, which are copied from the terminal.
+
+    Args:
+        text: in one line; commands stand in backticks.
+        first: begins the first line.
+        others: begins the other lines.
+    """
+    lines = textwrap.wrap(
+        _COMMAND.sub(lambda command: command[0].replace(" ", _FIXED_SPACE), text),
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_FIXED_SPACE, " ") for line in lines]
 
 
 def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.control_command import control_parser, parsed, server_of
+from pybackend.cli.control_command import control_parser, parsed
 from pybackend.cli.terminal import print_text
 from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of
 
@@ -48,7 +48,7 @@ def run_traffic(arguments: Sequence[str]) -> int:
             raise UsageError("--reset takes the place of --weights and --shadow: leave it out", parser.format_usage())
         change = {"reset": True}
     path = f"/v2/repository/models/{quote(given.model, safe='')}/traffic"
-    server = server_of(given)
+    server = given.connection
     if change:
         reply = server.post(path, json.dumps(change).encode(), {"Content-Type": "application/json"})
         document = json.loads(reply.body)

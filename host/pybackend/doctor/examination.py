@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
 from pybackend.doctor import machine, models, ports, trial
 from pybackend.doctor.finding import Finding, Status, fail
+from pybackend.doctor.host import model_host
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import PybackendError, ServerError
 from pybackend.mirror.mirrors import Mirrors
-from pybackend.model.host_settings import make_host
-from pybackend.process.bundle import stage_bundle
-from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import RepositoryScan, scan_repositories
 from pybackend.repository.model_files import ModelFiles
 from pybackend.settings import Settings
@@ -59,16 +55,9 @@ async def _examine_models(
 ) -> tuple[list[Finding], int]:
     """Add the findings about models. Those in cloud storage are downloaded, and stay in the cache for the server."""
     try:
-        launcher = StubLauncher(stage_bundle())
+        with model_host(settings) as host:
+            files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
+            found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
     except PybackendError:  # the trial says so
         return findings, 0
-    services = ModelServices()
-    host = make_host(settings, launcher, services, InnerDoor(services))
-    try:
-        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
-        found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
-    finally:
-        launcher.close()
-        if host.sandbox is not None:
-            host.sandbox.close()
     return [*findings, *found], count

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from pybackend.doctor.finding import Finding, fail, not_in_force, ok, warn
+from pybackend.doctor.log_collector import collected_warnings
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.python_model import PythonModel, Rehearsal
@@ -69,7 +68,7 @@ async def examine(
 
 async def _prepared(reading: ModelReading, host: ModelHost, models: Mapping[str, Path]) -> tuple[Finding, int]:
     name, count, told = reading.config.name, 0, []
-    with _warnings() as warnings:
+    with collected_warnings() as warnings:
         for version, candidate in (await candidates_of(reading, host)).items():
             if reading.config.is_ensemble:
                 parts = part_names(reading.config)
@@ -99,25 +98,3 @@ def _unloadable(name: str, error: PybackendError, *, is_fatal: bool) -> Finding:
 
 def _row(name: str) -> str:
     return f"model '{name}'"
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect what the server would log as warnings."""
-    collector = _Collector(logging.WARNING)
-    logger = logging.getLogger("pybackend")
-    logger.addHandler(collector)
-    try:
-        yield collector.texts
-    finally:
-        logger.removeHandler(collector)
-
-
-class _Collector(logging.Handler):
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        self.texts.append(text if text.endswith((".", "`")) else f"{text}.")

@@ -92,7 +92,7 @@ class EnvironmentProvider:
             ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
             Cancelled: ``cancelled`` was set first.
         """
-        canonical = _canonical(path)
+        canonical = canonical_path(path)
         held = None if canonical.is_dir() else self._hold(canonical, cancelled)
         prefix = canonical if held is None else held.prefix
         source = f"the environment {path}"
@@ -134,14 +134,24 @@ class EnvironmentProvider:
         if not is_specification(path):
             return self.cache.hold(path, cancelled)
         if self._packer is None:
-            raise ModelEnvironmentError(
-                f"{path} lists packages, and this server does not install any: `pybackend pack {path}` makes an "
-                "environment of it; with --allow-pack-at-load the server does so when the model is loaded"
-            )
+            raise not_packed(path)
         return self._specifications.hold(path, self._packer, cancelled)
 
 
-def _canonical(path: Path) -> Path:
+def not_packed(path: Path) -> ModelEnvironmentError:
+    """The error for a list of packages, where lists are not packed."""
+    return ModelEnvironmentError(
+        f"{path} lists packages, and this server does not install any: `pybackend pack {path}` makes an "
+        "environment of it; with --allow-pack-at-load the server does so when the model is loaded"
+    )
+
+
+def canonical_path(path: Path) -> Path:
+    """The path of an environment without links.
+
+    Raises:
+        ModelEnvironmentError: it does not exist.
+    """
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pybackend.author_files.apart import apart
@@ -58,6 +59,40 @@ class CompletedVersion:
     states: ImplicitStates | None
 
 
+def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelConfig, bool]:
+    """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU.
+
+    Args:
+        config: from :func:`pybackend.modelconfig.loader.load_config`.
+        host: the server.
+    """
+    moved = on_cpu(config) if host.gpu_models_on_cpu and not host.gpu_count else None
+    return moved or config, moved is not None
+
+
+def completed_version(config: ModelConfig, directory: Path, digest: bytes = b"") -> CompletedVersion:
+    """Read the files that a completed configuration names. Blocking.
+
+    Args:
+        config: completed and validated.
+        directory: the model directory.
+        digest: see :class:`CompletedVersion`.
+
+    Raises:
+        ModelLoadError: a file is missing or wrong.
+    """
+    signature = signature_of(config, read_labels(config, directory))
+    return CompletedVersion(
+        config=config,
+        signature=signature,
+        options=options_of(config),
+        hidden_outputs=hidden_outputs(config),
+        digest=digest,
+        warmup=warmup_samples(config, signature, directory),
+        states=read_states(config, directory),
+    )
+
+
 class VersionLoader:
     """Loads one version in two steps.
 
@@ -82,9 +117,7 @@ class VersionLoader:
         self._source = source
         self._host = host
         self._processes = processes
-        on_the_cpu = on_cpu(source.config) if host.gpu_models_on_cpu and not host.gpu_count else None
-        self._config = on_the_cpu or source.config
-        self._was_moved = on_the_cpu is not None
+        self._config, self._was_moved = config_on_this_machine(source.config, host)
         self._files = f"the files of model '{source.name}'"
 
     async def complete(self) -> CompletedVersion:
@@ -97,9 +130,6 @@ class VersionLoader:
         source, host, files = self._source, self._host, self._files
         completed = await self._load_first(await self.open())
         config = await apart(files, finish_config, self._config, completed, host.gpu_count)
-        labels = await apart(files, read_labels, config, source.directory)
-        signature, options = signature_of(config, labels), options_of(config)
-        hidden = hidden_outputs(config)
         if self._was_moved:
             log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.name)
         for warning in config.warnings:
@@ -108,9 +138,7 @@ class VersionLoader:
         if host.cache is not None and host.cache.stable_keys:
             digest = await apart(files, version_digest, source, config)
         warn_without_cache(host.cache, config)
-        warmup = await apart(files, warmup_samples, config, signature, source.directory)
-        states = await apart(files, read_states, config, source.directory)
-        return CompletedVersion(config, signature, options, hidden, digest, warmup, states)
+        return await apart(files, completed_version, config, source.directory, digest)
 
     async def open(self) -> list[InstanceSpec]:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.

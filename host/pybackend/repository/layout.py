@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
 from pybackend.mirror.listing import Listing
-from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
+from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 
 DUPLICATE_REASON = "model appears in two or more repositories"
@@ -121,7 +121,7 @@ def is_model_directory(directory: Path) -> bool:
         names = subdirectories(directory)
     except OSError:
         return False
-    return any(name.isdecimal() and os.path.isfile(directory / name / DEFAULT_MODEL_FILENAME) for name in names)
+    return any(name.isdecimal() and backend_of_files(directory / name) for name in names)
 
 
 def _may_be_model(name: str) -> bool:

@@ -112,8 +112,9 @@ def test_broken_files_leave_the_last_good_version_serving(server):
 
 
 def test_lines_are_short_and_the_end_is_quick(server):
-    tells(server, "kept", 7)
-    server.wait_for(r"\n\d\d:\d\d:\d\d kept_0: factor 7\.?0?\n")
+    (server.repository / "kept" / "1" / "helper.py").write_text("FACTOR = 8\n")
+    tells(server, "kept", 8)
+    server.wait_for(r"\n\d\d:\d\d:\d\d kept_0: factor 8\n")
     assert server.stop(signal.SIGINT) == 0
     for line in server.output.splitlines():
         assert re.match(r"\d\d:\d\d:\d\d |    ", line), line
@@ -128,6 +129,9 @@ def test_defaults(tmp_path, monkeypatch):
     # A model directory, by its configuration or its code, from within as well.
     os.makedirs("models/a/2")
     (tmp_path / "models/a/2/model.py").touch()
+    (tmp_path / "models/b/1").mkdir(parents=True)
+    (tmp_path / "models/b/1/model.onnx").touch()
+    assert parse_dev(["models/b"]).model_directories == (tmp_path / "models/b",)
     for directory, argument in ((".", "models/a"), ("models/a", "."), ("models/a/2", "..")):
         monkeypatch.chdir(tmp_path / directory)
         settings = parse_dev([argument, "--http-port=1"])

@@ -128,7 +128,7 @@ def test_no_ensembles(pybackend, tmp_path):
 
 
 def test_help(pybackend):
-    assert "graph     draw the ensembles of a repository" in pybackend("--help").stdout
+    assert "graph    draw the ensembles of a repository" in pybackend("--help").stdout
     done = pybackend("graph", "--help")
     assert done.returncode == 0
     assert "--format" in done.stdout

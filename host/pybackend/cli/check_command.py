@@ -1,0 +1,92 @@
+"""``pybackend check``: validates the models of a repository without starting any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.places import with_single_models
+from pybackend.cli.terminal import print_text, wrapped
+from pybackend.doctor.check import ModelReport, check_models
+from pybackend.doctor.host import model_host
+from pybackend.errors import ServerError
+from pybackend.observability.log_lines import one_line
+from pybackend.repository.layout import scan_repositories
+from pybackend.settings import Settings
+
+
+def make_parser() -> CommandParser:
+    """The command line behind ``pybackend check``, without the flags of ``serve``."""
+    parser = CommandParser(
+        prog="pybackend check",
+        usage="pybackend check [--json] [--strict] [--FLAG[=VALUE]]... REPOSITORY",
+        description="Validates the models of a repository, or one model, without running their code: configurations, versions, "
+        "model files, environments, ensembles, labels and warm-up.",
+        epilog="The flags of `pybackend serve` work: give those of the server. Exit status: 0 if there are no errors (with --strict, "
+        "no warnings either), 1 otherwise.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    return parser
+
+
+def run_check(arguments: Sequence[str]) -> int:
+    """Run the command and return the exit status.
+
+    Raises:
+        UsageError: the command line is wrong.
+        ServerError: a repository cannot be read.
+    """
+    parser = make_parser()
+    given, rest = parser.parse_known_args(list(arguments))
+    try:
+        settings = with_single_models(parse_serve_flags(rest))
+    except UsageError as error:
+        raise UsageError(str(error), parser.format_usage()) from None
+    if settings.cloud_repositories.urls:
+        raise ServerError(
+            f"`pybackend check` reads local directories: download {settings.cloud_repositories.urls[0]} first, or use `pybackend doctor`"
+        )
+    if not settings.places:
+        raise UsageError("Name a directory of models: `pybackend check REPOSITORY`", parser.format_usage())
+    logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
+    reports = asyncio.run(_check(settings))
+    errors, warnings = (sum(len(getattr(report, kind)) for report in reports) for kind in ("errors", "warnings"))
+    models = sum(bool(report.name) for report in reports)
+    if not models:
+        raise ServerError(
+            f"found no model in {', '.join(map(str, settings.places))}. A model is a directory <model>/<version>/model.py there"
+        )
+    if given.json:
+        documents = [report.to_document() for report in reports]
+        print_text(
+            json.dumps({"models": documents, "errors": errors, "warnings": warnings}, ensure_ascii=False, indent=2)
+        )
+    else:
+        lines = [line for report in reports for line in _lines(report)]
+        print_text(
+            "\n".join([*lines, f"{_count(models, 'model')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}"])
+        )
+    return int(errors > 0 or (given.strict and warnings > 0))
+
+
+async def _check(settings: Settings) -> list[ModelReport]:
+    scan = scan_repositories(settings.repositories, settings.model_directories)
+    with model_host(settings) as host:
+        return await check_models(scan, host, settings)
+
+
+def _lines(report: ModelReport) -> list[str]:
+    name = one_line(report.name) or "repository"
+    findings = [*(("error", text) for text in report.errors), *(("warning", text) for text in report.warnings)]
+    return [line for kind, text in findings for line in wrapped(one_line(text), f"{name}: {kind}: ", "    ")] or [
+        f"{name}: ok"
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

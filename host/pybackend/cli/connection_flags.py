@@ -1,0 +1,99 @@
+"""The flags of commands that talk to a running server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.client.access import Access, read_key
+from pybackend.client.connection import Connection
+
+DEFAULT_URL = "http://localhost:8000"
+
+_URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
+"""Environment variables."""
+
+
+def add_url(container: argparse._ActionsContainer) -> None:
+    """Add ``--url`` to a parser or a group."""
+    container.add_argument(
+        "--url",
+        default=os.environ.get(_URL) or DEFAULT_URL,
+        metavar="URL",
+        help=f"the server: http://HOST:PORT, https://HOST:PORT or unix:PATH [${_URL}, else {DEFAULT_URL}]",
+    )
+
+
+def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> None:
+    """Add the flags of access and time limits."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=default_timeout_s,
+        metavar="SECONDS",
+        help=f"how long to wait for the server [{default_timeout_s:g}]",
+    )
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help=f"file with the server's API key [the key in ${_KEY}]"
+    )
+    group.add_argument(
+        "--header", action="append", default=[], metavar="NAME=VALUE", help="send this header; may be repeated"
+    )
+    group.add_argument(
+        "--root-cert",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the certificate that signs the server's [the system's]",
+    )
+    group.add_argument("--client-cert", type=Path, metavar="FILE", help="PEM file with the client's certificate")
+    group.add_argument("--client-key", type=Path, metavar="FILE", help="PEM file with its private key [the same file]")
+    group.add_argument("--insecure", action="store_true", help="accept any certificate of the server")
+
+
+def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
+    """The headers and certificates that the flags select.
+
+    Raises:
+        UsageError: a header has another form.
+        ServerError: the file with the key cannot be read.
+    """
+    headers = {}
+    for text in given.header:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not _is_header(name, value):
+            raise UsageError(f'Bad option: "--header". Got {text}, expected NAME=VALUE', parser.format_usage())
+        headers[name] = value
+    key = os.environ.get(_KEY, "").strip() if given.api_key_file is None else read_key(given.api_key_file)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return Access(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
+
+
+def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str | None = None) -> Connection:
+    """The connection that the flags describe.
+
+    Args:
+        given: the flags.
+        parser: for its usage.
+        advice: for the error if no server answers; None for the usual one.
+
+    Raises:
+        UsageError: a flag is wrong.
+        ServerError: the URL or a file is wrong.
+    """
+    access = access_of(given, parser)
+    if advice is None:
+        return Connection(given.url, given.timeout, access=access)
+    return Connection(given.url, given.timeout, advice, access)
+
+
+def _is_header(name: str, value: str) -> bool:
+    return (
+        all(letter.isalnum() or letter in "-_" for letter in name)
+        and name.isascii()
+        and value.isascii()
+        and value.isprintable()
+    )

@@ -1,0 +1,165 @@
+"""``pybackend top``: a live table of a running server's models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
+from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
+from pybackend.client.connection import Connection
+from pybackend.client.figures import Row, Sample, Source, rows_between
+from pybackend.errors import PybackendError
+from pybackend.observability.log_lines import one_line
+
+_TIMEOUT_S = 10.0
+_INTERVAL_S = 2.0
+_METRICS_PORT = 8002
+
+_HEADINGS = (
+    "MODEL", "VERSION", "STATE", "INSTANCES", "REQ/S", "FAIL/S", "WAITING", "QUEUE ms", "EXECUTE ms", "p50 ms", "p99 ms",
+    "FAILED",
+)  # fmt: skip
+_LEFT_ALIGNED = 3
+
+_ENTER, _LEAVE, _FRAME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[2J"
+"""The terminal's second screen without a cursor, the way back, and an empty screen."""
+
+
+def make_parser() -> CommandParser:
+    """The parser of ``top``'s arguments."""
+    parser = CommandParser(
+        prog="pybackend top",
+        usage="pybackend top [--FLAG[=VALUE]]...",
+        description="Shows the models of a running server: requests and failures a second, waiting requests, times. Ctrl-C ends it.",
+        epilog="Instances, waiting requests and quantiles come from the metrics; quantiles need a server with "
+        "--metrics-config=summary_latencies=true. exit status: 0, or 1 if no server answers at first",
+    )
+    add_url(parser)
+    parser.add_argument(
+        "--metrics-url",
+        metavar="URL",
+        help=f"the server's metrics; none does without [port {_METRICS_PORT} of the same host]",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=_INTERVAL_S,
+        metavar="SECONDS",
+        help=f"time between two looks [{_INTERVAL_S:g}]",
+    )
+    parser.add_argument("--once", action="store_true", help="print one table, after one interval")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, after one interval")
+    add_connection_flags(parser, _TIMEOUT_S)
+    return parser
+
+
+def run_top(arguments: Sequence[str]) -> int:
+    """Run the command and return the exit status.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: no server answers.
+    """
+    parser = make_parser()
+    given, rest = parser.parse_known_args(list(arguments))
+    if rest:
+        parser.refuse(rest[0])
+    if not 0 < given.interval < 86_400:
+        raise UsageError('Bad option: "--interval". Write a number of seconds above 0', parser.format_usage())
+    source = Source(connection_of(given, parser), _metrics_connection(given, parser))
+    first = source.sample()
+    if given.once or given.json:
+        time.sleep(given.interval)
+        second = source.sample()
+        rows = rows_between(first, second)
+        print_text(_document(rows, first, second) if given.json else "\n".join(_table(rows, source, None)))
+        return 0
+    with suppress(KeyboardInterrupt):
+        _show(source, first, given.interval)
+    return 0
+
+
+def _metrics_connection(given: argparse.Namespace, parser: CommandParser) -> Connection | None:
+    url = given.metrics_url
+    if url == "none":
+        return None
+    if url is None:
+        host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
+        host = "localhost" if given.url.startswith("unix:") or not host else host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}"
+    advice = "--metrics-url=URL names the port for metrics, and --metrics-url=none does without"
+    return Connection(url, given.timeout, advice, access_of(given, parser))
+
+
+def _show(source: Source, before: Sample, interval_s: float) -> None:
+    """Show tables until interrupted. A server that is away for a while may come back."""
+    live = is_terminal()
+    if live:
+        sys.stdout.write(_ENTER)
+    try:
+        lines = [f"{source.server.url}: looking for {interval_s:g} s ..."]
+        while True:
+            if live:
+                sys.stdout.write(_FRAME + "\n".join(lines))
+                sys.stdout.flush()
+            time.sleep(interval_s)
+            try:
+                after = source.sample()
+            except PybackendError as error:
+                lines = [one_line(str(error))]
+            else:
+                lines = _table(rows_between(before, after), source, terminal_size() if live else None)
+                before = after
+            if not live:
+                print_text("\n".join([*lines, ""]))
+    finally:
+        if live:
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+
+
+def _table(rows: Sequence[Row], source: Source, size: tuple[int, int] | None) -> list[str]:
+    """Lines of a table, which fill no more than the columns and lines of a terminal."""
+    ready = sum(row.state == "READY" for row in rows)
+    total, failed = (sum(getattr(row, name) or 0 for row in rows) for name in ("requests_per_s", "failures_per_s"))
+    heads = [f"{source.server.url}: {ready} of {len(rows)} ready, {total:.1f} requests/s, {failed:.1f} failures/s"]
+    if source.trouble:
+        heads.append(f"no metrics: {one_line(source.trouble)}")
+    lines = table_lines([_HEADINGS, *map(_cells, rows)], left=_LEFT_ALIGNED)
+    if size is None:
+        return [*heads, *lines]
+    columns, height = size
+    room = max(1, height - len(heads) - 1)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} more"]
+    return [line[:columns] for line in (*heads, *lines)]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    instances = "-" if row.instances is None else f"{row.instances_ready}/{row.instances}"
+    return (
+        one_line(row.model),
+        row.version or "-",
+        row.state or "-",
+        instances,
+        *(_number(value, 1) for value in (row.requests_per_s, row.failures_per_s)),
+        _number(row.waiting, 0),
+        *(_number(value, 2) for value in (row.queue_ms, row.execute_ms, row.execute_p50_ms, row.execute_p99_ms)),
+        _number(row.failures, 0),
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _document(rows: Sequence[Row], first: Sample, second: Sample) -> str:
+    document = {"interval_s": second.taken_s - first.taken_s, "models": [row.to_document() for row in rows]}
+    return json.dumps(document, ensure_ascii=False)

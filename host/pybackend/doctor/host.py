@@ -1,0 +1,32 @@
+"""The host of models as a server would have it, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pybackend.calls.inner_door import InnerDoor
+from pybackend.calls.services import ModelServices
+from pybackend.model.host import ModelHost
+from pybackend.model.host_settings import make_host
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launcher import StubLauncher
+from pybackend.settings import Settings
+
+
+@contextmanager
+def model_host(settings: Settings) -> Iterator[ModelHost]:
+    """The host for the length of a ``with`` block. It has started no process.
+
+    Raises:
+        PybackendError: the code of model processes cannot be staged.
+    """
+    launcher = StubLauncher(stage_bundle())
+    services = ModelServices()
+    host = make_host(settings, launcher, services, InnerDoor(services))
+    try:
+        yield host
+    finally:
+        launcher.close()
+        if host.sandbox is not None:
+            host.sandbox.close()

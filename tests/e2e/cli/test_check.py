@@ -1,0 +1,190 @@
+"""``pybackend check``: every mistake in a repository, without running a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pybackend.cli.commands import run
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+pytestmark = pytest.mark.e2e
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 0
+input [ {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "OUT" data_type: {datatype} dims: [ -1 ] }} ]
+ensemble_scheduling {{ step [ {{
+  model_name: "{part}" model_version: -1
+  input_map {{ key: "{input}" value: "IN" }}
+  output_map {{ key: "OUT" value: "OUT" }}
+}} ] }}
+"""
+
+WARMUP = """
+model_warmup [ { name: "w" batch_size: 1 inputs { key: "IN" value: {
+  data_type: TYPE_FP32 dims: [ 2 ] input_data_file: "gone.bin" } } } ]
+"""
+
+
+def ensemble(part, datatype="TYPE_FP32", tensor="IN"):
+    return ENSEMBLE.format(part=part, datatype=datatype, input=tensor)
+
+
+def parameter(key, value):
+    return identity_config(extra=f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}')
+
+
+MODELS = {
+    # Each name: the code of its model file, its configuration, and the beginnings of its errors and warnings.
+    "good": (IDENTITY, identity_config(), [], []),
+    "versions": (
+        IDENTITY,
+        identity_config(),
+        [],
+        ["ignore version directory 'v2' which fails to convert to integral number"],
+    ),
+    "syntax": ("def f(:\n    pass", identity_config(), ["line 3 of {}/1/model.py is not valid Python "], []),
+    "classless": (
+        "class TritonPythonmodel:\n    def execute(self, requests):\n        return []",
+        identity_config(),
+        ["{}/1/model.py must define class TritonPythonModel: did you mean 'TritonPythonmodel'?"],
+        [],
+    ),
+    "imports": ("raise SystemExit('it was imported')\nfrom other import TritonPythonModel", identity_config(), [], []),
+    "methodless": (
+        "class TritonPythonModel:\n    def excute(self, requests):\n        return []\n\n    def finalise(self):\n        pass",
+        identity_config(),
+        ["{}/1/model.py: TritonPythonModel has no method execute: did you mean 'excute'?"],
+        ["{}/1/model.py: TritonPythonModel has no method finalize; did you mean 'finalise'?"],
+    ),
+    "assigned": (
+        "class TritonPythonModel:\n    def initialize(self, args):\n        self.execute = print",
+        identity_config(),
+        [],
+        [],
+    ),
+    "field": (IDENTITY, "inptu [ ]", ["failed to read text proto from {}/config.pbtxt: line 1"], []),
+    "twice_wrong": (
+        "def f(:",
+        identity_config(extra="max_batch_size: -1"),
+        ["line 3 of {}/1/model.py is not valid Python ", "'max_batch_size' must be non-negative value for twice_wrong"],
+        [],
+    ),
+    "fileless": (None, identity_config(), ["Failed to preinitialize Python stub: Python model file not found in "], []),
+    "warmed": (IDENTITY, identity_config(extra=WARMUP), ["cannot read {}/warmup/gone.bin, the data of input 'IN'"], []),
+    "misspelt": (
+        IDENTITY,
+        parameter("VALIDATE_OUTPUT", "yes"),
+        [],
+        [
+            "model 'misspelt': parameters VALIDATE_OUTPUT is no option of this server and reaches the model only: did you"
+        ],
+    ),
+    "elsewhere": (
+        IDENTITY,
+        parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/env.tar.gz"),
+        ["Failed to get the canonical path for {}/env.tar.gz"],
+        [],
+    ),
+    "no_archive": (
+        IDENTITY,
+        parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/1/model.py"),
+        ["{}/1/model.py "],
+        [],
+    ),
+    "sandboxed": (IDENTITY, parameter("SANDBOX", "maximal"), ["model 'sandboxed': parameters SANDBOX must be "], []),
+    "completes": (
+        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n\n"
+        "    def execute(self, requests):\n        return []",
+        'backend: "python"',
+        [],
+        [],
+    ),
+    "completes_wrong": (
+        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n\n"
+        "    def execute(self, requests):\n        return []",
+        identity_config(extra="max_batch_size: -1"),
+        [],
+        ["the model's auto_complete_config can change the configuration, which is wrong as it is written: "],
+    ),
+    "fits": (None, ensemble("good"), [], []),
+    "unfit": (
+        None,
+        ensemble("good", "TYPE_INT32"),
+        ["in ensemble unfit, ensemble tensor OUT: inconsistent data type"],
+        [],
+    ),
+    "unmapped": (
+        None,
+        ensemble("good", tensor="NI"),
+        ["in ensemble unmapped, ensemble tensor IN is mapping to non-existing input NI in model good"],
+        [],
+    ),
+    "partless": (None, ensemble("nobody"), ["the ensemble needs model 'nobody', which is in no repository"], []),
+    "of_broken": (None, ensemble("field"), ["the ensemble needs model 'field', which cannot be loaded"], []),
+    "unsure": (None, ensemble("completes"), [], []),
+    "circle_a": (None, ensemble("circle_b"), ["circular dependency between ensembles: circle_a -> "], []),
+    "circle_b": (None, ensemble("circle_a"), ["circular dependency between ensembles: circle_b -> "], []),
+    "beside_circle": (None, ensemble("circle_a"), ["the ensemble needs model 'circle_a', which cannot be loaded"], []),
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("check")
+    for name, (code, config, _, _) in MODELS.items():
+        write_model(repository, name, code, config)
+    (repository / "versions" / "v2").mkdir()
+    return repository
+
+
+@pytest.fixture
+def check(capsys):
+    """Runs the command in this process: returns the exit status, standard output and standard error."""
+
+    def run_command(*arguments):
+        capsys.readouterr()
+        status = run(["check", *arguments])
+        return status, *capsys.readouterr()
+
+    return run_command
+
+
+def test_every_mistake_is_found(check, repository):
+    status, out, err = check("--json", str(repository))
+    assert (status, err) == (1, "")
+    document = json.loads(out)
+    found = {report["model"]: report for report in document["models"]}
+    assert list(found) == sorted(MODELS)
+    for name, (_, _, errors, warnings) in MODELS.items():
+        for kind, texts in (("errors", errors), ("warnings", warnings)):
+            expected = [text.replace("{}", str(repository / name)) for text in texts]
+            got = found[name][kind]
+            assert [text[: len(start)] for text, start in zip(got, expected, strict=False)] == expected, (name, got)
+            assert len(got) == len(expected), (name, got)
+    assert document["errors"] == sum(len(row[2]) for row in MODELS.values())
+    assert found["good"]["versions"] == [1]
+
+
+def test_lines_and_exit_statuses(check, repository, tmp_path):
+    good, warned = str(repository / "good"), str(repository / "misspelt")
+    # The directory of one model.
+    assert check(good) == (0, "good: ok\n1 model, 0 errors, 0 warnings\n", "")
+    status, out, _ = check(warned)
+    assert (status, out.splitlines()[-1]) == (0, "1 model, 0 errors, 1 warning")
+    assert out.startswith("misspelt: warning: model 'misspelt': parameters VALIDATE_OUTPUT")
+    assert check("--strict", warned)[0] == 1
+    out = check(str(repository / "twice_wrong"))[1]
+    assert [line for line in out.splitlines() if line.startswith("twice_wrong: error: ")][1:], out
+    # Names that occur twice, flags of serve, and repositories without models.
+    write_model(tmp_path, "good", IDENTITY, identity_config())
+    out = check(str(tmp_path), f"--model-repository={repository}")[1]
+    assert "good: error: model appears in two or more repositories: " in out
+    assert "it has no inputs" in check(str(repository / "completes"), "--disable-auto-complete-config", "--json")[1]
+    (tmp_path / "empty").mkdir()
+    status, _, err = check(str(tmp_path / "empty"))
+    assert (status, err[:20]) == (1, "error: found no mode")
+    assert check()[2].splitlines()[-1].startswith("Name a directory of models")
