@@ -24,6 +24,7 @@ from tests.bench import (
     loadgen,
     noise,
     one_client,
+    operations,
     packing,
     progress,
     queue_cost,
@@ -139,6 +140,17 @@ def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratc
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
 
+def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    for name in ("watching", "reloads", "scrapes"):
+        (scratch / name).mkdir()
+        (scratch / name).chmod(0o755)
+    watching = operations.measure_watching(results.plan, scratch / "watching")
+    reloads = operations.measure_reloads(results.plan, scratch / "reloads")
+    scraped, results.scrapes, many = operations.measure_scrapes(results.plan, scratch / "scrapes")
+    results.operations = [*watching, *reloads, *scraped]
+    results.many_models = [many]
+
+
 _SECTIONS: dict[str, Section] = {
     "startup": _startup,
     "instances": _instances,
@@ -163,6 +175,7 @@ _SECTIONS: dict[str, Section] = {
     "queues": _queues,
     "http2": _http2,
     "call-memory": _call_memory,
+    "operations": _operations,
 }
 
 

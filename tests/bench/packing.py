@@ -98,7 +98,6 @@ def measure_loads(plan: Plan, scratch: Path) -> list[EnvironmentLoadSample]:
     archive = scratch / "env.tar.gz"
     _pack(scratch, archive)
     repository = scratch / "models"
-    repositories.write_loader(repository)
     rounds = range(-1, plan.load_rounds)  # the first load of all unpacks
     repositories.write_add_sub(repository, [f"plain_{round_ + 1}" for round_ in rounds])
     parameters = {"EXECUTION_ENV_PATH": str(archive)}

@@ -35,6 +35,7 @@ class Plan:
         load_rounds: how often one more model of each kind is loaded into a server that runs.
         pack_rounds: how often an environment is packed.
         footprint_models: repositories of these many models have their memory read.
+        scraped_models: the server whose metrics page is read all the time has so many models.
     """
 
     connections: tuple[int, ...]
@@ -58,6 +59,7 @@ class Plan:
     load_rounds: int
     pack_rounds: int
     footprint_models: tuple[int, ...]
+    scraped_models: int
 
 
 FULL = Plan(
@@ -82,6 +84,7 @@ FULL = Plan(
     load_rounds=15,
     pack_rounds=3,
     footprint_models=(1, 10, 50),
+    scraped_models=500,
 )
 
 QUICK = Plan(
@@ -106,4 +109,5 @@ QUICK = Plan(
     load_rounds=2,
     pack_rounds=1,
     footprint_models=(1, 4),
+    scraped_models=10,
 )

@@ -36,6 +36,7 @@ def render(results: Results) -> str:
         _environments,
         _footprints,
         _sandbox,
+        _operations,
         _targets,
     )
     parts = [machine, *filter(None, (section(results) for section in sections))]
@@ -48,6 +49,10 @@ def _ladder(results: Results) -> str:
 
 def _noisy(results: Results) -> str:
     return _under_load("Small tensors on a busy machine (CPU per request)", results.noisy)
+
+
+def _operations(results: Results) -> str:
+    return _under_load("Operations: watched, scraped, reloaded (CPU per request)", results.operations)
 
 
 def _batched(results: Results) -> str:

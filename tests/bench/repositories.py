@@ -16,7 +16,6 @@ BATCHED = "add_sub_batched"
 MULTIPLY = "multiply"
 ADD_SUB_MULTIPLY = "add_sub_multiply"
 IDENTITY_CHAIN = "identity_chain"
-LOADER = "loader"
 LARGE_CALLS = "large_calls"
 IDENTITY_VIEW = "identity_view"
 FIRST_ELEMENT = "first_element"
@@ -227,26 +226,6 @@ class TritonPythonModel:
         return responses
 """
 
-# Answers how many seconds the load took.
-_LOADER_CODE = """\
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            name = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()[0].decode()
-            began = time.perf_counter()
-            pb_utils.load_model(model_name=name)
-            seconds = np.array([time.perf_counter() - began], np.float32)
-            responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", seconds)]))
-        return responses
-"""
-
 _FP32 = "TYPE_FP32"
 
 _Step = tuple[str, Mapping[str, str], Mapping[str, str]]
@@ -299,11 +278,6 @@ def write_stream(repository: Path) -> None:
 def write_strings(repository: Path) -> None:
     """A model that turns the order of a BYTES tensor's elements round."""
     _write(repository, STRINGS, _STRINGS_CODE, {"INPUT0": -1}, {"OUTPUT0": -1}, datatype="TYPE_STRING")
-
-
-def write_loader(repository: Path) -> None:
-    """A model that loads the model of the name that it gets."""
-    _write(repository, LOADER, _LOADER_CODE, {"INPUT0": 1}, {"OUTPUT0": 1}, input_datatype="TYPE_STRING")
 
 
 def write_large_calls(repository: Path) -> None:
@@ -369,7 +343,6 @@ def _write(
     outputs: Mapping[str, int],
     *,
     datatype: str = _FP32,
-    input_datatype: str = "",
     decoupled: bool = False,
     max_batch_size: int = 0,
     settings: Sequence[str] = (),
@@ -378,11 +351,7 @@ def _write(
     version = repository / name / "1"
     version.mkdir(parents=True, exist_ok=True)
     (version / "model.py").write_text(code, encoding="utf-8")
-    lines = [
-        'backend: "python"',
-        f"max_batch_size: {max_batch_size}",
-        *_signature(inputs, outputs, datatype, input_datatype or datatype),
-    ]
+    lines = ['backend: "python"', f"max_batch_size: {max_batch_size}", *_signature(inputs, outputs, datatype)]
     if decoupled:
         lines.append("model_transaction_policy { decoupled: true }")
     lines.append("instance_group { count: 1 kind: KIND_CPU }")
@@ -393,7 +362,7 @@ def _write_ensemble(
     repository: Path, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], steps: Sequence[_Step]
 ) -> None:
     (repository / name / "1").mkdir(parents=True)
-    lines = ['platform: "ensemble"', "max_batch_size: 0", *_signature(inputs, outputs, _FP32, _FP32)]
+    lines = ['platform: "ensemble"', "max_batch_size: 0", *_signature(inputs, outputs, _FP32)]
     lines.append("ensemble_scheduling {")
     for model, input_map, output_map in steps:
         maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in input_map.items()]
@@ -402,10 +371,10 @@ def _write_ensemble(
     _write_config(repository / name, [*lines, "}"])
 
 
-def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int], datatype: str, input_datatype: str) -> list[str]:
+def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int], datatype: str) -> list[str]:
     return [
-        f'{kind} {{ name: "{tensor}" data_type: {type_} dims: [ {dims} ] }}'
-        for kind, tensors, type_ in (("input", inputs, input_datatype), ("output", outputs, datatype))
+        f'{kind} {{ name: "{tensor}" data_type: {datatype} dims: [ {dims} ] }}'
+        for kind, tensors in (("input", inputs), ("output", outputs))
         for tensor, dims in tensors.items()
     ]
 

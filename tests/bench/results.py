@@ -19,6 +19,7 @@ from tests.bench.http2_cost import Http2Sample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
+from tests.bench.operations import ManyModelsSample, ScrapeSample
 from tests.bench.packing import EnvironmentLoadSample, PackSample
 from tests.bench.plan import Plan
 from tests.bench.queue_cost import QueueSample
@@ -58,6 +59,9 @@ class Results:
     environment_loads: list[EnvironmentLoadSample] = field(default_factory=list)
     sandbox: list[LoadSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
+    operations: list[LoadSample] = field(default_factory=list)
+    scrapes: list[ScrapeSample] = field(default_factory=list)
+    many_models: list[ManyModelsSample] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write all samples as JSON."""
@@ -69,7 +73,7 @@ class Results:
         samples = (*self.ladder, *self.noisy, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
         return {
             sample.round: sample.result
-            for sample in (*samples, *self.client_memory, *self.stream, *self.strings, *self.sandbox)
+            for sample in (*samples, *self.client_memory, *self.stream, *self.strings, *self.sandbox, *self.operations)
             if (sample.server, sample.workload, sample.connections) == (server, workload, connections)
         }
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, client_memory, grpc_targets, instances, noise, packing, servers, startup
+from tests.bench import bodies, client_memory, grpc_targets, instances, noise, operations, packing, servers, startup
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -46,6 +46,13 @@ ONE_MORE_INSTANCE_S = {instances.ZYGOTE: 0.010, instances.SPAWN: 0.150}
 SANDBOX_PER_START_S = 0.005
 PACK_VERSUS_PARTS = 1.2
 CACHED_ENVIRONMENT_S = 0.1
+WATCHED_VERSUS_UNWATCHED = 1.05
+RELOADED_VERSUS_STEADY = 3.0
+# Windows of a few thousand requests: what two equal ones may differ by here.
+SCRAPED_VERSUS_UNSCRAPED = 1.2
+SCRAPE_S = 0.050
+MANY_READY_EACH_S = 0.1
+FEWEST_MANY_MODELS = 100
 # What two equal models on one server may differ by here.
 SANDBOX_PER_REQUEST = 1.05
 # Socket buffers' bookkeeping and the allocator's grain; a kept or doubled tensor is far more from 16 MB on.
@@ -83,6 +90,7 @@ def judge(results: Results) -> list[Verdict]:
         *_environment_verdicts(results),
         *_footprint_verdicts(results),
         *_sandbox_verdicts(results),
+        *_operations_verdicts(results),
     ]
 
 
@@ -357,6 +365,32 @@ def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
                 f"{total_bytes / MB:.0f} MB",
                 total_bytes <= MANY_MODELS_BYTES,
             )
+
+
+def _operations_verdicts(results: Results) -> Iterator[Verdict]:
+    many = results.plan.busy_connections
+    own = results.loads(servers.PYBACKEND, operations.PLAIN.name, many)
+    unwatched = results.loads(operations.UNWATCHED, operations.PLAIN.name, many)
+    yield from _at_most(
+        f"{operations.PLAIN.name}, {many} connections: CPU of host + stub with metrics and traces against without",
+        [_cpu_us(own[round_]) / _cpu_us(unwatched[round_]) for round_ in own if round_ in unwatched],
+        WATCHED_VERSUS_UNWATCHED,
+    )
+    for quiet, disturbed, limit in (
+        (operations.STEADY, operations.RELOADED, RELOADED_VERSUS_STEADY),
+        (operations.AMONG_MANY, operations.SCRAPED, SCRAPED_VERSUS_UNSCRAPED),
+    ):
+        before, after = (results.loads(servers.PYBACKEND, name, many) for name in (quiet, disturbed))
+        ratios = [after[round_].p99_us / before[round_].p99_us for round_ in after if round_ in before]
+        yield from _at_most(f"{disturbed}: p99 against {quiet}", ratios, limit)
+    if results.scrapes:
+        seconds = [sample.seconds for sample in results.scrapes]
+        yield _milliseconds(f"a metrics page with {results.scrapes[0].models} models", seconds, SCRAPE_S)
+    for sample in results.many_models:
+        if sample.models < FEWEST_MANY_MODELS:
+            continue  # the server's own start would count
+        each = [sample.ready_s / sample.models]
+        yield _milliseconds(f"{sample.models} models: ready, for each of them", each, MANY_READY_EACH_S)
 
 
 def _p50_us(result: LoadResult) -> float:

@@ -20,9 +20,8 @@ def test_every_kind_gets_its_rounds(tmp_path: Path) -> None:
 def test_a_load_that_fails_is_no_sample(tmp_path: Path) -> None:
     repositories.write_add_sub(tmp_path, ["broken"])
     (tmp_path / "broken" / "1" / "model.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
-    repositories.write_loader(tmp_path)
     with (
         instances.loading_launcher().start(tmp_path) as server,
-        pytest.raises(bodies.WrongReplyError, match=r"load of broken: status 500.*ModuleNotFoundError"),
+        pytest.raises(bodies.WrongReplyError, match=r"load of broken: status 400.*ModuleNotFoundError"),
     ):
         instances.load(server.port, "broken")
