@@ -36,10 +36,10 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-frameworks lint format fuzz schema bench soak peers docs clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and call each with an unmodified Triton client
 	@$(BIN)/python examples/demo.py
@@ -47,6 +47,12 @@ demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and cal
 test: lint $(NODE_MODULES) ## the linters, then every test
 	@# A file's tests share servers: they run in one process.
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# torch comes from PyPI, in the version that the tests know: the newest one.
+test-frameworks: $(MARK)-dev ## every test of the backends, with all frameworks, which it installs
+	@echo "installing the frameworks into $(VENV) (torch alone takes minutes)"
+	@$(PIP) --editable '.[frameworks]' 'torch==2.13.0'
+	$(BIN)/python -m pytest tests/backends $(PYTEST_ARGS)
 
 lint: $(MARK)-dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

@@ -27,6 +27,9 @@ HERE = Path(__file__).resolve().parent
 NEEDS = {"torch_linear": "torch"}
 """Examples whose models import a package that is not always there."""
 
+FRAMEWORKS = {"onnx": ("onnxruntime", "onnx")}
+"""Examples of models without code, and the packages that serve the model and make it."""
+
 PACKED = {"packed_environment": "readable_sizes"}
 """Examples with a requirements.txt, and the model that runs in an environment made of it."""
 
@@ -65,17 +68,39 @@ class DemoError(Exception):
 
 
 def find_examples():
-    """The folders here that hold a client and a model repository, in alphabetical order."""
-    return sorted(models.parent for models in HERE.glob("*/model_repository") if find_clients(models.parent))
+    """The folders here that hold a client and a model repository, or the program that makes it, in alphabetical order."""
+    found = [*HERE.glob("*/model_repository"), *HERE.glob("frameworks/*/make_model.py")]
+    return sorted(path.parent for path in found if find_clients(path.parent))
 
 
 @functools.cache
 def missing(example):
-    """What keeps this example from running here, or None. Makes its environment, if it has one."""
+    """What keeps this example from running here, or None. Makes its environment or its model, if it has a recipe."""
+    if example.name in FRAMEWORKS:
+        return make_model(example, FRAMEWORKS[example.name])
     package = NEEDS.get(example.name)
     if package and importlib.util.find_spec(package) is None:
         return f"{package} is not installed here (pip install 'pybackend[{package}]')"
     return pack_environment(example, PACKED[example.name]) if example.name in PACKED else None
+
+
+def make_model(example, packages):
+    """Runs an example's make_model.py; returns the reason why that is impossible here, or None."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed here (pip install {package})"
+    done = subprocess.run(
+        [sys.executable, str(example / "make_model.py")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=CLIENT_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise DemoError(f"{example / 'make_model.py'} failed: {done.stdout}")
+    return None
 
 
 def pack_environment(example, model):

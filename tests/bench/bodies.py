@@ -94,6 +94,11 @@ def identity_binary(size_bytes: int) -> Workload:
     return _binary(f"identity {size_name(size_bytes)}", repositories.IDENTITY, {"INPUT0": data}, {"OUTPUT0": data})
 
 
+def rows_of_model(name: str, model: str, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> Workload:
+    """Tensors for any model, as raw bytes."""
+    return _binary(name, model, inputs, expected)
+
+
 def identity_body(size_bytes: int) -> Workload:
     """What ``identity_binary`` sends: the yardstick of the same in shared memory."""
     return replace(identity_binary(size_bytes), name=f"{size_name(size_bytes)}, identity in bodies")

@@ -12,7 +12,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper
+
+from tests.backends.onnxruntime import graphs
 
 pytestmark = pytest.mark.e2e
 
@@ -36,26 +40,6 @@ class TritonPythonModel:
         tensors = [tensor for response in call.exec(decoupled=True) for tensor in response.output_tensors()]
         numbers = np.concatenate([tensor.as_numpy() for tensor in tensors])
         return [pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", numbers)])]
-"""
-
-
-# What the page's model uses of the package, for a "file" that holds the factor of a multiplication.
-ONNXRUNTIME = """
-class Output:
-    name = "y"
-
-
-class InferenceSession:
-    def __init__(self, path, providers):
-        with open(path) as file:
-            self._factor = float(file.read())
-
-    def get_outputs(self):
-        return [Output()]
-
-    def run(self, names, inputs):
-        assert names == ["y"]
-        return [inputs["x"] * self._factor]
 """
 
 
@@ -115,8 +99,10 @@ def documented(demo, tmp_path_factory):
         _block(frameworks, "models/squeeze/config.pbtxt"),
         _block(frameworks, "models/squeeze/1/model.py"),
     )
-    (repository / "squeeze" / "1" / "onnxruntime.py").write_text(ONNXRUNTIME)
-    (repository / "squeeze" / "1" / "model.onnx").write_text("2.5")
+    rows = [("x", TensorProto.FLOAT, ["n", 4])], [("y", TensorProto.FLOAT, ["n", 4])]
+    factor = graphs.initial("factor", np.array([2.5], np.float32))
+    multiply = helper.make_node("Mul", ["x", "factor"], ["y"])
+    graphs.save(repository / "squeeze" / "1" / "model.onnx", [multiply], *rows, initial=[factor])
     ensemble = ROOT / "examples" / "ensemble" / "model_repository"
     for part in ("sum_and_difference", "multiply"):
         (repository / part).symlink_to(ensemble / part)

@@ -21,12 +21,14 @@ class Computation:
 
     Args:
         session: an open session of ONNX Runtime.
+        run_options: of every run, None for the usual ones.
         signature: of its file.
         batches: whether the first dimension of every tensor is the batch's.
     """
 
-    def __init__(self, session: Any, signature: Signature, *, batches: bool) -> None:
+    def __init__(self, session: Any, run_options: Any, signature: Signature, *, batches: bool) -> None:
         self._session = session
+        self._run_options = run_options
         self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
         self._converts = bool(self._scalars) or any(tensor.data_type == "TYPE_STRING" for tensor in signature.inputs)
         self._sized = {tensor.name: _Sized.of(tensor.data_type, tensor.shape, batches) for tensor in signature.outputs}
@@ -41,7 +43,7 @@ class Computation:
             large = self._large(inputs, names)
             if large:
                 return self._bound(inputs, names, large)
-        return dict(zip(names, self._session.run(names, inputs)))
+        return dict(zip(names, self._session.run(names, inputs, self._run_options)))
 
     def _converted(self, name: str, array: "np.ndarray") -> "np.ndarray":
         if array.dtype == np.object_:
@@ -72,7 +74,7 @@ class Computation:
             else:
                 array = tensor.as_numpy()
                 binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.__array_interface__["data"][0])
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._run_options)
         outputs: Dict[str, Output] = {}
         for name, value in zip(names, binding.get_outputs()):
             outputs[name] = large.get(name) or value.numpy()

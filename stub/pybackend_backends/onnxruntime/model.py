@@ -25,13 +25,13 @@ class TritonPythonModel:
         """Load the file."""
         config = json.loads(args["model_config"])
         path = model_file(config)
-        session = open_session(
+        session, run_options = open_session(
             config, path, Instance(args["model_instance_kind"], int(args["model_instance_device_id"]))
         )
         signature = signature_of(config, session, path)
         check_config(config, signature, path)
         self._batches = config["max_batch_size"] > 0
-        self._computation = Computation(session, signature, batches=self._batches)
+        self._computation = Computation(session, run_options, signature, batches=self._batches)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         """Compute the requests, together if the model batches."""

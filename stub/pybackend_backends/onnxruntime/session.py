@@ -31,13 +31,15 @@ _ACCELERATORS = {
 }
 _GPU_ONLY = Ignored("it concerns GPUs only")
 
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+
 PARAMETERS = {
     "intra_op_thread_count": whole_number(at_least=0),
     "inter_op_thread_count": whole_number(at_least=0),
     "execution_mode": choice("0", "1"),
     "enable_mem_arena": boolean(),
     "enable_mem_pattern": boolean(),
-    "memory.enable_memory_arena_shrinkage": text(),
+    _SHRINKAGE: text(),
     "execution_providers": text(),
     "cudnn_conv_algo_search": _GPU_ONLY,
     "cudnn_conv_use_max_workspace": _GPU_ONLY,
@@ -105,8 +107,8 @@ def model_file(config: Mapping[str, Any]) -> str:
     )
 
 
-def open_session(config: Mapping[str, Any], path: str, instance: Instance) -> Any:
-    """Load the model's file for computing.
+def open_session(config: Mapping[str, Any], path: str, instance: Instance) -> Tuple[Any, Any]:
+    """Load the model's file for computing; returns the session, and the options of its runs, None for the usual ones.
 
     Args:
         config: the model's complete configuration.
@@ -131,7 +133,17 @@ def open_session(config: Mapping[str, Any], path: str, instance: Instance) -> An
     for name, value in {**_DEFAULT_ENTRIES, **values}.items():
         if name.startswith(SESSION_PREFIXES):
             options.add_session_config_entry(name, value)
-    return _session(ort, config, path, options, _providers(ort, config, values, instance))
+    session = _session(ort, config, path, options, _providers(ort, config, values, instance))
+    return session, _run_options(ort, values)
+
+
+def _run_options(ort: Any, values: Mapping[str, Any]) -> Any:
+    devices = values.get(_SHRINKAGE)
+    if not devices:
+        return None
+    options = ort.RunOptions()
+    options.add_run_config_entry(_SHRINKAGE, devices)
+    return options
 
 
 def read_signature(config: Mapping[str, Any], path: str) -> Signature:

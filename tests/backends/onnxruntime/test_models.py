@@ -40,6 +40,7 @@ optimization { graph { level: 1 } input_pinned_memory { enable: false } }
 parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
 parameters { key: "execution_mode" value: { string_value: "1" } }
 parameters { key: "session.disable_prepacking" value: { string_value: "1" } }
+parameters { key: "memory.enable_memory_arena_shrinkage" value: { string_value: "cpu:0" } }
 parameters { key: "gpu_mem_limit" value: { string_value: "1000" } }
 """
 

@@ -324,7 +324,7 @@ WRONG = {
     "model_with_gpus": (more('instance_group { name: "g" kind: KIND_MODEL gpus: 0 }'), "instance group g of model "
                         "model_with_gpus has kind KIND_MODEL but specifies one or more GPUs"),
     "no_backend": ('platform: "x"' + TENSORS, "unexpected platform type 'x' for no_backend"),
-    "other_backend": ('backend: "onnxruntime"' + TENSORS, "unable to find backend library for backend 'onnxruntime'"),
+    "other_backend": ('backend: "tensorrt"' + TENSORS, "unable to find backend library for backend 'tensorrt'"),
     "pair": ('platform: "onnxruntime_onnx" backend: "python"' + TENSORS, "unexpected 'platform' and 'backend' pair, "
              "got:onnxruntime_onnx, python"),
     "ensemble": ('platform: "ensemble" ensemble_scheduling { }' + TENSORS, "must specify 'step' for ensemble 'ensemble'"),
