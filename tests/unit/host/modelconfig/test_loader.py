@@ -163,12 +163,16 @@ def test_python_is_inferred_from_the_name(make_model: MakeModel) -> None:
     assert (config.backend, config.default_model_filename) == ("python", "model.py")
 
 
+def test_the_lowest_version_with_a_known_file_counts(make_model: MakeModel) -> None:
+    config = load_config(make_model(None, files=("2/readme", "10/model.py", "11/model.onnx")), auto_complete=True)
+    assert config.backend == "python"
+
+
 @pytest.mark.parametrize(
     ("text", "files"),
     [
         ("", ()),
         (None, ()),
-        (None, ("2/readme", "10/model.py")),  # only the lowest version is looked into
         ('default_model_filename: "other.py"', ("1/model.py",)),
     ],
 )
