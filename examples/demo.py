@@ -27,7 +27,11 @@ HERE = Path(__file__).resolve().parent
 NEEDS = {"torch_linear": "torch"}
 """Examples whose models import a package that is not always there."""
 
-FRAMEWORKS = {"onnx": ("onnxruntime", "onnx")}
+FRAMEWORKS = {
+    "onnx": ("onnxruntime", "onnx"),
+    "forest": ("xgboost", "skops", "pandas"),
+    "sklearn": ("sklearn", "skops"),
+}
 """Examples of models without code, and the packages that serve the model and make it."""
 
 PACKED = {"packed_environment": "readable_sizes"}
