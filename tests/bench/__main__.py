@@ -16,6 +16,7 @@ from tests.bench import (
     call_memory,
     client_memory,
     footprint,
+    frameworks,
     grpc_load,
     http2_cost,
     instances,
@@ -140,6 +141,10 @@ def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratc
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
 
+def _frameworks(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.frameworks = frameworks.measure(launchers, results.plan, scratch)
+
+
 def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     for name in ("watching", "reloads", "scrapes"):
         (scratch / name).mkdir()
@@ -176,6 +181,7 @@ _SECTIONS: dict[str, Section] = {
     "http2": _http2,
     "call-memory": _call_memory,
     "operations": _operations,
+    "frameworks": _frameworks,
 }
 
 

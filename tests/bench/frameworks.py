@@ -1,24 +1,19 @@
-"""Models without code: the cost of serving them, over the cost of the library alone on the same model and batch.
-
-``python -m tests.bench.frameworks`` prints its table.
-"""
+"""Models without code: the cost of serving them, over the cost of the library alone on the same model and batch."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from tests.bench import bodies, loadgen, progress, repositories, servers
+from tests.bench import bodies, progress, repositories, servers
 from tests.bench.loadgen import Load, LoadResult
-from tests.bench.plan import FULL, Plan
+from tests.bench.plan import Plan
 from tests.bench.turns import Step, take_turns
 
 _SMALL, _LARGE, _BATCHED = "onnxruntime: small network", "onnxruntime: convolutions", "onnxruntime: batches of 16"
@@ -174,10 +169,3 @@ def render(samples: Sequence[FrameworkSample]) -> str:
         ]
         lines.append(" | ".join([f"| {model}", str(rounds[0].served.connections), *figures]) + " |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    loadgen.build()
-    with TemporaryDirectory(prefix="bench-") as folder:
-        os.chmod(folder, 0o755)  # models of a server that is root run as others, who have to reach their files
-        print(render(measure([servers.pybackend_launcher()], FULL, Path(folder))))

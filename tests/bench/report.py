@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from tests.bench import bodies, grpc_workloads, packing, startup, targets
+from tests.bench import bodies, frameworks, grpc_workloads, packing, startup, targets
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results, load_median
@@ -37,6 +37,7 @@ def render(results: Results) -> str:
         _footprints,
         _sandbox,
         _operations,
+        _frameworks,
         _targets,
     )
     parts = [machine, *filter(None, (section(results) for section in sections))]
@@ -49,6 +50,12 @@ def _ladder(results: Results) -> str:
 
 def _noisy(results: Results) -> str:
     return _under_load("Small tensors on a busy machine (CPU per request)", results.noisy)
+
+
+def _frameworks(results: Results) -> str:
+    if not results.frameworks:
+        return ""
+    return f"### Models without code, and the library alone (CPU per row)\n\n{frameworks.render(results.frameworks)}"
 
 
 def _operations(results: Results) -> str:
