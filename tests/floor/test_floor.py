@@ -164,7 +164,7 @@ def test_every_module_of_the_bundle_is_imported_without_a_warning(python):
     modules = sorted(
         ".".join(path.relative_to(bundle).with_suffix("").parts).removesuffix(".__init__")
         for path in bundle.rglob("*.py")
-        if path.name != "__main__.py"
+        if path.name != "__main__.py" and not path.match("pybackend_backends/*/*")  # these import their frameworks
     )
     assert "pybackend_stub.loop" in modules
     code = (

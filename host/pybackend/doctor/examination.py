@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 from pybackend.doctor import machine, models, ports, trial
 from pybackend.doctor.finding import Finding, Status, fail
@@ -54,10 +55,11 @@ async def _examine_models(
     settings: Settings, scan: RepositoryScan, mirrors: Mirrors, findings: list[Finding]
 ) -> tuple[list[Finding], int]:
     """Add the findings about models. Those in cloud storage are downloaded, and stay in the cache for the server."""
-    try:
-        with model_host(settings) as host:
-            files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
-            found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
-    except PybackendError:  # the trial says so
-        return findings, 0
+    with ExitStack() as stack:
+        try:
+            host = stack.enter_context(model_host(settings))
+        except PybackendError:  # the trial says so
+            return findings, 0
+        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
+        found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count

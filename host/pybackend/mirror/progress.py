@@ -94,7 +94,7 @@ class Transfer:
 
 def terminal() -> IO[str] | None:
     """Standard error, if somebody looks at it."""
-    return sys.stderr if sys.stderr.isatty() else None
+    return sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None
 
 
 def share(done_bytes: int, total_bytes: int) -> str:

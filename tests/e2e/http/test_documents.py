@@ -53,7 +53,9 @@ SHARED = {
 } | {("post", f"/v2/{kind}sharedmemory/region/{{region}}/register") for kind in ("system", "cuda")}
 # Their documents have the model's own members.
 GENERATED = {("post", MODEL + part + rest) for part in ("", VERSION) for rest in ("/generate", "/generate_stream")}
-OUR_OWN = {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
+OUR_OWN = {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")} | {
+    (method, "/v2/repository/models/{model_name}/traffic") for method in ("get", "post")
+}
 
 MODELS = ("add_sub", "batched", "identity", "raw", "types")
 

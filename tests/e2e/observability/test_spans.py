@@ -239,7 +239,7 @@ def test_a_collector_that_is_away_delays_nothing(models):
                 assert server.infer("identity", REQUEST).status == 200
             server.wait_for(r'W.*"traces are recorded again; lost \d+ of them"')
             assert server.stop() == 0
-            assert server.output.count("traces are lost") == 1
+            assert server.output.count("traces are lost") == server.output.count("traces are recorded again")
     with serving(models, flags=flags(collector.url, *more)) as server:  # nobody listens there any more
         for _ in range(20):
             assert server.infer("identity", REQUEST).status == 200

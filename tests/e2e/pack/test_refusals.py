@@ -150,7 +150,7 @@ def test_conda_environments_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((), "required: FILE"),
+        ((), "name either a FILE or a --backend"),
         (("none.yml",), "none.yml does not exist"),
         (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
         (("requirements.txt", "-o", "env.zip"), "has no known suffix: let the name end in one of .tar.gz"),
