@@ -88,20 +88,25 @@ def missing(example):
     return pack_environment(example, PACKED[example.name]) if example.name in PACKED else None
 
 
+def run_program(*command, timeout_s):
+    """Runs a program to its end; all that it prints is one text."""
+    return subprocess.run(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def make_model(example, packages):
     """Runs an example's make_model.py; returns the reason why that is impossible here, or None."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed here (pip install {package})"
-    done = subprocess.run(
-        [sys.executable, str(example / "make_model.py")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=CLIENT_TIMEOUT_S,
-        check=False,
-    )
+    done = run_program(sys.executable, example / "make_model.py", timeout_s=CLIENT_TIMEOUT_S)
     if done.returncode:
         raise DemoError(f"{example / 'make_model.py'} failed: {done.stdout}")
     return None
@@ -116,14 +121,8 @@ def pack_environment(example, model):
         if archive.exists() and archive.stat().st_mtime > requirements.stat().st_mtime:
             return None
         print(f"Packing {requirements.relative_to(HERE.parent)} ...", flush=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "pybackend", "pack", str(requirements), "-o", str(archive)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PACK_TIMEOUT_S,
-            check=False,
+        done = run_program(
+            sys.executable, "-m", "pybackend", "pack", requirements, "-o", archive, timeout_s=PACK_TIMEOUT_S
         )
     print(done.stdout, end="", flush=True)
     if done.returncode in NOT_TO_BE_HAD:
@@ -184,15 +183,8 @@ def client_flags(client, server):
 def run_client(client, server):
     """Runs one client; returns (whether it passed, what it printed)."""
     try:
-        done = subprocess.run(
-            [RUNNERS[client.suffix], str(client), *client_flags(client, server)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=CLIENT_TIMEOUT_S,
-            check=False,
-        )
+        command = (RUNNERS[client.suffix], client, *client_flags(client, server))
+        done = run_program(*command, timeout_s=CLIENT_TIMEOUT_S)
     except subprocess.TimeoutExpired as expired:
         printed = expired.stdout or b""
         return False, f"{printed.decode(errors='replace')}no end after {CLIENT_TIMEOUT_S} s\n"

@@ -1,9 +1,10 @@
 """Checks of a model's class: what it must have, and names that look like misspelt ones."""
 
-from typing import Any, Collection
+from typing import Any
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.logger import Logger
+from pybackend_sdk.spelling import closest
 
 CLASS_NAME = "TritonPythonModel"
 
@@ -64,7 +65,7 @@ def warn_of_misspelt_methods(model_class: Any) -> None:
 def similar_method(owner: Any, name: str) -> str:
     """Return the public method whose name is most like ``name``, ``""`` if none is."""
     others = (each for each in dir(owner) if not each.startswith("_") and each not in _METHODS)
-    return _most_similar(name, [each for each in others if _is_method(owner, each)])
+    return closest(name, (each for each in others if _is_method(owner, each)), _SIMILAR)
 
 
 def _is_method(owner: Any, name: str) -> bool:
@@ -79,18 +80,8 @@ def _similar_class(module: Any) -> str:
         for name, each in vars(module).items()
         if isinstance(each, type) and each.__module__ == module.__name__
     }
-    similar = _most_similar(CLASS_NAME, classes, 0.6)
+    similar = closest(CLASS_NAME, classes)
     return similar or next((name for name, each in classes.items() if callable(getattr(each, "execute", None))), "")
-
-
-def _most_similar(name: str, others: "Collection[str]", least: float = _SIMILAR) -> str:
-    if not others:
-        return ""
-    import difflib  # a megabyte that most models do not need
-
-    by_lower = {other.lower(): other for other in others}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=least)
-    return by_lower[found[0]] if found else ""
 
 
 def _suggested(name: str) -> str:

@@ -22,6 +22,10 @@ UNLOADED = "unloaded"
 """The reason shown for a version that was deliberately unloaded."""
 
 
+Submit = Callable[["Model", InferenceRequest, OnResponse], PendingRequest]
+"""Queues a request that was validated against a version."""
+
+
 class ModelState(Enum):
     """The stage of a version's life; the values appear in the repository index."""
 
@@ -38,11 +42,7 @@ class Distribution(Protocol):
         """True if a version gets copies of requests and answers nobody."""
 
     def redirect(
-        self,
-        submit: Callable[[Model, InferenceRequest, OnResponse], PendingRequest],
-        model: Model,
-        request: InferenceRequest,
-        on_response: OnResponse,
+        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
         """Choose a version for a request that was validated against any of them, and queue it.
 
@@ -51,11 +51,7 @@ class Distribution(Protocol):
         """
 
     def submit(
-        self,
-        submit: Callable[[Model, InferenceRequest, OnResponse], PendingRequest],
-        model: Model,
-        request: InferenceRequest,
-        on_response: OnResponse,
+        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
         """Queue a request that names no version.
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import validate
-from pybackend.model.model import Model, ModelState
+from pybackend.model.model import Model, ModelState, Submit
 from pybackend.model.shadow import ShadowCopies
 from pybackend.modelconfig.schema import Scheduling
 from pybackend.modelconfig.sequences import is_iterative
 from pybackend.modelconfig.traffic import TrafficRules
 
 log = logging.getLogger(__name__)
-
-Submit = Callable[[Model, InferenceRequest, OnResponse], PendingRequest]
-"""Queues a request that was validated against a version."""
 
 
 class _Share:

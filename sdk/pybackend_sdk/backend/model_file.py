@@ -3,9 +3,9 @@
 import os
 from typing import Any, Mapping, Sequence
 
-from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import get_model_dir
+from pybackend_sdk.spelling import closest
 
 _MOST_NAMES = 20
 

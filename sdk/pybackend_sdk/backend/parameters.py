@@ -3,9 +3,9 @@
 import math
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, TypeVar, Union
 
-from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.logger import Logger
+from pybackend_sdk.spelling import closest
 from pybackend_wire.model_options import is_option
 
 _Number = TypeVar("_Number", int, float)

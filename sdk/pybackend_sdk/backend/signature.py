@@ -3,8 +3,8 @@
 import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_sdk.backend.spelling import closest
 from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.spelling import closest
 
 VARIABLE = -1
 """A dimension of any size."""

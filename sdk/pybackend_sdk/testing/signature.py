@@ -1,8 +1,8 @@
 """A model's configured inputs and outputs; every request and response of a test is checked against them."""
 
-import difflib
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from pybackend_sdk.spelling import closest
 from pybackend_wire.dtypes import BY_CONFIG_NAME
 
 
@@ -68,10 +68,8 @@ def signature_of(document: Mapping[str, Any]) -> Signature:
 
 def nearest(name: str, known: "Iterable[str]") -> str:
     """Return `` Did you mean 'x'?`` for a name that resembles a known one, else nothing."""
-    names = list(known)
-    by_lower = {other.lower(): other for other in names}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean '{by_lower[found[0]]}'?" if found else ""
+    found = closest(name, known)
+    return f" Did you mean '{found}'?" if found else ""
 
 
 def listed(specs: "Iterable[TensorSpec]") -> str:
