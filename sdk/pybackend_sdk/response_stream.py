@@ -17,6 +17,7 @@ DROPPED = (
 """Error for the client of a request whose response sender is gone."""
 
 Transmit = Callable[[Optional[InferenceResponse], bool], None]
+Offer = Callable[[InferenceResponse], bool]
 
 
 class ResponseStream:
@@ -26,12 +27,21 @@ class ResponseStream:
         transmit: sends a response or None, with or without the final flag.
         is_cancelled: whether the client no longer waits.
         decoupled: whether any number of responses may be sent, rather than exactly one.
+        offer: sends a response that is not the last one, or returns False if it would have to wait; None if sending never
+            waits.
     """
 
-    __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_transmit", "closed", "is_cancelled")
+    __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_offer", "_transmit", "closed", "is_cancelled")
 
-    def __init__(self, transmit: Transmit, is_cancelled: "Callable[[], bool]", decoupled: bool) -> None:
+    def __init__(
+        self,
+        transmit: Transmit,
+        is_cancelled: "Callable[[], bool]",
+        decoupled: bool,
+        offer: "Optional[Offer]" = None,
+    ) -> None:
         self._transmit = transmit
+        self._offer = offer
         self._decoupled = decoupled
         self._answered = False
         self._lock = threading.Lock()
@@ -58,6 +68,23 @@ class ResponseStream:
                 self._transmit(response, True)
                 self._answered = True
             self.closed = final
+
+    def offer(self, response: InferenceResponse) -> bool:
+        """Send a response that is not the last one of a decoupled model, unless the receiver makes it wait.
+
+        Returns:
+            Whether the response was sent.
+
+        Raises:
+            TritonModelException: the stream is closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            if self._offer is not None:
+                return self._offer(response)
+            self._transmit(response, False)
+            return True
 
     def _check_single(self, response: Optional[InferenceResponse]) -> None:
         if response is None:

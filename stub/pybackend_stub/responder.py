@@ -39,8 +39,11 @@ class Responder:
         def transmit(response: "Optional[InferenceResponse]", final: bool) -> None:
             self._transmit(key, names, response, final)
 
+        def offer(response: InferenceResponse) -> bool:
+            return self._offer(key, names, response)
+
         return InferenceResponseSender._create(
-            ResponseStream(transmit, lambda: self.is_cancelled(key), self._decoupled)
+            ResponseStream(transmit, lambda: self.is_cancelled(key), self._decoupled, offer)
         )
 
     def _transmit(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
@@ -51,6 +54,16 @@ class Responder:
             waiter = self._paused.get(key)
             if waiter is not None:
                 self._receiver.wait(waiter)
+        self._say(key, names, response, final)
+
+    def _offer(self, key: Key, names: Any, response: InferenceResponse) -> bool:
+        self._receiver.poll()
+        if key in self._paused:
+            return False
+        self._say(key, names, response, False)
+        return True
+
+    def _say(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
         tail = OutputTail()
         result = None if response is None else self._results.response(response, names, tail)
         try:

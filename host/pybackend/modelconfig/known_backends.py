@@ -89,6 +89,7 @@ KNOWN_BACKENDS = (
         extra="sklearn",
     ),
     KnownBackend("transformers", modules=("transformers",), extra="transformers", is_hugging_face=True),
+    KnownBackend("vllm", modules=("vllm",), extra="vllm"),
     KnownBackend(
         "dali",
         instead='DALI pipelines run in native code on a GPU: a model.py with Pillow or OpenCV and backend: "python" decodes images on the CPU.',

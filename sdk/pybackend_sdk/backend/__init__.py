@@ -4,7 +4,7 @@ A Python-based backend is an ordinary ``model.py``. These functions are for its 
 
 * ``auto_complete_config``: :func:`model_path`, :class:`Signature`, :func:`complete_config`;
 * ``initialize``: :func:`require`, :func:`read_parameters`, :func:`check_config`, :func:`threads_per_instance`;
-* ``execute``: :func:`execute_batch`.
+* ``execute``: :func:`execute_batch`, or :func:`offer` for streams.
 
 Every error is a ``TritonModelException`` of one sentence that names the model, the file and the way out.
 """
@@ -23,6 +23,7 @@ from pybackend_sdk.backend.parameters import (
     whole_number,
 )
 from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config
+from pybackend_sdk.backend.streaming import offer
 from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "instance_count",
     "model_path",
     "number",
+    "offer",
     "read_parameters",
     "require",
     "text",

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.support.gates import wait_until
 from tests.support.streams import DROPPED, END, contents, quiet, reached
 
 
@@ -73,6 +74,36 @@ def test_pause_holds_up_no_other_request(lab):
         return 1 + len(await paused.rest())
 
     assert lab.run(watch()) == 1001
+
+
+def test_an_offer_does_not_wait_for_a_paused_client(lab):
+    """One thread can serve many streams: what a slow client does not take stays with the model."""
+
+    async def watch():
+        code = """
+            from pybackend_sdk.backend import offer
+
+            sent = refused = 0
+            while not refused:
+                if offer(sender, out(sent)):
+                    sent += 1
+                else:
+                    refused = 1
+            mark(state["directory"], "refused")
+            while not offer(sender, out(-1)):
+                pass
+            sender.send(out(sent), FINAL)
+        """
+        stream = lab.stream(code)
+        first = await stream.next()
+        stream.pending.pause()
+        await asyncio.to_thread(wait_until, (lab.directory / "refused").exists, "the offer is refused")
+        stream.pending.resume()
+        return contents([first, *await stream.rest()])
+
+    *offered, again, [sent] = lab.run(watch())
+    assert offered == [[number] for number in range(sent)]
+    assert again == [-1]
 
 
 def test_cancel_lets_a_paused_model_go_on(lab):

@@ -1,0 +1,164 @@
+"""One request, read: the prompt, how to generate, and the form of its responses."""
+
+import base64
+import io
+import json
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from pybackend_backends.text_requests import (
+    RequestError,
+    excludes_prompt,
+    settings_of,
+    strings,
+    text_of,
+    texts_of,
+    truth_of,
+)
+from pybackend_backends.vllm.sampling import ADAPTER, SamplingReader
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
+
+
+class Generation(NamedTuple):
+    """A request to the engine.
+
+    Attributes:
+        prompt: as vLLM takes it: a dictionary with the text, and images if there are some.
+        sampling: vLLM's ``SamplingParams``.
+        adapter: vLLM's ``LoRARequest``, None for none.
+        streams: whether each piece of text is a response of its own.
+        form: makes the responses.
+    """
+
+    prompt: Dict[str, Any]
+    sampling: Any
+    adapter: Any
+    streams: bool
+    form: "ResponseForm"
+
+
+class GenerationReader:
+    """Reads requests.
+
+    Args:
+        adapters: directories of LoRA adapters by name; None if the engine does not enable them.
+    """
+
+    def __init__(self, adapters: Optional[Mapping[str, str]]) -> None:
+        self._sampling = SamplingReader()
+        self._adapters = adapters
+        self._numbers = {name: number for number, name in enumerate(adapters or (), 1)}
+
+    def read(self, request: InferenceRequest) -> Generation:
+        """Read a request.
+
+        Raises:
+            RequestError: an input has no meaning.
+        """
+        text = text_of(request, "text_input")
+        prompt: Dict[str, Any] = {"prompt": text}
+        images = [_image(encoded) for encoded in texts_of(request, "image") if encoded]
+        if images:
+            prompt["multi_modal_data"] = {"image": images}
+        streams = truth_of(request, "stream")
+        prefix = "" if excludes_prompt(request, streams) else text
+        given = settings_of(request, self._sampling.is_known)
+        adapter = self._adapter(given.pop(ADAPTER, None))
+        wanted = [name for name in _EXTRAS if truth_of(request, "return_" + name)]
+        sampling = self._sampling.read(given, streams=streams, wants_likelihood="cumulative_logprob" in wanted)
+        return Generation(prompt, sampling, adapter, streams, ResponseForm(wanted, prefix, sampling.n))
+
+    def _adapter(self, name: Any) -> Any:
+        if name is None:
+            return None
+        if self._adapters is None:
+            raise RequestError('LoRA adapters are not enabled: write "enable_lora": true into model.json.')
+        if name not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise RequestError(f"LoRA adapter '{name}' is unknown: multi_lora.json has {known}.")
+        from importlib import import_module
+
+        made = import_module("vllm.lora.request").LoRARequest
+        return made(lora_name=name, lora_int_id=self._numbers[name], lora_path=self._adapters[name])
+
+
+def _image(encoded: str) -> Any:
+    from PIL import Image
+
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(encoded, validate=True))).convert("RGB")
+    except Exception as error:  # noqa: BLE001  Pillow raises many types for a bad image
+        raise RequestError(f"'image' must be the Base64 text of an image such as JPEG or PNG: {error}.") from None
+
+
+class ResponseForm:
+    """Turns what the engine says into responses.
+
+    Args:
+        wanted: outputs beside the text.
+        prefix: what each text begins with.
+        sequences: texts for one prompt.
+    """
+
+    def __init__(self, wanted: List[str], prefix: str, sequences: int) -> None:
+        self._wanted = wanted
+        self._prefix = prefix
+        self._sequences = sequences
+
+    def response(self, output: Any) -> InferenceResponse:
+        """A response of a ``RequestOutput``. Each output has an element for each text; a text without news is empty."""
+        rows: List[Any] = [None] * self._sequences
+        for completion in output.outputs:
+            rows[completion.index] = completion
+        tensors = [Tensor("text_output", strings([self._prefix + (row.text if row else "") for row in rows]))]
+        tensors.extend(Tensor(name, _EXTRAS[name](output, rows)) for name in self._wanted)
+        return InferenceResponse(tensors)
+
+
+def _finish_reasons(_: Any, rows: List[Any]) -> Any:
+    return strings([str(row.finish_reason if row else None) for row in rows])
+
+
+def _likelihoods(_: Any, rows: List[Any]) -> Any:
+    # None becomes NaN.
+    return np.array([row.cumulative_logprob if row else None for row in rows], np.float32)
+
+
+def _token_likelihoods(_: Any, rows: List[Any]) -> Any:
+    return strings([_logprobs_json(row.logprobs if row else None) for row in rows])
+
+
+def _logprobs_json(logprobs: Any) -> str:
+    if logprobs is None:
+        return "null"
+    return json.dumps(
+        [
+            {
+                str(token): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+                for token, each in position.items()
+            }
+            for position in logprobs
+        ],
+        ensure_ascii=False,
+    )
+
+
+def _input_tokens(output: Any, _: List[Any]) -> Any:
+    return np.array([len(output.prompt_token_ids or ())], np.uint32)
+
+
+def _output_tokens(_: Any, rows: List[Any]) -> Any:
+    return np.array([len(row.token_ids) if row else 0 for row in rows], np.uint32)
+
+
+_EXTRAS = {
+    "finish_reason": _finish_reasons,
+    "cumulative_logprob": _likelihoods,
+    "logprobs": _token_likelihoods,
+    "num_input_tokens": _input_tokens,
+    "num_output_tokens": _output_tokens,
+}
+"""Outputs that a request asks for with ``return_`` before the name."""
