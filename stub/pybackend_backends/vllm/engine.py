@@ -1,6 +1,6 @@
-"""vLLM's asynchronous engine, on an event loop in a thread of its own.
+"""vLLM's asynchronous engine, on an event loop in a separate thread.
 
-Any number of requests are under way at a time; the engine joins them. A receiver that reads slowly waits alone: the
+Many requests run at a time; the engine joins them. A receiver that reads slowly waits alone: the
 engine joins its pieces of text meanwhile. A request that nobody waits for is cancelled, which frees its place in the
 engine. If the engine dies, its requests are answered and the process ends: the server starts the instance again.
 """
@@ -28,7 +28,7 @@ _LAST_ANSWERS_S = 10
 """For the requests of a dead engine to get their errors, and for its processes to end."""
 
 MOST_REQUESTS = 1024
-"""Under way at a time in one engine. Others wait in the server's queue, where their priorities and time-outs act."""
+"""Most requests in one engine at a time. Others wait in the server's queue, where their priorities and time-outs act."""
 
 
 class Engine:
@@ -59,7 +59,7 @@ class Engine:
         self._loop.call_soon_threadsafe(self._begin, generation, sender)
 
     def end(self) -> None:
-        """Cancel what is under way, end the engine and the thread."""
+        """Cancel all requests, end the engine and the thread."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -116,8 +116,8 @@ class Engine:
 
     def _obituary(self) -> str:
         return (
-            f"model '{self._model}': the vLLM engine died while the request was under way, and is started again: the "
-            "server's log has the reason"
+            f"model '{self._model}': the vLLM engine died while the request was running, and starts again: the server's "
+            "log has the reason"
         )
 
     async def _watch(self) -> None:
@@ -141,7 +141,7 @@ class Engine:
             threading.Thread(target=self._exit, name="vllm-end", daemon=True).start()
 
     def _exit(self) -> None:
-        """End the process, in a thread of its own: what is left of a dead engine may block."""
+        """End the process, in a separate thread: a dead engine may block."""
         ended = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
         try:
             ended.result(_LAST_ANSWERS_S)

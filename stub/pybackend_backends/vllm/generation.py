@@ -29,7 +29,7 @@ class Generation(NamedTuple):
         prompt: as vLLM takes it: a dictionary with the text, and images if there are some.
         sampling: vLLM's ``SamplingParams``.
         adapter: vLLM's ``LoRARequest``, None for none.
-        streams: whether each piece of text is a response of its own.
+        streams: whether each piece of text is a separate response.
         form: makes the responses.
     """
 

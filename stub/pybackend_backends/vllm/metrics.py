@@ -143,7 +143,7 @@ def token_bounds(most_tokens: int) -> List[float]:
 
 
 def stat_logger_factory(model: str, version: str) -> Any:
-    """What vLLM calls to make the receiver of an engine's numbers.
+    """The function that vLLM calls to make the receiver of an engine's numbers.
 
     Args:
         model: the model's name, a label.

@@ -11,7 +11,7 @@ _INTERNAL = frozenset({"output_kind", "output_text_buffer_length", "skip_clone"}
 """Fields that the backend or vLLM itself sets."""
 
 ADAPTER = "lora_name"
-"""The only sampling parameter that is none of vLLM's: the adapter to use."""
+"""The adapter to use: the backend's own parameter among vLLM's."""
 
 _GRAMMAR, _OLD_GRAMMAR = "structured_outputs", "guided_decoding"
 
