@@ -8,7 +8,8 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 # More for pytest:                       make test PYTEST_ARGS="-k string -x"
 PYTEST_ARGS ?=
 # Test processes; "0" runs in one:       make test JOBS=4
-JOBS        ?= 2
+# One more than the cores of a small machine: tests often wait for other processes.
+JOBS        ?= 3
 # A server to compare with:              make bench VS=triton
 VS          ?=
 # More for the benchmark:                make bench BENCH_ARGS=--help

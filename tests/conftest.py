@@ -1,18 +1,40 @@
-"""What every test of the project shares: skips that name what is missing, and a look for leftover processes."""
+"""What every test of the project shares: skips that name what is missing, bytecode, and a look for leftover processes."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 _ENDING_S = 10.0
+
+# Container images often set this to stay small. Here it would compile the whole server again for each of a thousand
+# processes that tests start: a third of what such a process costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collection makes a million objects that live as long as the process: the garbage collector need not look at them.
+
+    Else each ``gc.collect()`` of a test takes most of a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _has_cuda_device() -> bool:

@@ -7,15 +7,16 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.support.frameworks import import_late
 from tests.support.inference import infer
 from tests.support.repositories import tensors
 from tests.support.server import serving
 
-xgboost = pytest.importorskip("xgboost")
-lightgbm = pytest.importorskip("lightgbm")
-treelite = pytest.importorskip("treelite")
-skops = pytest.importorskip("skops.io")
-pytest.importorskip("sklearn")
+xgboost = import_late("xgboost")
+lightgbm = import_late("lightgbm")
+treelite = import_late("treelite")
+skops = import_late("skops.io")
+import_late("sklearn")
 
 pytestmark = pytest.mark.e2e
 

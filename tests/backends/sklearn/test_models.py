@@ -7,14 +7,15 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.support.frameworks import import_late
 from tests.support.inference import infer
 from tests.support.repositories import tensors
 from tests.support.server import serving
 
-skops = pytest.importorskip("skops.io")
-pandas = pytest.importorskip("pandas")
-joblib = pytest.importorskip("joblib")
-pytest.importorskip("sklearn")
+skops = import_late("skops.io")
+pandas = import_late("pandas")
+joblib = import_late("joblib")
+import_late("sklearn")
 
 pytestmark = pytest.mark.e2e
 
@@ -22,10 +23,7 @@ RANDOM = np.random.default_rng(0)
 NUMBERS = RANDOM.random((60, 3))
 ASKED = RANDOM.random((5, 3))
 COLORS = RANDOM.choice(["red", "green", "grün"], 60)
-TABLE = pandas.DataFrame(
-    {"age": NUMBERS[:, 0] * 60, "color": COLORS, "rooms": RANDOM.integers(0, 3, 60), "note": COLORS}
-)
-TABLE_ASKED = TABLE.iloc[:5].reset_index(drop=True)
+COLUMNS = {"age": NUMBERS[:, 0] * 60, "color": COLORS, "rooms": RANDOM.integers(0, 3, 60), "note": COLORS}
 TEXTS = ["a good day", "a bad day", "good", "bad"] * 3
 
 
@@ -64,9 +62,11 @@ class Estimators:
                 ("texts", TfidfVectorizer(), "note"),
             ]
         )
+        table = pandas.DataFrame(COLUMNS)
         self.table = make_pipeline(columns, LogisticRegression()).fit(
-            TABLE, np.where(TABLE["age"] > 30, "old", "young")
+            table, np.where(table["age"] > 30, "old", "young")
         )
+        self.table_asked = table.iloc[:5].reset_index(drop=True)
         self.text = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, [1, 0] * 6)
         self.function = make_pipeline(FunctionTransformer(np.nan_to_num), Ridge()).fit(NUMBERS, NUMBERS[:, 0])
 
@@ -169,14 +169,14 @@ def test_each_column_is_an_input(server, estimators):
     inputs = [("age", "FP64", [1]), ("color", "STRING", [1]), ("rooms", "INT64", [1]), ("note", "STRING", [1])]
     assert signature(server, "table") == [inputs, [("label", "STRING", [1]), ("probabilities", "FP64", [2])]]
     columns = {
-        "note": strings(TABLE_ASKED["note"]),
-        "age": TABLE_ASKED[["age"]].to_numpy(),
-        "color": strings(TABLE_ASKED["color"]),
-        "rooms": TABLE_ASKED[["rooms"]].to_numpy(),
+        "note": strings(estimators.table_asked["note"]),
+        "age": estimators.table_asked[["age"]].to_numpy(),
+        "color": strings(estimators.table_asked["color"]),
+        "rooms": estimators.table_asked[["rooms"]].to_numpy(),
     }
     answer = infer(server, "table", columns)
-    assert texts(answer["label"]) == list(estimators.table.predict(TABLE_ASKED))
-    assert np.array_equal(answer["probabilities"], estimators.table.predict_proba(TABLE_ASKED))
+    assert texts(answer["label"]) == list(estimators.table.predict(estimators.table_asked))
+    assert np.array_equal(answer["probabilities"], estimators.table.predict_proba(estimators.table_asked))
 
 
 def test_columns_of_numbers_are_inputs_if_configured(server, estimators):

@@ -27,6 +27,7 @@ class Speaker:
         self.pipe = OutputPipe(ours, 4711)
         self.pipe.output = self.output
         self.written = asyncio.Event()
+        self._texts = []
         caplog.handler.addFilter(self.on_record)
 
     def on_record(self, _record):
@@ -40,7 +41,8 @@ class Speaker:
     @property
     def heard(self):
         """Texts of all lines, or where they stand of what the host says itself."""
-        return [record.getMessage() for record in self.caplog.records]
+        self._texts += [record.getMessage() for record in self.caplog.records[len(self._texts) :]]
+        return self._texts
 
     @property
     def places(self):

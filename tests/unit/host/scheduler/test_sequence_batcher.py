@@ -244,9 +244,9 @@ def test_idle_sequences_are_over_exactly_when_their_time_is():
         scene = Scene(slots=1, idle_us=50_000)
         scene.send(1, START)
         await turn()
+        ended_ns = time.monotonic_ns()
         scene.finish()
         scene.instances[0].executed.clear()
-        ended_ns = time.monotonic_ns()
         waiting = scene.send(2, START)
         await scene.instances[0].executed.wait()
         assert time.monotonic_ns() - ended_ns >= 50_000_000
