@@ -66,7 +66,7 @@ KNOWN_BACKENDS = (
         modules=("onnxruntime",),
         extra="onnx",
     ),
-    KnownBackend("openvino", files=("model.xml",), modules=("openvino",)),
+    KnownBackend("openvino", files=("model.xml",), modules=("openvino",), extra="openvino"),
     KnownBackend(
         "pytorch",
         files=("model.pt", "model.pt2"),

@@ -1,0 +1,1 @@
+"""Serves OpenVINO's intermediate representation, and other files that OpenVINO reads, such as ONNX."""

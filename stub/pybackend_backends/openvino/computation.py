@@ -1,0 +1,108 @@
+"""Runs a compiled model: inputs are read where they arrived, and large outputs are computed where they are sent from."""
+
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from pybackend_backends.openvino.runtime import reason, runtime
+from pybackend_backends.output_memory import LARGE_BYTES, SizedOutputs
+from pybackend_sdk.backend import Signature
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.tensor import Tensor
+
+_MOST_TEXT_BYTES = 256 * 1024 * 1024
+
+Output = Union["np.ndarray", Tensor]
+
+
+class Computation:
+    """Computes a model's outputs.
+
+    Args:
+        compiled: a compiled model of OpenVINO.
+        signature: of its file, inputs and outputs in the order of the compiled model's.
+        output_places: the place of each output among the compiled model's, by name.
+        batches: whether the first dimension of every tensor is the batch's.
+    """
+
+    def __init__(self, compiled: Any, signature: Signature, output_places: Mapping[str, int], *, batches: bool) -> None:
+        self._ov = runtime()
+        self._compiled = compiled
+        self._request = compiled.create_infer_request()
+        self._binding_request: Optional[Any] = None
+        self._input_places = {tensor.name: place for place, tensor in enumerate(signature.inputs)}
+        self._output_places = output_places
+        self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
+        self._texts = {tensor.name for tensor in signature.outputs if tensor.data_type == "TYPE_STRING"}
+        self._sized = SizedOutputs(signature, batches=batches)
+
+    def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
+        """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
+        rows = self._sized.rows(inputs)
+        large = self._sized.large(rows, names) if self._sized else {}
+        try:
+            if large:
+                return self._bound(inputs, names, large, rows)
+            self._infer(self._request, inputs)
+        except RuntimeError as error:
+            raise TritonModelException(f"OpenVINO cannot compute this request: {reason(error)}") from None
+        return {name: self._copied(self._request, name) for name in names}
+
+    def _bound(
+        self, inputs: "Dict[str, np.ndarray]", names: Sequence[str], large: "Dict[str, Tensor]", rows: int
+    ) -> Mapping[str, Output]:
+        # A request of OpenVINO keeps the memory that it was once given, so it gets new memory for the same outputs each time.
+        if self._binding_request is None:
+            self._binding_request = self._compiled.create_infer_request()
+        request, arrays = self._binding_request, self._sized.arrays(rows, large)
+        for name, array in arrays.items():
+            request.set_output_tensor(self._output_places[name], self._ov.Tensor(array, shared_memory=True))
+        self._infer(request, inputs)
+        for name in large:
+            shape = tuple(request.get_output_tensor(self._output_places[name]).shape)
+            if shape != arrays[name].shape:
+                raise TritonModelException(
+                    f"output '{name}' has the shape {list(shape)} for a batch of {rows}: its first dimension is not the batch's"
+                )
+        return {name: large.get(name) or self._copied(request, name) for name in names}
+
+    def _infer(self, request: Any, inputs: "Dict[str, np.ndarray]") -> None:
+        for name, array in inputs.items():
+            request.set_input_tensor(self._input_places[name], self._tensor(name, array))
+        request.infer()
+
+    def _tensor(self, name: str, array: "np.ndarray") -> Any:
+        if array.dtype == np.object_:
+            return self._text(name, array)
+        if name in self._scalars:
+            array = array.reshape(())
+        return self._ov.Tensor(array, shared_memory=array.flags.writeable)
+
+    def _text(self, name: str, array: "np.ndarray") -> Any:
+        """A tensor of strings. The library's interface takes them padded to the longest one."""
+        longest = max(map(len, array.flat), default=0)
+        if longest * array.size > _MOST_TEXT_BYTES:
+            raise TritonModelException(
+                f"input '{name}' has {array.size} strings, the longest of {longest} bytes: padded to that length they are more "
+                f"than the {_MOST_TEXT_BYTES >> 20} MiB that are allowed. Send fewer at once"
+            )
+        if any(element.endswith(b"\0") for element in array.flat):
+            raise TritonModelException(
+                f"input '{name}' has an element that ends with a zero byte, which OpenVINO would drop"
+            )
+        tensor = self._ov.Tensor(self._ov.Type.string, self._ov.Shape(list(array.shape)))
+        tensor.bytes_data = array.astype(np.bytes_)
+        return tensor
+
+    def _copied(self, request: Any, name: str) -> Output:
+        """An output whose memory is the request's, which its next run overwrites."""
+        tensor = request.get_output_tensor(self._output_places[name])
+        if name in self._texts:
+            text: np.ndarray = tensor.bytes_data
+            return text
+        array: np.ndarray = tensor.data
+        if array.nbytes < LARGE_BYTES:
+            return array.copy()
+        output = Tensor.empty(name, array.shape, array.dtype)
+        np.copyto(output.as_numpy(), array)
+        return output

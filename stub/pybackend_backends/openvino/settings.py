@@ -1,0 +1,128 @@
+"""Parameters of an OpenVINO model, and what the library is asked for because of them."""
+
+from typing import Any, Dict, Mapping, NamedTuple
+
+from pybackend_backends.openvino.runtime import reason, runtime, version
+from pybackend_sdk.backend import Ignored, boolean, choice, read_parameters, text, threads_per_instance, whole_number
+from pybackend_sdk.error import TritonModelException
+
+_ONE_STREAM = Ignored(
+    "an instance is one stream, which computes one batch at a time: instance_group { count: N } makes N streams"
+)
+
+PARAMETERS = {
+    "INFERENCE_NUM_THREADS": whole_number(at_least=1),
+    "COMPILATION_NUM_THREADS": Ignored("models are compiled by one thread on a CPU"),
+    "NUM_STREAMS": _ONE_STREAM,
+    "PERFORMANCE_HINT": _ONE_STREAM,
+    "INFERENCE_PRECISION_HINT": choice("f32", "bf16", "f16"),
+    "EXECUTION_MODE_HINT": choice("PERFORMANCE", "ACCURACY"),
+    "HINT_BF16": boolean(),
+    "ENABLE_CPU_PINNING": boolean(),
+    "SKIP_OV_DYNAMIC_BATCHSIZE": boolean(),
+    "ENABLE_BATCH_PADDING": boolean(),
+    "RESHAPE_IO_LAYERS": boolean(),
+    "TARGET_DEVICE": text(),
+    "CPU_EXTENSION_PATH": text(),
+}
+"""Those of the reference, and names of OpenVINO's own properties."""
+
+_VIRTUAL_DEVICES = frozenset({"AUTO", "MULTI", "HETERO", "BATCH"})
+
+
+class Settings(NamedTuple):
+    """The parameters of a model.
+
+    Attributes:
+        keeps_batch: whether the batch size that is fixed in the file stays.
+        pads: whether smaller batches are filled up to that size.
+        reshapes: whether inputs get the shapes of the configuration.
+        extension: path of a library with more operations, ``""`` for none.
+        device: that computes, ``""`` for the one of the instance's kind.
+        properties: of OpenVINO, by name.
+    """
+
+    keeps_batch: bool
+    pads: bool
+    reshapes: bool
+    extension: str
+    device: str
+    properties: Dict[str, Any]
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    """Read the parameters of a model.
+
+    Raises:
+        TritonModelException: a parameter does not exist, or its value is of another type.
+    """
+    values = read_parameters(config, PARAMETERS)
+    properties: Dict[str, Any] = {
+        name: values[name] for name in ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT") if name in values
+    }
+    if values.get("HINT_BF16"):
+        properties.setdefault("INFERENCE_PRECISION_HINT", "bf16")
+    properties["INFERENCE_NUM_THREADS"] = values.get("INFERENCE_NUM_THREADS") or threads_per_instance(config)
+    # By default the library ties its threads to cores. Each instance is a process, and all would choose the same ones.
+    properties["ENABLE_CPU_PINNING"] = values.get("ENABLE_CPU_PINNING", False)
+    return Settings(
+        values.get("SKIP_OV_DYNAMIC_BATCHSIZE", False),
+        values.get("ENABLE_BATCH_PADDING", False),
+        values.get("RESHAPE_IO_LAYERS", False),
+        values.get("CPU_EXTENSION_PATH", ""),
+        values.get("TARGET_DEVICE", ""),
+        properties,
+    )
+
+
+def new_core(config: Mapping[str, Any], settings: Settings) -> Any:
+    """A core of OpenVINO, with the operations of the model's extension.
+
+    Raises:
+        TritonModelException: OpenVINO is not installed, or the extension cannot be loaded.
+    """
+    core = runtime().Core()
+    if settings.extension:
+        try:
+            core.add_extension(settings.extension)
+        except Exception as error:  # noqa: BLE001  the library's errors have no common base
+            raise TritonModelException(
+                f"model '{config['name']}': parameters CPU_EXTENSION_PATH: {settings.extension} cannot be loaded: "
+                f"{reason(error)}"
+            ) from None
+    return core
+
+
+def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Settings, device: str) -> Any:
+    """Prepare a model for computing.
+
+    Args:
+        config: the model's configuration.
+        core: of OpenVINO.
+        model: as read.
+        settings: of the model.
+        device: of the instance's kind, e.g. ``CPU``, which ``TARGET_DEVICE`` replaces.
+
+    Raises:
+        TritonModelException: there is no such device, or the library cannot compile the model for it.
+    """
+    ov, device = runtime(), settings.device or device
+    _check_device(config, ov, core, device)
+    properties = {"NUM_STREAMS": 1, **settings.properties} if device == "CPU" else {}
+    try:
+        return core.compile_model(model, device, properties)
+    except Exception as error:  # noqa: BLE001  the library's errors have no common base
+        raise TritonModelException(
+            f"model '{config['name']}': OpenVINO {version(ov)} cannot compile it for {device}: {reason(error)}"
+        ) from None
+
+
+def _check_device(config: Mapping[str, Any], ov: Any, core: Any, device: str) -> None:
+    available = list(core.available_devices)
+    known = {name.partition(".")[0] for name in available} | _VIRTUAL_DEVICES
+    for part in device.replace(":", ",").split(","):
+        if part.strip().partition(".")[0].lstrip("-") not in known:
+            raise TritonModelException(
+                f"model '{config['name']}': OpenVINO {version(ov)} finds no device {part} on this machine, it finds "
+                f'{", ".join(available)}: write TARGET_DEVICE "CPU", or leave it out'
+            )

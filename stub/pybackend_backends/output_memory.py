@@ -1,0 +1,78 @@
+"""Memory for large outputs, taken before they are computed, so that a library writes them where they are sent from."""
+
+from math import prod
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pybackend_sdk.backend import Signature
+from pybackend_sdk.datatypes import TRITON_STRING_TO_NUMPY
+from pybackend_sdk.tensor import Tensor
+
+LARGE_BYTES = 256 * 1024
+"""From this size on, handing memory to a library costs less than copying an output."""
+
+
+class SizedOutputs:
+    """The outputs of a model whose sizes follow from the batch alone.
+
+    Args:
+        signature: of the model's file.
+        batches: whether the first dimension of every tensor is the batch's.
+    """
+
+    def __init__(self, signature: Signature, *, batches: bool) -> None:
+        found = {tensor.name: _Sized.of(tensor.data_type, tensor.shape, batches) for tensor in signature.outputs}
+        self._sized = {name: sized for name, sized in found.items() if sized is not None}
+        self._batches = batches
+
+    def __bool__(self) -> bool:
+        return bool(self._sized)
+
+    def rows(self, inputs: "Mapping[str, np.ndarray]") -> int:
+        """The batch's size, 1 without batching."""
+        return len(next(iter(inputs.values()))) if self._batches and inputs else 1
+
+    def large(self, rows: int, names: Sequence[str]) -> "Dict[str, Tensor]":
+        """Output memory for each large output among ``names``, by name; its contents are arbitrary."""
+        found = {}
+        for name in names:
+            sized = self._sized.get(name)
+            if sized is not None and sized.row_bytes * rows >= LARGE_BYTES:
+                found[name] = Tensor.empty(name, self._shape(sized, rows), sized.dtype)
+        return found
+
+    def arrays(self, rows: int, memory: "Mapping[str, Tensor]") -> "Dict[str, np.ndarray]":
+        """An array for every output of known size: over ``memory`` where that has it, else over memory of its own."""
+        return {
+            name: memory[name].as_numpy() if name in memory else np.empty(self._shape(sized, rows), sized.dtype)
+            for name, sized in self._sized.items()
+        }
+
+    def _shape(self, sized: "_Sized", rows: int) -> "Tuple[int, ...]":
+        return (rows, *sized.shape) if self._batches else sized.shape
+
+
+class _Sized:
+    """An output whose size follows from the batch alone.
+
+    Attributes:
+        shape: without the batch dimension.
+        dtype: of its elements.
+        row_bytes: its size for a batch of one.
+    """
+
+    __slots__ = ("dtype", "row_bytes", "shape")
+
+    def __init__(self, shape: "Tuple[int, ...]", dtype: Any) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.row_bytes = prod(shape) * dtype.itemsize
+
+    @classmethod
+    def of(cls, data_type: str, shape: "Optional[Tuple[int, ...]]", batches: bool) -> "Optional[_Sized]":
+        """None if the size is not known before the output is computed."""
+        if shape is None or data_type == "TYPE_STRING":
+            return None
+        known = shape[1:] if batches else shape
+        return None if -1 in known else cls(known, np.dtype(TRITON_STRING_TO_NUMPY[data_type]))
