@@ -29,6 +29,7 @@ NEEDS = {"torch_linear": "torch"}
 
 FRAMEWORKS = {
     "onnx": ("onnxruntime", "onnx"),
+    "openvino": ("openvino",),
     "forest": ("xgboost", "skops", "pandas"),
     "sklearn": ("sklearn", "skops"),
 }

@@ -101,7 +101,7 @@ def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Settin
             f"to {fixed}: write max_batch_size: {fixed}, or leave SKIP_OV_DYNAMIC_BATCHSIZE out"
         )
     places: Dict[str, int] = {}
-    for place, name in enumerate(_names(config, model.outputs)):
+    for place, name in enumerate(_names(config, "output", model.outputs)):
         places.setdefault(name, place)  # a tensor may be an output more than once
     return ServedModel(model, _signature(config, model, places, file, fixed), places, fixed)
 
@@ -146,7 +146,7 @@ def _configured_shapes(config: Mapping[str, Any], model: Any) -> Dict[int, List[
     complete = {"max_batch_size": 0, **config}
     return {
         index: list(configured_shape(complete, inputs[name]))
-        for index, name in enumerate(_names(config, model.inputs))
+        for index, name in enumerate(_names(config, "input", model.inputs))
         if name in inputs
     }
 
@@ -162,7 +162,9 @@ def _reshape(config: Mapping[str, Any], model: Any, shapes: Mapping[int, Sequenc
     try:
         model.reshape({index: ov.PartialShape(list(shape)) for index, shape in shapes.items()})
     except Exception as error:  # noqa: BLE001  the library's errors have no common base
-        wanted = ", ".join(f"'{_name(config, model.inputs[index])}' {list(shape)}" for index, shape in shapes.items())
+        wanted = ", ".join(
+            f"'{_name(config, 'input', model.inputs[index])}' {list(shape)}" for index, shape in shapes.items()
+        )
         raise TritonModelException(
             f"model '{config['name']}': {file} does not take the shapes that config.pbtxt asks for ({wanted}): "
             f"{reason(error)} Write the shapes of the file, with max_batch_size: 0 if its batch size is fixed"
@@ -180,7 +182,7 @@ def _signature(
 ) -> Signature:
     """The model's tensors. Outputs that cannot be sent are left out with a warning."""
     inputs, outputs, left_out = [], [], []
-    for name, port in zip(_names(config, model.inputs), model.inputs):
+    for name, port in zip(_names(config, "input", model.inputs), model.inputs):
         type_name = port.element_type.get_type_name()
         if type_name not in _DATA_TYPES:
             raise TritonModelException(
@@ -220,15 +222,14 @@ def _shape(port: Any) -> Optional[Tuple[int, ...]]:
     return tuple(VARIABLE if size.is_dynamic else size.get_length() for size in shape)
 
 
-def _names(config: Mapping[str, Any], ports: Sequence[Any]) -> List[str]:
-    return [_name(config, port) for port in ports]
+def _names(config: Mapping[str, Any], kind: str, ports: Sequence[Any]) -> List[str]:
+    return [_name(config, kind, port) for port in ports]
 
 
-def _name(config: Mapping[str, Any], port: Any) -> str:
+def _name(config: Mapping[str, Any], kind: str, port: Any) -> str:
     """One of a port's names: that which the configuration uses, else the library's choice, else that of its node."""
     names = port.get_names()
-    configured = {tensor["name"] for kind in ("input", "output") for tensor in config.get(kind, ())}
-    known: List[str] = sorted(configured.intersection(names))
+    known: List[str] = sorted({tensor["name"] for tensor in config.get(kind, ())}.intersection(names))
     if known:
         return known[0]
     return str(port.get_any_name() if names else port.node.friendly_name)

@@ -53,7 +53,7 @@ IMAGES = {
 OTHER_VERSION = r"A newer openvino in the model's environment, or a file written by an older one, mends it"
 EXPECTED = {
     "truncated": r"model 'truncated': OpenVINO \S+ cannot read \S+/1/model.xml: Error parsing .* The file is truncated or damaged",
-    "half_weights": r"OpenVINO \S+ cannot read \S+/1/model.xml: Incorrect weights in bin file!. model.bin is truncated, or belongs to",
+    "half_weights": r"OpenVINO \S+ cannot read \S+/1/model.xml: Incorrect weights in bin file! model.bin is truncated, or belongs to",
     "no_weights": r"OpenVINO \S+ cannot read \S+: Empty weights data .*! Put model.bin, which holds its weights, beside it",
     "text": r"model 'text': \S+/1/model.xml is no file of OpenVINO: it has no element <net>. openvino.save_model\(\) writes such a file",
     "version": rf"OpenVINO \S+ cannot read \S+: it does not know version 99 of such files. {OTHER_VERSION}",
