@@ -43,7 +43,7 @@ class SizedOutputs:
         return found
 
     def arrays(self, rows: int, memory: "Mapping[str, Tensor]") -> "Dict[str, np.ndarray]":
-        """An array for every output of known size: over ``memory`` where that has it, else over memory of its own."""
+        """An array for every output of known size: over ``memory`` where that has it, else over new memory."""
         return {
             name: memory[name].as_numpy() if name in memory else np.empty(self._shape(sized, rows), sized.dtype)
             for name, sized in self._sized.items()

@@ -1,4 +1,4 @@
-"""Parameters of an OpenVINO model, and what the library is asked for because of them."""
+"""Parameters of an OpenVINO model, and the properties of the library that follow from them."""
 
 from typing import Any, Dict, Mapping, NamedTuple
 
