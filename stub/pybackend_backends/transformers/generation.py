@@ -1,136 +1,211 @@
-"""Text generation as a decoupled model, with the inputs and outputs of Triton's vLLM backend."""
+"""Text generation: many texts at a time where the model allows it, and one after another otherwise.
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+Each of the two kinds has a thread. ``execute`` only hands texts over.
+"""
+
+import queue
+import threading
+from typing import Any, List, NamedTuple, Optional
 
 import torch
 import transformers
 
+from pybackend_backends.text_requests import RequestError
+from pybackend_backends.transformers.batch import Row, TextBatch, can_batch
 from pybackend_backends.transformers.checkpoints import Checkpoint
-from pybackend_backends.transformers.sampling import Sampling, SamplingError
+from pybackend_backends.transformers.choice import Rules, has_stop, rules_of
+from pybackend_backends.transformers.receivers import Piece, PromptlessPieces, Receiver
+from pybackend_backends.transformers.sampling import Sampling
 from pybackend_backends.transformers.settings import Settings
 
 GENERATING = ("text-generation", "text2text-generation")
 """The tasks that are served by a stream of text."""
 
 
-class Piece(NamedTuple):
-    """A part of an answer.
+class Text(NamedTuple):
+    """A text to continue.
 
     Attributes:
-        text: the new part of the answer.
-        tokens: how many tokens are new.
-        finish_reason: ``stop`` or ``length`` in the last piece, else empty.
+        tokens: of the prompt.
+        sampling: how to continue it.
+        rules: None if only the library's own ``generate`` knows them.
+        receiver: of the answer.
     """
 
-    text: str
-    tokens: int
-    finish_reason: str
+    tokens: List[int]
+    sampling: Sampling
+    rules: Optional[Rules]
+    receiver: Receiver
 
 
 class Generator:
-    """Continues texts, one at a time.
+    """Continues texts.
 
-    Attributes:
-        prompt_tokens: how many tokens the text has that is being continued.
+    Args:
+        checkpoint: the model.
+        settings: of the model.
+        device: such as ``cpu`` or ``cuda:0``; empty for the one of the file.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
-        self._tokenizer = checkpoint.tokenizer()
+        self.tokenizer = checkpoint.tokenizer()
         self._model = checkpoint.model(settings.dtype, device)
-        self._device = device
-        self._has_encoder = bool(getattr(checkpoint.config, "is_encoder_decoder", False))
-        self.prompt_tokens = 0
         self._room = settings.max_length or getattr(checkpoint.config, "max_position_embeddings", None)
+        self._has_encoder = bool(getattr(checkpoint.config, "is_encoder_decoder", False))
+        with torch.inference_mode():
+            self._batches = can_batch(self._model)
+        self._places = threading.BoundedSemaphore(settings.max_texts)
+        self._together: queue.SimpleQueue[Optional[Text]] = queue.SimpleQueue()
+        self._alone: queue.SimpleQueue[Optional[Text]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._continue_together, "texts"), (self._continue_alone, "one-text"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def run(
-        self, text: str, sampling: Sampling, send: Optional[Callable[[Piece], None]], is_cancelled: Callable[[], bool]
-    ) -> Piece:
-        """Generate an answer.
-
-        Args:
-            text: the prompt.
-            sampling: how to generate.
-            send: gets each piece as soon as it is there; None to wait for the whole.
-            is_cancelled: asked after each token.
-
-        Returns:
-            The last piece: the whole answer without ``send``.
+    def tokens_of(self, text: str) -> List[int]:
+        """The tokens of a prompt.
 
         Raises:
-            SamplingError: the prompt and the answer do not fit into the model, or a stream uses several beams.
+            RequestError: there are none.
         """
-        encoded = self._tokenizer(text, return_tensors="pt", return_token_type_ids=False).to(self._device)
-        self.prompt_tokens = prompt_tokens = int(encoded["input_ids"].shape[1])
-        self._check(prompt_tokens, sampling, streams=send is not None)
+        tokens: List[int] = self.tokenizer(text)["input_ids"]
+        if not tokens:
+            raise RequestError("'text_input' has no tokens: it must not be empty.")
+        return tokens
+
+    def submit(self, tokens: List[int], sampling: Sampling, receiver: Receiver) -> None:
+        """Begin a text. Waits while the instance has as many as it may.
+
+        Args:
+            tokens: of the prompt.
+            sampling: how to continue it.
+            receiver: gets the answer, in another thread.
+
+        Raises:
+            RequestError: the prompt and the answer do not fit into the model, or a stream uses several beams.
+        """
+        self._check(len(tokens), sampling, receiver.streams)
+        rules = None
+        if self._batches:
+            rules = rules_of(self._model.generation_config, sampling, len(tokens), str(self._model.device))
+        self._places.acquire()
+        (self._alone if rules is None else self._together).put(Text(tokens, sampling, rules, receiver))
+
+    def end(self) -> None:
+        """End the threads. All texts have their answers."""
+        self._together.put(None)
+        self._alone.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _check(self, prompt_tokens: int, sampling: Sampling, streams: bool) -> None:
+        if streams and sampling.options.get("num_beams", 1) > 1:
+            raise RequestError("a stream cannot use num_beams: a beam may replace what was sent.")
+        taken = 0 if self._has_encoder else prompt_tokens
+        if self._room is not None and taken + sampling.max_tokens > self._room:
+            raise RequestError(
+                f"the prompt of {prompt_tokens} tokens and max_tokens {sampling.max_tokens} do not fit into the model's "
+                f"{self._room} positions: shorten one of them."
+            )
+
+    # The thread of texts that are continued together.
+
+    def _continue_together(self) -> None:
+        batch = TextBatch(self._model)
+        with torch.inference_mode():
+            while self._join(batch):
+                before = list(batch.rows)
+                try:
+                    batch.step()
+                except Exception as error:  # noqa: BLE001  such as a lack of memory: it concerns all of them
+                    for row in batch.clear():
+                        row.receiver.fail(error)
+                self._release(len(before) - len(batch.rows))
+
+    def _join(self, batch: TextBatch) -> bool:
+        """Let new texts join; wait for one if there is none. Returns False at the end."""
+        while True:
+            try:
+                text = self._together.get(block=not batch.rows)
+            except queue.Empty:
+                return True
+            if text is None:
+                return False
+            if not self._begin(batch, text):
+                self._release(1)
+
+    def _begin(self, batch: TextBatch, text: Text) -> bool:
+        """Read a prompt; returns whether the text is now one of the batch."""
+        assert text.rules is not None
+        if text.receiver.is_cancelled():
+            text.receiver.cancel()
+            return False
+        count = len(batch.rows)
+        try:
+            batch.join(
+                Row(
+                    list(text.tokens), text.sampling, text.rules, text.receiver, self.tokenizer, str(self._model.device)
+                )
+            )
+        except Exception as error:  # noqa: BLE001  the library raises anything
+            text.receiver.fail(error)
+        return len(batch.rows) > count
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
+            self._places.release()
+
+    # The thread of texts that are continued one after another.
+
+    def _continue_alone(self) -> None:
+        with torch.inference_mode():
+            for text in iter(self._alone.get, None):
+                try:
+                    self._generate(text)
+                except Exception as error:  # noqa: BLE001  the library raises anything
+                    text.receiver.fail(error)
+                self._release(1)
+
+    def _generate(self, text: Text) -> None:
+        sampling, receiver = text.sampling, text.receiver
+        ids = torch.tensor([text.tokens], device=self._model.device)
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
-        streamer = _Streamer(self._tokenizer, send) if send is not None else None
-        options: Dict[str, Any] = dict(sampling.options)
-        if sampling.stop:
-            options.update(stop_strings=sampling.stop, tokenizer=self._tokenizer)
+        pieces = PromptlessPieces(self.tokenizer, receiver) if receiver.streams else None
         generated = self._model.generate(
-            **encoded,
-            **options,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **sampling.options,
             max_new_tokens=sampling.max_tokens,
             min_new_tokens=sampling.min_tokens or None,
-            pad_token_id=self._tokenizer.pad_token_id,
-            streamer=streamer,
-            stopping_criteria=transformers.StoppingCriteriaList([_Cancelled(is_cancelled)]),
+            pad_token_id=self.tokenizer.pad_token_id,
+            streamer=pieces,
+            stopping_criteria=transformers.StoppingCriteriaList([_Ended(text, self.tokenizer, self._has_encoder)]),
         )[0]
-        answer = generated[1:] if self._has_encoder else generated[prompt_tokens:]
+        answer = generated[1:] if self._has_encoder else generated[len(text.tokens) :]
         reason = "length" if len(answer) >= sampling.max_tokens and not self._ended(answer) else "stop"
-        if streamer is not None:
-            return Piece(*streamer.rest(), reason)
-        return Piece(self._tokenizer.decode(answer, skip_special_tokens=True), len(answer), reason)
+        if pieces is not None:
+            pieces.finish(reason)
+        else:
+            receiver.end(Piece(self.tokenizer.decode(answer, skip_special_tokens=True), len(answer), reason))
 
     def _ended(self, answer: Any) -> bool:
         ends = self._model.generation_config.eos_token_id
         known: List[int] = ends if isinstance(ends, list) else [ends]
         return len(answer) > 0 and int(answer[-1]) in known
 
-    def _check(self, prompt_tokens: int, sampling: Sampling, streams: bool) -> None:
-        if prompt_tokens == 0:
-            raise SamplingError("'text_input' has no tokens: it must not be empty.")
-        if streams and sampling.options.get("num_beams", 1) > 1:
-            raise SamplingError("a stream cannot use num_beams: a beam may replace what was sent.")
-        taken = 0 if self._has_encoder else prompt_tokens
-        if self._room is not None and taken + sampling.max_tokens > self._room:
-            raise SamplingError(
-                f"the prompt of {prompt_tokens} tokens and max_tokens {sampling.max_tokens} do not fit into the model's "
-                f"{self._room} positions: shorten one of them."
-            )
 
+class _Ended(transformers.StoppingCriteria):  # type: ignore[misc]  # mypy does not read the library
+    """Ends a generation that nobody waits for, or whose answers have a text that ends them."""
 
-class _Streamer(transformers.TextStreamer):  # type: ignore[misc]  # mypy does not read the library
-    """Sends text as soon as whole words are there; ``generate`` calls it for every token."""
-
-    def __init__(self, tokenizer: Any, send: Callable[[Piece], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._send = send
-        self._unsent_tokens = -1  # the prompt comes first, in one call
-        self._last = ""
-
-    def put(self, value: Any) -> None:
-        self._unsent_tokens += 1
-        super().put(value)
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if stream_end:
-            self._last = text
-        elif text:
-            self._send(Piece(text, self._unsent_tokens, ""))
-            self._unsent_tokens = 0
-
-    def rest(self) -> Tuple[str, int]:
-        """The rest that was not sent: text, and the number of tokens."""
-        return self._last, self._unsent_tokens
-
-
-class _Cancelled(transformers.StoppingCriteria):  # type: ignore[misc]  # likewise
-    """Ends a generation that nobody waits for."""
-
-    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
-        self._is_cancelled = is_cancelled
+    def __init__(self, text: Text, tokenizer: Any, has_encoder: bool) -> None:
+        self._text = text
+        self._tokenizer = tokenizer
+        self._before = 1 if has_encoder else len(text.tokens)
 
     def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        return torch.full((len(input_ids),), self._is_cancelled(), device=input_ids.device, dtype=torch.bool)
+        stops, cancelled = self._text.sampling.stop, self._text.receiver.is_cancelled()
+        ended = [cancelled or has_stop(self._tokenizer, ids[self._before :].tolist(), stops) for ids in input_ids]
+        return torch.tensor(ended, device=input_ids.device)

@@ -17,7 +17,7 @@ require("transformers", backend=_BACKEND, extra=_BACKEND)
 
 # After the frameworks are known to be there.
 from pybackend_backends.pytorch.devices import device_of  # noqa: E402
-from pybackend_backends.transformers.answers import answer_with_text  # noqa: E402
+from pybackend_backends.transformers.answers import begin_text  # noqa: E402
 from pybackend_backends.transformers.checkpoints import Checkpoint  # noqa: E402
 from pybackend_backends.transformers.generation import GENERATING, Generator  # noqa: E402
 from pybackend_backends.transformers.interfaces import interface_of, signature_of  # noqa: E402
@@ -64,13 +64,18 @@ class TritonPythonModel:
             )
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Optional[List[InferenceResponse]]:
-        """Answer requests: together, or with streams of text."""
-        with torch.inference_mode():
-            if self._generator is None:
+        """Answer requests together, or begin to generate their texts."""
+        if self._generator is None:
+            with torch.inference_mode():
                 return execute_batch(requests, self._run, batches=self._batches, form=_FORM)
-            for request in requests:
-                answer_with_text(request, self._generator, self._max_tokens)
-            return None
+        for request in requests:
+            begin_text(request, self._generator, self._max_tokens)
+        return None
+
+    def finalize(self) -> None:
+        """End the threads that generate text."""
+        if self._generator is not None:
+            self._generator.end()
 
     def _run(self, inputs: Dict[str, Any], names: Sequence[str]) -> Dict[str, Any]:
         outputs: Dict[str, Any] = self._worker.run(inputs)

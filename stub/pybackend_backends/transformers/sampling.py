@@ -1,11 +1,8 @@
-"""Settings of a generation: from ``sampling_parameters``, request parameters and the model's own parameters."""
+"""Settings of a generation."""
 
-import json
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
-
-class SamplingError(Exception):
-    """A setting does not exist or has no meaning; ``str()`` names it."""
+from pybackend_backends.text_requests import RequestError
 
 
 class Sampling(NamedTuple):
@@ -79,6 +76,11 @@ _SETTINGS: Mapping[str, Tuple[Callable[[Any], Any], str]] = {
 _OWN = frozenset({"max_tokens", "max_new_tokens", "min_tokens", "seed", "stop"})
 
 
+def is_setting(name: str) -> bool:
+    """Whether a request parameter is a sampling parameter."""
+    return name in _SETTINGS
+
+
 def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling:
     """Check settings and translate them.
 
@@ -87,17 +89,17 @@ def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling
         default_max_tokens: if none is given.
 
     Raises:
-        SamplingError: a name is unknown, or a value has the wrong type or is out of bounds.
+        RequestError: a name is unknown, or a value has the wrong type or is out of bounds.
     """
     values = {}
     for name, value in given.items():
         if name not in _SETTINGS:
-            raise SamplingError(f"unknown sampling parameter '{name}'; there are {', '.join(_SETTINGS)}.")
+            raise RequestError(f"unknown sampling parameter '{name}'; there are {', '.join(_SETTINGS)}.")
         check, expected = _SETTINGS[name]
         try:
             values[name] = check(value)
         except (ValueError, TypeError, OverflowError):
-            raise SamplingError(f"sampling parameter '{name}' must be {expected}, not {value!r}.") from None
+            raise RequestError(f"sampling parameter '{name}' must be {expected}, not {value!r}.") from None
     options = {name: value for name, value in values.items() if name not in _OWN}
     if options.get("temperature") == 0:
         options.update(do_sample=False)
@@ -113,25 +115,3 @@ def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling
         values.get("stop", []),
         options,
     )
-
-
-def settings_of_request(sampling_parameters: str, parameters: str) -> Dict[str, Any]:
-    """Merge a request's two places for settings; the input wins over the request parameters.
-
-    Args:
-        sampling_parameters: JSON text of the input of that name, empty if it is not there.
-        parameters: JSON text of the request's parameters; those that are no sampling parameters are left out.
-
-    Raises:
-        SamplingError: the input is not a JSON object.
-    """
-    merged = {name: value for name, value in json.loads(parameters).items() if name in _SETTINGS}
-    if sampling_parameters:
-        try:
-            given = json.loads(sampling_parameters)
-        except ValueError:
-            given = None
-        if not isinstance(given, dict):
-            raise SamplingError("'sampling_parameters' must be a JSON object, such as {\"max_tokens\": 16}.")
-        merged.update(given)
-    return merged

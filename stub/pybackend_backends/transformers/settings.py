@@ -23,6 +23,7 @@ PARAMETERS = {
     "AGGREGATION": choice("none", "simple", "first", "average", "max"),
     "HYPOTHESIS_TEMPLATE": text(),
     "MAX_TOKENS": whole_number(at_least=1),
+    "MAX_TEXTS": whole_number(at_least=1),
     "INTRA_OP_THREAD_COUNT": whole_number(at_least=1),
 }
 
@@ -41,6 +42,7 @@ class Settings(NamedTuple):
         aggregation: how tokens become entities.
         hypothesis: the sentence of zero-shot classification, with ``{}`` for the label.
         max_tokens: of an answer, if the request does not say.
+        max_texts: the most texts that an instance continues at a time.
     """
 
     dtype: str = "auto"
@@ -50,6 +52,7 @@ class Settings(NamedTuple):
     aggregation: str = "simple"
     hypothesis: str = "This example is {}."
     max_tokens: int = _DEFAULT_MAX_TOKENS
+    max_texts: int = 16
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:

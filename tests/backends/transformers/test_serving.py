@@ -74,6 +74,20 @@ def test_text_comes_as_a_stream_of_events_and_as_a_whole(server):
     assert (counts["text_output"], counts["finish_reason"], counts["num_output_tokens"]) == (text, "length", 6)
 
 
+def test_texts_are_generated_side_by_side(server):
+    body = {"max_tokens": 20, "min_tokens": 20, "temperature": 0}
+    prompts = ["hello", "this food is not bad .", "good", "a b c d", "world", "is this good"]
+
+    def ask(prompt: str) -> str:
+        return server.request("POST", "/v2/models/story/generate", {**body, "text_input": prompt}, deadline_s=60).json[
+            "text_output"
+        ]
+
+    alone = [ask(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(ask, prompts)) == alone
+
+
 def test_wrong_sampling_parameters_are_the_clients_mistake(server):
     body = {"text_input": "hello", "sampling_parameters": '{"max_token": 6}'}
     refused = server.request("POST", "/v2/models/story/generate", body, deadline_s=60)

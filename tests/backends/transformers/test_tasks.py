@@ -14,8 +14,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pybackend_backends.transformers.checkpoints import Checkpoint, find_directory  # noqa: E402
-from pybackend_backends.transformers.generation import Generator  # noqa: E402
-from pybackend_backends.transformers.sampling import SamplingError, read_sampling  # noqa: E402
 from pybackend_backends.transformers.settings import Settings, read_settings  # noqa: E402
 from pybackend_backends.transformers.tasks import WORKERS, pool  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
@@ -33,7 +31,6 @@ def directories(tmp_path_factory):
     )
     tiny_models.make_bert(made / "entities", "BertForTokenClassification", ("O", "B-FOOD", "I-FOOD"), spread=0.5)
     tiny_models.make_bert(made / "embedding", "BertModel")
-    tiny_models.make_gpt(made / "story")
     return made
 
 
@@ -121,41 +118,6 @@ def test_images_are_classified_as_by_the_library(tmp_path):
     assert not np.allclose(together[0], together[1])
     with pytest.raises(TritonModelException, match="'image' must be an encoded image such as JPEG or PNG"):
         run(work, image=[b"no image"])
-
-
-def test_generation_continues_as_the_library_does(directories):
-    generator = Generator(Checkpoint(str(directories / "story")), Settings(), "cpu")
-    sampling = read_sampling({"max_tokens": 8, "min_tokens": 8, "temperature": 0}, 16)
-    pieces = []
-    last = generator.run("hello world", sampling, pieces.append, lambda: False)
-    whole = generator.run("hello world", sampling, None, lambda: False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(directories / "story")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directories / "story")
-    prompt = tokenizer("hello world", return_tensors="pt")["input_ids"]
-    tokens = model.generate(prompt, do_sample=False, max_new_tokens=8, min_new_tokens=8)[0, 2:]
-    assert whole == (tokenizer.decode(tokens, skip_special_tokens=True), 8, "length")
-    assert "".join(piece.text for piece in [*pieces, last]) == whole.text
-    assert sum(piece.tokens for piece in [*pieces, last]) == 8
-    assert len(pieces) > 2
-    assert generator.prompt_tokens == 2
-
-
-def test_generation_stops_when_nobody_waits_and_when_there_is_no_room(directories):
-    generator = Generator(Checkpoint(str(directories / "story")), Settings(), "cpu")
-    assert generator.run("hello", read_sampling({"max_tokens": 60}, 16), None, lambda: True).tokens == 1
-    with pytest.raises(SamplingError, match="1 tokens and max_tokens 64 do not fit into the model's 64 positions"):
-        generator.run("hello", read_sampling({"max_tokens": 64}, 16), None, lambda: False)
-    with pytest.raises(SamplingError, match="'text_input' has no tokens"):
-        generator.run("", read_sampling({}, 16), None, lambda: False)
-    with pytest.raises(SamplingError, match="a stream cannot use num_beams"):
-        generator.run("hello", read_sampling({"num_beams": 2}, 16), print, lambda: False)
-
-
-def test_a_seed_repeats_an_answer(directories):
-    generator = Generator(Checkpoint(str(directories / "story")), Settings(), "cpu")
-    sampling = read_sampling({"max_tokens": 20, "min_tokens": 20, "temperature": 5.0, "seed": 3}, 16)
-    answers = [generator.run("hello", sampling, None, lambda: False) for _ in range(2)]
-    assert answers[0] == answers[1]
 
 
 def test_directories_that_cannot_be_served_are_refused(directories, tmp_path):

@@ -87,6 +87,28 @@ def make_gpt(directory: Path) -> None:
     make_tokenizer(of_pairs=False).save_pretrained(directory)
 
 
+def make_llama(directory: Path) -> None:
+    """Save a tiny Llama, whose heads share keys and values."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=4,
+        eos_token_id=5,
+        initializer_range=1.0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    make_tokenizer(of_pairs=False).save_pretrained(directory)
+
+
 def make_vit(directory: Path, labels: tuple[str, ...]) -> None:
     """Save a tiny vision transformer for images of 32 times 32 pixels."""
     import torch

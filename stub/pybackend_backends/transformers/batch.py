@@ -1,0 +1,193 @@
+"""Texts that are continued together, one token of each at a time; texts join and leave between two steps.
+
+The texts are padded on the left. Each text gets the tokens that it would get alone, within the precision of the numbers: a
+sum over several texts may round differently.
+"""
+
+import inspect
+from typing import Any, Dict, List
+
+import torch
+import transformers
+
+from pybackend_backends.transformers.choice import Chooser, Rules, has_stop
+from pybackend_backends.transformers.receivers import Piece, Receiver, TextPieces
+from pybackend_backends.transformers.sampling import Sampling
+
+
+class Row:
+    """One text.
+
+    Attributes:
+        tokens: the prompt and the answer so far.
+        receiver: of the answer.
+    """
+
+    def __init__(
+        self, tokens: List[int], sampling: Sampling, rules: Rules, receiver: Receiver, tokenizer: Any, device: str
+    ) -> None:
+        self.tokens = tokens
+        self.receiver = receiver
+        self.chooser = Chooser(rules, sampling.seed, device)
+        self._prompt_tokens = len(tokens)
+        self._ends = rules.ends
+        self._most_tokens = sampling.max_tokens
+        self._tokenizer = tokenizer
+        self._pieces = TextPieces(tokenizer, receiver) if receiver.streams else None
+        self._stops = sampling.stop
+
+    def take(self, token: int) -> bool:
+        """Add a token; returns whether the text goes on. Its receiver gets the text that is ready."""
+        self.tokens.append(token)
+        if self._pieces is not None:
+            self._pieces.put(torch.tensor([token]))
+        reason = self._reason(token)
+        if not reason:
+            return True
+        if self._pieces is not None:
+            self._pieces.finish(reason)
+        else:
+            answer = self.tokens[self._prompt_tokens :]
+            text = self._tokenizer.decode(answer, skip_special_tokens=True)
+            self.receiver.end(Piece(text, len(answer), reason))
+        return False
+
+    def _reason(self, token: int) -> str:
+        if token in self._ends or has_stop(self._tokenizer, self.tokens[self._prompt_tokens :], self._stops):
+            return "stop"
+        return "length" if len(self.tokens) - self._prompt_tokens >= self._most_tokens else ""
+
+
+class TextBatch:
+    """The texts of a model that are continued together.
+
+    Args:
+        model: of the library, a decoder.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        # The scores of a prompt's other tokens are not computed where the model can leave them out.
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self.rows: List[Row] = []
+        self._cache: Any = None
+        self._mask: Any = None
+
+    def join(self, row: Row) -> None:
+        """Read the prompt of a text, choose its first token, and continue it with the others from the next step on."""
+        ids = torch.tensor([row.tokens], device=self._model.device)
+        cache = transformers.DynamicCache(config=self._model.config)
+        mask = torch.ones_like(ids)
+        scores = self._scores(ids, mask, cache)
+        if not row.take(self._choose([row], scores)[0]):
+            return
+        if self.rows:
+            length = max(self._mask.shape[1], mask.shape[1])
+            _pad(self._cache, length - self._mask.shape[1])
+            _pad(cache, length - mask.shape[1])
+            _append(self._cache, cache)
+            self._mask = torch.cat([_padded(self._mask, length), _padded(mask, length)])
+        else:
+            self._cache, self._mask = cache, mask
+        self.rows.append(row)
+
+    def step(self) -> None:
+        """Add a token to every text, and let those leave that have ended or that nobody waits for."""
+        cancelled = [row for row in self.rows if row.receiver.is_cancelled()]
+        self.leave(cancelled)
+        for row in cancelled:
+            row.receiver.cancel()
+        if not self.rows:
+            return
+        ids = torch.tensor([row.tokens[-1:] for row in self.rows], device=self._model.device)
+        self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
+        scores = self._scores(ids, self._mask, self._cache)
+        tokens = self._choose(self.rows, scores)
+        self.leave([row for row, token in zip(self.rows, tokens) if not _taken(row, token)])
+
+    def leave(self, gone: List[Row]) -> None:
+        """Remove texts."""
+        if not gone:
+            return
+        kept = [place for place, row in enumerate(self.rows) if row not in gone]
+        self.rows = [self.rows[place] for place in kept]
+        if not kept:
+            self._cache = self._mask = None
+            return
+        places = torch.tensor(kept, device=self._mask.device)
+        self._mask = self._mask[places]
+        padding = int(self._mask.shape[1] - self._mask.sum(dim=1).max())
+        self._mask = self._mask[:, padding:]
+        for layer in self._cache.layers:
+            layer.keys = layer.keys[places][:, :, padding:]
+            layer.values = layer.values[places][:, :, padding:]
+
+    def clear(self) -> List[Row]:
+        """Remove all texts; returns them."""
+        rows, self.rows = self.rows, []
+        self._cache = self._mask = None
+        return rows
+
+    def _scores(self, ids: Any, mask: Any, cache: Any) -> Any:
+        """Of each token of the vocabulary as the next one, (texts, vocabulary); the cache takes the new tokens."""
+        options: Dict[str, Any] = dict(self._options)
+        if self._takes_positions:
+            options["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = self._model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+        return output.logits[:, -1].float()
+
+    @staticmethod
+    def _choose(rows: List[Row], scores: Any) -> List[int]:
+        likeliest: List[int] = scores.argmax(dim=-1).tolist()
+        return [
+            token if row.chooser.takes_likeliest else row.chooser.choose(row.tokens, scores[place : place + 1])
+            for place, (row, token) in enumerate(zip(rows, likeliest))
+        ]
+
+
+def _taken(row: Row, token: int) -> bool:
+    """Whether a text goes on with a token. An error ends this text only."""
+    try:
+        return row.take(token)
+    except Exception as error:  # noqa: BLE001  tokenizers raise anything
+        row.receiver.fail(error)
+        return False
+
+
+def can_batch(model: Any) -> bool:
+    """Whether texts of a model can be continued together: it keeps the keys and values of all tokens, and nothing else."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return False
+    parameters = inspect.signature(model.forward).parameters
+    if not {"input_ids", "attention_mask", "past_key_values", "use_cache"} <= parameters.keys():
+        return False
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    cache = transformers.DynamicCache(config=model.config)
+    try:
+        model(input_ids=token, attention_mask=torch.ones_like(token), past_key_values=cache, use_cache=True)
+        layers = cache.layers
+        # Layers of other classes forget old tokens, or keep a state: padding would spoil them.
+        return bool(layers) and all(
+            type(layer) is transformers.cache_utils.DynamicLayer and layer.keys.shape[2] == 1 for layer in layers
+        )
+    except Exception:  # noqa: BLE001  the model has another kind of cache
+        return False
+
+
+def _padded(mask: Any, length: int) -> Any:
+    return torch.nn.functional.pad(mask, (length - mask.shape[1], 0))
+
+
+def _pad(cache: Any, count: int) -> None:
+    if count:
+        for layer in cache.layers:
+            layer.keys = torch.nn.functional.pad(layer.keys, (0, 0, count, 0))
+            layer.values = torch.nn.functional.pad(layer.values, (0, 0, count, 0))
+
+
+def _append(cache: Any, other: Any) -> None:
+    for layer, more in zip(cache.layers, other.layers):
+        layer.keys = torch.cat([layer.keys, more.keys])
+        layer.values = torch.cat([layer.values, more.values])
