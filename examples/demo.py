@@ -32,6 +32,8 @@ FRAMEWORKS = {
     "openvino": ("openvino",),
     "forest": ("xgboost", "skops", "pandas"),
     "sklearn": ("sklearn", "skops"),
+    "text_generation": ("torch", "transformers"),
+    "torch": ("torch",),
 }
 """Examples of models without code, and the packages that serve the model and make it."""
 
@@ -65,6 +67,7 @@ SERVICES = 3
 READY_TIMEOUT_S = 150
 STOP_TIMEOUT_S = 40
 CLIENT_TIMEOUT_S = 60
+MAKE_TIMEOUT_S = 300
 PACK_TIMEOUT_S = 600
 
 
@@ -107,7 +110,7 @@ def make_model(example, packages):
     for package in packages:
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed here (pip install {package})"
-    done = run_program(sys.executable, example / "make_model.py", timeout_s=CLIENT_TIMEOUT_S)
+    done = run_program(sys.executable, example / "make_model.py", timeout_s=MAKE_TIMEOUT_S)
     if done.returncode:
         raise DemoError(f"{example / 'make_model.py'} failed: {done.stdout}")
     return None

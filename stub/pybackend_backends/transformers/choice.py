@@ -21,7 +21,7 @@ _NO_EFFECT = {"num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0, 
 """Values of other fields that change no token."""
 
 _DEFAULT_TOP_K = 50
-"""Of the library, if text is sampled and nobody says."""
+"""The library uses it if text is sampled and nobody says."""
 
 
 class Rules(NamedTuple):

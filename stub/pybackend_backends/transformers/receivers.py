@@ -29,7 +29,7 @@ class Receiver:
     streams = False
 
     def offer(self, piece: Piece) -> bool:
-        """Take a piece that is not the last one; False if it is to be joined with the next one."""
+        """Take a piece that is not the last one; False if the next one should bring it along."""
         raise NotImplementedError
 
     def end(self, piece: Piece) -> None:
