@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 # Test processes; "0" runs in one:       make test JOBS=4
 # One more than the cores of a small machine: tests often wait for other processes.
 JOBS        ?= 3
+# The backends whose locks are written, if not all: make locks BACKENDS="fil sklearn"
+BACKENDS    ?=
 # A server to compare with:              make bench VS=triton
 VS          ?=
 # More for the benchmark:                make bench BENCH_ARGS=--help
@@ -37,7 +39,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-frameworks lint format fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-frameworks locks lint format fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +56,9 @@ test-frameworks: $(MARK)-dev ## every test of the backends, with all frameworks,
 	@echo "installing the frameworks into $(VENV) (torch alone takes minutes)"
 	@$(PIP) --editable '.[frameworks]' 'torch==2.13.0'
 	$(BIN)/python -m pytest tests/backends $(PYTEST_ARGS)
+
+locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
+	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)
 
 lint: $(MARK)-dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

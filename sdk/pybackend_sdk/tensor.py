@@ -20,6 +20,9 @@ from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
 _DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
 
+_SMALL_BYTES = 1 << 20
+"""Up to this size, tensors are joined as bytes, without an array of each. Beyond it NumPy's memory is the better one."""
+
 
 class Tensor:
     """A named array, made from a NumPy array or by :meth:`from_dlpack`. A request's inputs are tensors too.
@@ -150,6 +153,42 @@ class Tensor:
                 f"Invalid bytes tensor data: the number of elements in tensor '{self._name}' does not match its shape "
                 f"{list(self._shape)}"
             ) from None
+
+    @staticmethod
+    def _joined(tensors: "Sequence[Tensor]") -> "np.ndarray":
+        """A new array of tensors that follow each other along the first dimension. They are alike otherwise."""
+        first = tensors[0]
+        dtype = _DTYPES.get(first._datatype)
+        if dtype is None:
+            return np.concatenate([tensor.as_numpy() for tensor in tensors])
+        rest = first._shape[1:]
+        rows = sum([tensor._shape[0] for tensor in tensors])
+        if not 0 < rows * prod(rest) * dtype.itemsize <= _SMALL_BYTES:
+            return np.concatenate([tensor.as_numpy() for tensor in tensors])
+        joined = bytearray().join([tensor._data for tensor in tensors])
+        return np.frombuffer(joined, dtype).reshape((rows, *rest))
+
+    @classmethod
+    def _split(cls, name: str, array: "np.ndarray", rows: "Sequence[int]") -> "List[Tensor]":
+        """Tensors that view so many rows each of an array, one after the other, under one name."""
+        row = BY_NUMPY.get(array.dtype)
+        if row is None or not array.flags.c_contiguous:
+            tensors, start = [], 0
+            for count in rows:
+                tensors.append(cls(name, array[start : start + count]))
+                start += count
+            return tensors
+        datatype, new, tensors, start = row.name, cls.__new__, [], 0
+        for count in rows:
+            tensor = new(cls)
+            tensor._name = name
+            tensor._datatype = datatype
+            tensor._data = tensor._array = part = array[start : start + count]
+            tensor._shape = part.shape
+            tensor._copy = False
+            tensors.append(tensor)
+            start += count
+        return tensors
 
     def _payload(self) -> Any:
         """The wire form, C-contiguous: an array, ``bytes``, or the buffer in which the tensor arrived."""

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import numpy as np
-
-from tests.bench import bodies, progress, repositories, servers
+from tests.bench import bodies, progress, servers
+from tests.bench.framework_models import ADD_SUB, BATCHED, FOREST, LARGE, SMALL, FrameworkModel, write_models
+from tests.bench.goals import Goal
 from tests.bench.loadgen import Load, LoadResult
 from tests.bench.plan import Plan
 from tests.bench.turns import Step, take_turns
 
-_SMALL, _LARGE, _BATCHED = "onnxruntime: small network", "onnxruntime: convolutions", "onnxruntime: batches of 16"
-_PYTHON = "add_sub, written in Python with numpy"
-"""The yardstick of the small network."""
-_BATCH = 16
-_THREADS = 1
-"""Of the library, both alone and served: a client and the server need the other core."""
+ADDED_VERSUS_ADD_SUB = 1.0
+"""CPU time that serving adds to a small model, against all of add_sub's."""
+LARGE_VERSUS_LIBRARY = 1.03
+BATCHED_THROUGHPUT_VERSUS_LIBRARY = 0.95
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,10 @@ class FrameworkSample:
     bare_cpu_us: float
     served: LoadResult
 
-
-@dataclass(frozen=True)
-class _Model:
-    """A model, on disk and in this process.
-
-    Attributes:
-        workload: a request of one row.
-        connections: requests in flight.
-        rows: of a call of the library alone.
-        run: that call.
-    """
-
-    workload: bodies.Workload
-    connections: int
-    rows: int
-    run: Callable[[], Any]
+    @property
+    def served_cpu_us(self) -> float:
+        """CPU time of host and stub per row."""
+        return self.served.host_cpu_us + self.served.stub_cpu_us
 
 
 def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) -> list[FrameworkSample]:
@@ -68,9 +53,9 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
     """
     repository = scratch / "models"
     try:
-        models = _models(repository)
+        models = write_models(repository)
     except ModuleNotFoundError as error:
-        raise servers.ServerError(f"{error.name} is not installed: pip install 'pybackend[onnx]' onnx") from error
+        raise servers.ServerError(f"{error.name} is not installed: pip install 'pybackend[bench]'") from error
     samples = []
     with launchers[0].start(repository) as server:
         for model in models:
@@ -87,7 +72,7 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
     return samples
 
 
-def _bare(model: _Model, plan: Plan) -> tuple[float, float]:
+def _bare(model: FrameworkModel, plan: Plan) -> tuple[float, float]:
     """Rows per second and microseconds of CPU per row of the library alone."""
     for length_s in (plan.warm_up_s, plan.duration_s):
         calls, cpu_s, began_s = 0, time.process_time(), time.perf_counter()
@@ -98,57 +83,31 @@ def _bare(model: _Model, plan: Plan) -> tuple[float, float]:
     return calls * model.rows / seconds, cpu_s * 1e6 / (calls * model.rows)
 
 
-def _models(repository: Path) -> list[_Model]:
-    from onnx import TensorProto, helper
-
-    from tests.backends.onnxruntime import graphs
-
-    random = np.random.default_rng(0)
-    small = graphs.dense(repository / "small" / "1" / "model.onnx", random, [16, 32, 4])
-    batched = graphs.dense(repository / "batched" / "1" / "model.onnx", random, [256, 1024, 1024, 16])
-    weights = [(random.standard_normal((64, 64, 3, 3)) * 0.02).astype(np.float32) for _ in range(10)]
-    nodes, name = [], "x"
-    for number in range(len(weights)):
-        nodes.append(helper.make_node("Conv", [name, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1]))
-        name = f"r{number}"
-        nodes.append(helper.make_node("Relu", [f"c{number}"], [name]))
-    large = graphs.save(
-        repository / "convolutions" / "1" / "model.onnx",
-        [*nodes, helper.make_node("Identity", [name], ["y"])],
-        [("x", TensorProto.FLOAT, ["n", 64, 32, 32])],
-        [("y", TensorProto.FLOAT, ["n", 64, 32, 32])],
-        initial=[graphs.initial(f"w{number}", array) for number, array in enumerate(weights)],
-    )
-    one = f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{_THREADS}" }} }}\n'
-    alone = "max_batch_size: 16\n" + one
-    for model, text in (
-        ("small", alone),
-        ("convolutions", alone),
-        ("batched", f"max_batch_size: {_BATCH}\ndynamic_batching {{ max_queue_delay_microseconds: 2000 }}\n" + one),
-    ):
-        (repository / model / "config.pbtxt").write_text(text)
-    repositories.write_add_sub(repository, [repositories.ADD_SUB])
-    left, right = bodies.add_sub_inputs().values()
-    row = random.standard_normal((1, 256)).astype(np.float32)
-    return [
-        _Model(replace(bodies.add_sub_binary(), name=_PYTHON), 8, 1, lambda: (left + right, left - right)),
-        _model(_SMALL, "small", small, random.standard_normal((1, 16)).astype(np.float32), 8),
-        _model(_LARGE, "convolutions", large, random.standard_normal((1, 64, 32, 32)).astype(np.float32), 2),
-        _model(_BATCHED, "batched", batched, row, 2 * _BATCH, rows=_BATCH),
+def goals(samples: Sequence[FrameworkSample]) -> list[Goal]:
+    """The targets, by ratios within a round; without samples they have none."""
+    rounds: dict[int, dict[str, FrameworkSample]] = {}
+    for sample in samples:
+        rounds.setdefault(sample.round, {})[sample.model] = sample
+    whole = [models for models in rounds.values() if {ADD_SUB, SMALL, FOREST, LARGE, BATCHED} <= models.keys()]
+    found = [
+        Goal(
+            f"{name}: CPU that serving adds, against all of add_sub's",
+            [
+                (models[name].served_cpu_us - models[name].bare_cpu_us) / models[ADD_SUB].served_cpu_us
+                for models in whole
+            ],
+            ADDED_VERSUS_ADD_SUB,
+            at_least=False,
+        )
+        for name in (SMALL, FOREST)
     ]
-
-
-def _model(name: str, model: str, path: Path, row: np.ndarray, connections: int, rows: int = 1) -> _Model:
-    """A model with the input ``x`` and the output ``y``."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = _THREADS
-    session = onnxruntime.InferenceSession(path, options)
-    inputs: Mapping[str, np.ndarray] = {"x": np.repeat(row, rows, axis=0)}
-    expected = session.run(["y"], {"x": row})[0]
-    workload = bodies.rows_of_model(name, model, {"x": row}, {"y": expected})
-    return _Model(workload, connections, rows, lambda: session.run(["y"], inputs))
+    large = [models[LARGE].served_cpu_us / models[LARGE].bare_cpu_us for models in whole]
+    batched = [models[BATCHED].served.infer_per_s / models[BATCHED].bare_rows_per_s for models in whole]
+    return [
+        *found,
+        Goal(f"{LARGE}: CPU against the library alone", large, LARGE_VERSUS_LIBRARY, at_least=False),
+        Goal(f"{BATCHED}: rows/s against the library alone", batched, BATCHED_THROUGHPUT_VERSUS_LIBRARY, at_least=True),
+    ]
 
 
 def render(samples: Sequence[FrameworkSample]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests.bench import grpc_workloads, servers
+from tests.bench.goals import Goal
 from tests.bench.loadgen import LoadResult
 from tests.bench.results import Results
 
@@ -17,23 +17,6 @@ VERSUS_HTTP = 1.0
 BYTES_PER_SECOND_VERSUS_REFERENCE = 2.0
 STREAM_VERSUS_REFERENCE = 3.0
 IDLE_STREAM_BYTES = 30 * 1024
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A target whose figure is a ratio of windows.
-
-    Attributes:
-        name: how the table calls it.
-        ratios: by round.
-        limit: what the median is compared with.
-        at_least: the limit is a lower one.
-    """
-
-    name: str
-    ratios: list[float]
-    limit: float
-    at_least: bool
 
 
 def goals(results: Results) -> list[Goal]:

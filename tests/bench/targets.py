@@ -11,7 +11,18 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import bodies, client_memory, grpc_targets, instances, noise, operations, packing, servers, startup
+from tests.bench import (
+    bodies,
+    client_memory,
+    frameworks,
+    grpc_targets,
+    instances,
+    noise,
+    operations,
+    packing,
+    servers,
+    startup,
+)
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results
@@ -82,7 +93,8 @@ def judge(results: Results) -> list[Verdict]:
         *_stream_and_string_verdicts(results),
         *_large_verdicts(results),
         *_client_memory_verdicts(results),
-        *_grpc_verdicts(results),
+        *_ratio_verdicts(results),
+        *_idle_verdicts(results),
         *_queue_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
@@ -215,9 +227,12 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
             )
 
 
-def _grpc_verdicts(results: Results) -> Iterator[Verdict]:
-    for goal in grpc_targets.goals(results):
+def _ratio_verdicts(results: Results) -> Iterator[Verdict]:
+    for goal in (*grpc_targets.goals(results), *frameworks.goals(results.frameworks)):
         yield from (_at_least if goal.at_least else _at_most)(goal.name, goal.ratios, goal.limit)
+
+
+def _idle_verdicts(results: Results) -> Iterator[Verdict]:
     for sample in results.grpc_idle:
         if sample.server == servers.PYBACKEND:
             each = sample.grown_bytes / sample.streams

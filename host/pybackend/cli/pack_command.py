@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,9 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.modelconfig.backend_places import backends_with_recipes, recipe_of
+from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
 from pybackend.pack import PackError, PackOptions, PackResult, pack
-from pybackend.pack.errors import SpecificationError
+from pybackend.pack.errors import SpecificationError, UnsolvableError
 from pybackend.pack.options import FORMATS
 from pybackend.pack.progress import Progress, TerminalProgress
 from pybackend.pack.surprises import Wanted, gigabytes, surprises
@@ -82,6 +84,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="install exactly what this file lists, or write it if it does not exist [the archive's name with .lock]",
     )
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="with --backend: the newest packages that its models can run with, instead of the versions that pybackend lists",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be installed, with sizes")
     parser.add_argument("--no-msgpack", action="store_true", help="do not add msgpack to the packages")
     parser.add_argument(
@@ -100,6 +107,8 @@ def run_pack(arguments: Sequence[str]) -> int:
         given = parser.parse_args(list(arguments))
         if (given.file is None) == (given.backend is None):
             parser.error("name either a FILE or a --backend")
+        if given.upgrade and given.backend is None:
+            parser.error("--upgrade is for --backend: delete the --lock of a FILE to upgrade its packages")
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
         return SpecificationError.status
@@ -119,9 +128,10 @@ def run_pack(arguments: Sequence[str]) -> int:
             progress=_progress(),
             warn=warnings.append,
         )
-        result = pack(given.file or recipe_of(given.backend), archive, options)
+        file = given.file or _packages_of(given.backend, given.upgrade, warnings)
+        result = pack(file, archive, options)
     except PackError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_with_way_out(error, given)}\n")
         return error.status
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -134,6 +144,28 @@ def run_pack(arguments: Sequence[str]) -> int:
         if given.backend:
             sys.stdout.write(f"serve with --backend-config={given.backend},environment={result.archive}\n")
     return 0
+
+
+def _packages_of(backend: str, upgrade: bool, warnings: list[str]) -> Path:
+    """The file that lists the packages of a backend."""
+    lock = lock_of(backend)
+    if upgrade:
+        return recipe_of(backend)
+    if os.environ.get("UV_TORCH_BACKEND") and re.search("^torch==", lock.read_text(encoding="utf-8"), re.MULTILINE):
+        warnings.append(
+            "UV_TORCH_BACKEND chooses other builds of torch than pybackend lists: all packages are the newest"
+        )
+        return recipe_of(backend)
+    return lock
+
+
+def _with_way_out(error: PackError, given: argparse.Namespace) -> str:
+    if given.backend is None or given.upgrade or not isinstance(error, UnsolvableError):
+        return str(error)
+    return (
+        f"{str(error).rstrip('.')}. These are the versions that pybackend lists for {given.backend}: "
+        "--upgrade takes the newest that fit instead"
+    )
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:

@@ -15,7 +15,7 @@ from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 ENVIRONMENT = "environment"
 """The setting of a backend that names an environment for its models."""
 
-_SHIPPED, _RECIPE = "pybackend_backends", "requirements.txt"
+_SHIPPED, _RECIPE, _LOCK = "pybackend_backends", "requirements.txt", "requirements-lock.txt"
 
 
 @cache
@@ -30,6 +30,11 @@ def shipped_backends() -> Path:
 def recipe_of(backend: str) -> Path:
     """The list of packages that the models of a shipped backend need."""
     return shipped_backends() / backend / _RECIPE
+
+
+def lock_of(backend: str) -> Path:
+    """The exact versions of the packages in :func:`recipe_of`, with hashes, for all CPythons on Linux."""
+    return shipped_backends() / backend / _LOCK
 
 
 def backends_with_recipes() -> list[str]:

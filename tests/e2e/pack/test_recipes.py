@@ -1,4 +1,4 @@
-"""The recipes in ``envs/``: complete, and their locks are for what they ask for. Two of them are packed and served."""
+"""Recipes and their locks: those in ``envs/``, of which two are packed and served, and those of backends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from pybackend.environment.manifest import host_platform
+from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
 from pybackend.pack.lock import read_lock
 from pybackend.pack.reader import read_specification
 from pybackend.pack.specification import identity
 from tests.floor.environments import interpreters
+from tests.support.backend_locks import places
 from tests.support.conda_channel import kept
 from tests.support.inference import infer
 from tests.support.packed_environments import manifest, run_pack
@@ -73,3 +76,43 @@ def test_recipe_is_packed_and_served(name, tmp_path):
         server.wait_for("Started HTTPService", LOAD_DEADLINE_S)
         given = np.arange(4, dtype=np.float32)
         assert infer(server.wait_ready(), "m", {"IN": given})["OUT"].tolist() == given.tolist()
+
+
+def _requirements(path):
+    lines = re.sub(r"\\\n\s*", "", path.read_text()).splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("backend", backends_with_recipes())
+def test_the_lock_of_a_backend_satisfies_its_recipe_on_each_python(backend):
+    assert lock_of(backend).exists(), f"type: make locks BACKENDS={backend}"
+    wanted = [Requirement(line) for line in [*_requirements(recipe_of(backend)), "msgpack"]]
+    lines = _requirements(lock_of(backend))
+    assert all(re.fullmatch(r"[^ ]+==[^ ]+( ; .+?)?( --hash=sha256:[0-9a-f]{64})+", line) for line in lines)
+    pins = [Requirement(line.partition(" --hash")[0]) for line in lines]
+    for place in places():
+        chosen = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(place)]
+        versions = {pin.name: str(pin.specifier).removeprefix("==") for pin in chosen}
+        assert len(versions) == len(chosen), "two versions of one package"
+        for requirement in wanted:
+            if requirement.marker is None or requirement.marker.evaluate(place):
+                assert requirement.specifier.contains(versions[requirement.name], prereleases=True), requirement
+
+
+def test_a_backend_is_packed_from_its_lock(monkeypatch):
+    """The versions are those of the lock, or the newest; where those of the lock cannot be had, the error says so."""
+    arguments = ("--backend", "onnxruntime", "--dry-run", "--python")
+    minor = max(minor for minor in interpreters() if minor <= 13)
+    done = run_pack(*arguments, f"3.{minor}")
+    if done.returncode == 4:
+        pytest.skip(done.stderr)
+    shown = {tuple(line.split()[:2]) for line in done.stdout.splitlines() if line.endswith(" pypi")}
+    assert len(shown) >= 2
+    assert shown <= {tuple(re.split("==| ", line)[:2]) for line in _requirements(lock_of("onnxruntime"))}
+    if 8 in interpreters() and (done := run_pack(*arguments, "3.8")).returncode != 4:
+        assert done.returncode == 3
+        assert "These are the versions that pybackend lists for onnxruntime: --upgrade takes the newest" in done.stderr
+    monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
+    done = run_pack("--backend", "pytorch", "--dry-run", "--python", "3.7")
+    assert done.returncode == 2
+    assert "warning: UV_TORCH_BACKEND chooses other builds of torch than pybackend lists" in done.stderr

@@ -151,6 +151,7 @@ def test_conda_environments_that_are_none(tmp_path):
     ("arguments", "reason"),
     [
         ((), "name either a FILE or a --backend"),
+        (("requirements.txt", "--upgrade"), "--upgrade is for --backend"),
         (("none.yml",), "none.yml does not exist"),
         (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
         (("requirements.txt", "-o", "env.zip"), "has no known suffix: let the name end in one of .tar.gz"),

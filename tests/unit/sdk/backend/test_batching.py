@@ -62,6 +62,25 @@ def test_requests_of_several_shapes_and_outputs():
     assert [(len(array), names) for array, names in run.calls] == [(3, ["y", "rows"]), (1, ["y"])]
 
 
+@pytest.mark.parametrize("width", [3, 300_000])
+def test_rows_that_arrived_are_joined_small_or_large(width):
+    """Small ones as bytes; either way the joined array is the model's own, and the outputs are views of one array."""
+    arrays = [np.full((count, width), count, np.float32) for count in (1, 2)]
+    requests = [request(x=array) for array in arrays]
+    for each, array in zip(requests, arrays, strict=True):
+        each._inputs[0] = Tensor._from_wire("x", "FP32", list(array.shape), memoryview(bytearray(array.tobytes())))
+
+    def run(inputs, _):
+        inputs["x"] += 1
+        return {"y": inputs["x"], "turned": inputs["x"].T.copy().T}
+
+    responses = execute_batch(requests, run, batches=True)
+    for response, array in zip(responses, arrays, strict=True):
+        for tensor in response.output_tensors():
+            assert np.array_equal(tensor.as_numpy(), array + 1)
+    assert np.array_equal(requests[1].inputs()[0].as_numpy(), arrays[1])
+
+
 def test_strings_are_joined():
     words = [np.array([[b"a"], [b"bc"]], np.object_), np.array([[b""]], np.object_)]
     responses = execute_batch(
