@@ -101,6 +101,8 @@ class InstanceExecutor:
     @property
     def sent_ahead(self) -> int:
         """Number of requests that wait in the stub's socket."""
+        if len(self._in_flight) <= self._concurrency:
+            return 0
         return sum(len(execution.pending) for execution in islice(self._in_flight.values(), self._concurrency, None))
 
     @property

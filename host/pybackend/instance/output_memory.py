@@ -73,7 +73,7 @@ class OutputMemory:
     @property
     def total_bytes(self) -> int:
         """Size of all segments."""
-        return sum(output.memory.size_bytes for output in self._segments.values())
+        return sum([output.memory.size_bytes for output in self._segments.values()])
 
     def begin_frame(self, tail_bytes: int) -> None:
         """Outputs taken from now on came with a frame whose tail has this size."""

@@ -245,7 +245,7 @@ class TensorArena:
     @property
     def total_bytes(self) -> int:
         """The memory that all segments take."""
-        return sum(room.filled_bytes for room in self._rooms.values())
+        return sum([room.filled_bytes for room in self._rooms.values()])
 
     def give_back(self, lease: ArenaLease) -> None:
         """Free a block; called by its lease."""

@@ -260,7 +260,7 @@ class PythonModel(Model):
         """Number of requests that wait for an instance."""
         if self._queue is None:
             return 0
-        return len(self._queue.scheduler) + sum(instance.executor.sent_ahead for instance in self.instances)
+        return len(self._queue.scheduler) + sum([instance.executor.sent_ahead for instance in self.instances])
 
     @property
     def instances(self) -> Sequence[ModelInstance]:
@@ -285,7 +285,7 @@ class PythonModel(Model):
     @property
     def output_memory_bytes(self) -> int:
         """Shared memory that its processes have for outputs."""
-        return sum(instance.output_memory_bytes for instance in self.instances)
+        return sum([instance.output_memory_bytes for instance in self.instances])
 
     # Requests
 

@@ -36,10 +36,10 @@ def lines(families: Iterable[Family]) -> Iterator[str]:
     prometheus-client would append ``_total`` to the names of counters, which the reference's dashboards do not expect.
     """
     for family in families:
-        yield _head(family.name, family.kind, family.help)
+        yield head_text(family.name, family.kind, family.help)
         name = family.name
         for suffix, labels, value in family.samples:
-            yield f"{name}{suffix}{labels} {_number(value)}\n"
+            yield f"{name}{suffix}{labels} {number_text(value)}\n"
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -49,7 +49,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 def head_bytes(name: str, kind: str, help_text: str) -> int:
     """Bytes of a family's header lines on the page."""
-    return len(_head(name, kind, help_text).encode())
+    return len(head_text(name, kind, help_text).encode())
 
 
 def series_bytes(name: str, labels: Mapping[str, str], line_count: int) -> int:
@@ -57,7 +57,8 @@ def series_bytes(name: str, labels: Mapping[str, str], line_count: int) -> int:
     return line_count * (_LINE_BYTES + len(f"{name}{_labels(labels)}".encode()))
 
 
-def _head(name: str, kind: str, help_text: str) -> str:
+def head_text(name: str, kind: str, help_text: str) -> str:
+    """A family's header lines."""
     text = help_text.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
@@ -66,7 +67,8 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """A value as it is written at the end of a line."""
     return _NOT_FINITE.get(text := repr(float(value)), text)
 
 

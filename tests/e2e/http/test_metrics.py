@@ -195,6 +195,58 @@ def test_samples_of_a_model_at_load(fresh):
     assert not any('model="broken"' in sample for sample in metrics)
 
 
+def test_a_parser_finds_every_line(fresh):
+    """Names, labels and values as prometheus-client reads them are those of the lines."""
+    text = page(fresh)
+    found = [
+        (sample.name, frozenset(sample.labels.items()), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    lines = {line for line in text.splitlines() if not line.startswith("#")}
+    assert len(found) == len(lines)
+    for name, labels, value in found:
+        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in sorted(labels))
+        rest = f"{{{inner}}} {value}".removeprefix("{}")
+        assert {name + rest, name.removesuffix("_total") + rest} & lines  # the parser appends it to names of counters
+
+
+def _escaped(text):
+    return text.replace("\\", r"\\").replace('"', r"\"")
+
+
+def test_a_page_is_never_older_than_the_statistics(fresh):
+    """Lines are kept from page to page: those of a model that answered are new, all others the same."""
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}
+    kept = _of_models(fresh)
+    for _ in range(3):
+        assert fresh.infer("batched", body).status == 200
+        lines = _of_models(fresh)
+        changed = lines - kept
+        assert {line.partition("{")[0] for line in changed} >= {"nv_inference_count", "nv_inference_exec_count"}
+        assert all('model="batched"' in line for line in changed)
+        kept = lines
+        statistics = fresh.get("/v2/models/batched/stats").json["model_stats"][0]
+        success = statistics["inference_stats"]["success"]
+        for name, value in {
+            "nv_inference_request_success": success["count"],
+            "nv_inference_request_duration_us": success["ns"] // 1000,
+            "nv_inference_count": statistics["inference_count"],
+            "nv_inference_exec_count": statistics["execution_count"],
+        }.items():
+            assert f'{name}{{model="batched",version="1"}} {float(value)}' in lines
+    assert _of_models(fresh) == kept
+
+
+def _of_models(server):
+    """The lines of models, without what changes by itself: memory that is given back, and other tests' refusals."""
+    return {
+        line
+        for line in page(server).splitlines()
+        if 'model="' in line and "memory_bytes" not in line and "pybackend_refused" not in line
+    }
+
+
 @pytest.mark.spec("srv-M06")
 def test_machine(fresh):
     metrics = fresh.metrics()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.metrics.cache_families import cache_families
-from pybackend.frontend.metrics.model_families import ModelFamilies
-from pybackend.model.model import ModelState
+from pybackend.frontend.metrics.latency_families import LatencyFamilies
+from pybackend.frontend.metrics.model_lines import ModelLines
+from pybackend.model.model import Model, ModelState
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.gpu import open_gpu_meter
 from pybackend.observability.loop_lag import BOUNDS_S, LoopLag
@@ -23,7 +24,7 @@ from pybackend.settings import MetricsSettings
 PART_CHARACTERS = 64 * 1024
 """Most characters of the parts in which the page is written, so that a slow reader keeps little memory."""
 
-PART_S = 0.002
+PART_S = 0.001
 """A part ends after this time, too, so that requests run."""
 
 
@@ -49,7 +50,8 @@ class MetricsApp:
         self._engine = engine
         self._cache = cache
         self._custom_metrics = custom_metrics
-        self._model_families = ModelFamilies(settings)
+        self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
+        self._latencies = LatencyFamilies(settings, self._model_lines.labels_of)
         self._lag = LoopLag()
         self._machine = Machine(cpu=settings.cpu, gpus=open_gpu_meter(gpu_count) if settings.gpu else None)
         self._interval_s = settings.interval_s
@@ -72,22 +74,27 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
-        text = lines(self._families())
+        text = self._text()
         body, is_last = _part(text)
         await send(_start(200, (b"content-length", b"%d" % len(body))) if is_last else _start(200))
         while not is_last:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await asyncio.sleep(0)
             body, is_last = _part(text)
         await send({"type": "http.response.body", "body": body})
 
-    def _families(self) -> Iterator[Family]:
+    def _text(self) -> Iterator[str]:
         models = [model for model in self._engine.repository.models() if model.state is ModelState.READY]
-        yield from self._model_families.of(models)
+        yield from self._model_lines.text(models)
+        yield from lines(self._families(models))
+
+    def _families(self, models: Sequence[Model]) -> Iterator[Family]:
+        yield from self._latencies.of(models)
         yield from self._of_answers()
         yield _lag_family(self._lag)
         if self._cache is not None:
-            yield from cache_families(self._cache, models, self._model_families.labels_of)
+            yield from cache_families(self._cache, models, self._model_lines.labels_of)
         yield from self._machine.families()
         yield from self._custom_metrics.families()
 
@@ -130,11 +137,11 @@ def _start(status: int, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def _part(text: Iterator[str]) -> tuple[bytes, bool]:
-    """The next lines, and whether they are the last."""
+    """The next pieces of the page, and whether they are the last."""
     taken, length, end_s = [], 0, time.monotonic() + PART_S
-    for line in text:
-        taken.append(line)
-        length += len(line)
+    for piece in text:
+        taken.append(piece)
+        length += len(piece)
         if length >= PART_CHARACTERS or time.monotonic() > end_s:
             return "".join(taken).encode(), False
     return "".join(taken).encode(), True

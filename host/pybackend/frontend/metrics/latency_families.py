@@ -1,0 +1,141 @@
+"""The distributions of latencies on the metrics page, for servers that show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from pybackend.frontend.metrics.model_labels import ModelLabels
+from pybackend.model.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, QuantileWindow
+from pybackend.model.model import Model
+from pybackend.observability.metrics import Family, Sample
+from pybackend.settings import MetricsSettings
+
+_NS_PER_US = 1000
+
+_SUMMARIES: Sequence[tuple[str, str, Callable[[LatencySummaries], QuantileWindow], str, str]] = (
+    (
+        "nv_inference_request_summary_us",
+        "Summary of inference request duration in microseconds (includes cached requests)",
+        lambda recent: recent.request,
+        "success_count",
+        "success_ns",
+    ),
+    (
+        "nv_inference_queue_summary_us",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+        lambda recent: recent.queue,
+        "success_count",
+        "queue_ns",
+    ),
+    (
+        "nv_inference_compute_input_summary_us",
+        "Summary of compute input duration in microseconds (does not include cached requests)",
+        lambda recent: recent.compute_input,
+        "executed_count",
+        "compute_input_ns",
+    ),
+    (
+        "nv_inference_compute_infer_summary_us",
+        "Summary of compute inference duration in microseconds (does not include cached requests)",
+        lambda recent: recent.compute_infer,
+        "executed_count",
+        "compute_infer_ns",
+    ),
+    (
+        "nv_inference_compute_output_summary_us",
+        "Summary of inference compute output duration in microseconds (does not include cached requests)",
+        lambda recent: recent.compute_output,
+        "executed_count",
+        "compute_output_ns",
+    ),
+    (
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit duration per model, in microseconds",
+        lambda recent: recent.cache_hit,
+        "cache_hit_count",
+        "cache_hit_ns",
+    ),
+    (
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss duration per model, in microseconds",
+        lambda recent: recent.cache_miss,
+        "cache_miss_count",
+        "cache_miss_ns",
+    ),
+)
+"""Summaries: name, help text, recent values, attributes of the statistics for the number and the sum of all values."""
+
+_CACHE_SUMMARIES = "nv_cache_"
+_WITHOUT_CACHE = "nv_inference_request_summary_us"
+
+
+class LatencyFamilies:
+    """Writes the distributions of latencies, for servers that show them.
+
+    Args:
+        settings: select the families.
+        labels_of: gives the labels of a version.
+    """
+
+    def __init__(self, settings: MetricsSettings, labels_of: Callable[[Model], ModelLabels]) -> None:
+        self._settings = settings
+        self._labels_of = labels_of
+
+    def of(self, models: Sequence[Model]) -> Iterator[Family]:
+        """The families of these versions."""
+        labelled = [(self._labels_of(model), model) for model in models]
+        if self._settings.histogram_latencies:
+            yield Family(
+                FIRST_RESPONSE_FAMILY,
+                "histogram",
+                "Duration from request to first response in milliseconds",
+                _first_responses(labelled),
+            )
+        if self._settings.summary_latencies:
+            yield from self._summaries(labelled)
+
+    def _summaries(self, models: Sequence[tuple[ModelLabels, Model]]) -> Iterator[Family]:
+        any_cached = any(model.config.response_cache_enabled for _, model in models)
+        for name, text, window_of, count, total in _SUMMARIES:
+            if name.startswith(_CACHE_SUMMARIES):
+                if any_cached:
+                    cached = [each for each in models if each[1].config.response_cache_enabled]
+                    yield Family(name, "summary", text, self._summary(cached, window_of, count, total))
+                continue
+            shown = models
+            if name == _WITHOUT_CACHE:
+                shown = [each for each in models if not each[1].config.response_cache_enabled]
+            yield Family(name, "summary", text, self._summary(shown, window_of, count, total))
+
+    def _summary(
+        self,
+        models: Iterable[tuple[ModelLabels, Model]],
+        window_of: Callable[[LatencySummaries], QuantileWindow],
+        count: str,
+        total: str,
+    ) -> Iterator[Sample]:
+        shares = self._settings.summary_quantiles
+        for labels, model in models:
+            statistics = model.statistics
+            if statistics.summaries is None:
+                continue
+            quantiles_ns = window_of(statistics.summaries).quantiles_ns(shares, time.monotonic_ns())
+            for share, value_ns in zip(shares, quantiles_ns, strict=True):
+                yield "", labels.with_label("quantile", f"{share:g}"), value_ns / _NS_PER_US
+            yield "_sum", labels.plain, getattr(statistics, total) / _NS_PER_US
+            yield "_count", labels.plain, getattr(statistics, count)
+
+
+def _first_responses(models: Iterable[tuple[ModelLabels, Model]]) -> Iterator[Sample]:
+    for labels, model in models:
+        histogram = model.statistics.first_responses
+        if histogram is None:
+            continue
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds_ms), "+Inf"]
+        counts = list(accumulate(histogram.counts))
+        for bound, count in zip(bounds, counts, strict=True):
+            yield "_bucket", labels.with_label("le", bound), count
+        yield "_sum", labels.plain, histogram.sum_ns / 1e6
+        yield "_count", labels.plain, counts[-1]

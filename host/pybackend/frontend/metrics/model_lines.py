@@ -1,0 +1,320 @@
+"""The counters and gauges of versions as lines: written once, and again when their values have changed.
+
+Most versions answer nothing between two readings of the metrics page, so a page costs little more than a comparison for
+each figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from weakref import WeakKeyDictionary
+
+from pybackend.frontend.metrics.model_labels import ModelLabels
+from pybackend.instance.plan import InstanceState
+from pybackend.model.model import Model
+from pybackend.modelconfig.schema import Scheduling
+from pybackend.observability.metrics import head_text, number_text
+from pybackend.scheduler.scheduler import BatchReason
+
+_NS_PER_US = 1000
+
+_VERSIONS_AT_ONCE = 16
+"""A pause is possible after so many versions: reading one takes up to 20 microseconds."""
+
+_READY, _BATCHING = (
+    InstanceState.READY,
+    Scheduling.DYNAMIC_BATCHING,
+)  # an enumeration's lookup would cost more than the rest
+
+Figure = float | tuple[tuple[str, float], ...]
+"""The value of a version's only series in a family; or label values and values of its series, of which there may be
+none."""
+
+
+@dataclass(frozen=True)
+class _ModelFamily:
+    """A family of versions.
+
+    Attributes:
+        name: its name.
+        kind: ``counter`` or ``gauge``.
+        help: a one-line description.
+        figure_of: reads a version's figure.
+        label: name of the label that tells a version's series apart; ``""`` if it has only one.
+        is_latency: the settings may leave its series out.
+        is_rare: the page has the family only if there are series.
+    """
+
+    name: str
+    kind: str
+    help: str
+    figure_of: Callable[[Model], Figure]
+    label: str = ""
+    is_latency: bool = False
+    is_rare: bool = False
+
+    def lines(self, labels: ModelLabels, figure: Figure) -> str:
+        """The lines of a version."""
+        if not isinstance(figure, tuple):
+            return f"{self.name}{labels.plain} {number_text(figure)}\n"
+        return "".join(
+            f"{self.name}{labels.with_label(self.label, key)} {number_text(value)}\n" for key, value in figure
+        )
+
+
+def _us(attribute: str) -> Callable[[Model], float]:
+    """Reads nanoseconds of the statistics as whole microseconds."""
+    nanoseconds: Callable[[Model], int] = attrgetter(f"statistics.{attribute}")
+    return lambda model: nanoseconds(model) // _NS_PER_US
+
+
+def _batches(model: Model) -> Figure:
+    if model.config.scheduling is not _BATCHING:
+        return ()
+    counts = model.statistics.batches
+    return tuple((reason, counts[reason]) for reason in BatchReason)
+
+
+def _shadow_copies(model: Model) -> Figure:
+    figures = model.statistics.shadow
+    return () if figures is None else (("sent", figures.sent), ("dropped", figures.dropped))
+
+
+def _shadow_answers(model: Model) -> Figure:
+    figures = model.statistics.shadow
+    if figures is None:
+        return ()
+    return ("same", figures.compared - figures.differed), ("different", figures.differed)
+
+
+def _missing_layers(model: Model) -> Figure:
+    confinement = model.confinement
+    return () if confinement is None else ((confinement["level"], len(confinement["not_in_force"])),)
+
+
+_FAMILIES: Sequence[_ModelFamily] = (
+    _ModelFamily(
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        attrgetter("statistics.success_count"),
+    ),
+    _ModelFamily(
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        attrgetter("statistics.inference_count"),
+    ),
+    _ModelFamily(
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        attrgetter("statistics.execution_count"),
+    ),
+    _ModelFamily(
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        lambda model: tuple(model.statistics.failures.items()),
+        label="reason",
+    ),
+    _ModelFamily(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        _us("success_ns"),
+        is_latency=True,
+    ),
+    _ModelFamily(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        _us("queue_ns"),
+        is_latency=True,
+    ),
+    _ModelFamily(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        _us("compute_input_ns"),
+        is_latency=True,
+    ),
+    _ModelFamily(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        _us("compute_infer_ns"),
+        is_latency=True,
+    ),
+    _ModelFamily(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        _us("compute_output_ns"),
+        is_latency=True,
+    ),
+    _ModelFamily(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda model: model.pending_count,
+    ),
+    _ModelFamily(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        lambda model: model.statistics.load_duration_ns / 1e9,
+    ),
+    _ModelFamily(
+        "pybackend_model_output_dropped_lines_total",
+        "counter",
+        "Number of lines that models printed or logged and that the server's log did not take",
+        lambda model: sum([each.output.dropped_lines for each in model.instances]),
+    ),
+    _ModelFamily(
+        "pybackend_stub_restarts_total",
+        "counter",
+        "Number of processes of the model that were replaced after they had died",
+        lambda model: sum([each.restart_count for each in model.instances]),
+    ),
+    _ModelFamily(
+        "pybackend_instances",
+        "gauge",
+        "Number of instances of the model",
+        lambda model: len(model.instances),
+    ),
+    _ModelFamily(
+        "pybackend_instances_ready",
+        "gauge",
+        "Number of instances of the model whose processes serve",
+        lambda model: sum([each.state is _READY for each in model.instances]),
+    ),
+    _ModelFamily(
+        "pybackend_input_memory_bytes",
+        "gauge",
+        "Shared memory that the model's inputs use or keep warm, in bytes",
+        lambda model: model.input_memory_bytes,
+    ),
+    _ModelFamily(
+        "pybackend_output_memory_bytes",
+        "gauge",
+        "Shared memory that the model's processes have for outputs, in bytes",
+        lambda model: model.output_memory_bytes,
+    ),
+    _ModelFamily(
+        "pybackend_copied_bytes_total",
+        "counter",
+        "Size of all tensors that were copied into the model's input memory, in bytes",
+        lambda model: model.copied_bytes,
+    ),
+    _ModelFamily(
+        "pybackend_batches_total",
+        "counter",
+        "Number of batches that the dynamic batcher has sent, by the reason why they did not grow",
+        _batches,
+        label="reason",
+        is_rare=True,
+    ),
+    _ModelFamily(
+        "pybackend_shadow_copies_total",
+        "counter",
+        "Number of requests that were copied to the version, or would have been and were dropped",
+        _shadow_copies,
+        label="result",
+        is_rare=True,
+    ),
+    _ModelFamily(
+        "pybackend_shadow_answers_total",
+        "counter",
+        "Number of the version's answers that were compared with those of the clients",
+        _shadow_answers,
+        label="result",
+        is_rare=True,
+    ),
+    _ModelFamily(
+        "pybackend_sandbox_missing_layers",
+        "gauge",
+        "Number of layers of the model's sandbox that are not in force",
+        _missing_layers,
+        label="level",
+        is_rare=True,
+    ),
+)
+"""Names and help texts of the first eleven are the reference's."""
+
+_READERS = tuple(family.figure_of for family in _FAMILIES)
+_NOTHING = ((),) * len(_FAMILIES)
+
+
+class _Written:
+    """One version's figures as they were last read, and their lines by family."""
+
+    def __init__(self, model: Model) -> None:
+        self.labels = ModelLabels(model)
+        self._figures: tuple[Figure, ...] = _NOTHING
+        self._lines: tuple[str, ...] = ("",) * len(_FAMILIES)
+
+    def read(self, model: Model) -> tuple[str, ...]:
+        """The lines as they are now."""
+        figures = tuple([read(model) for read in _READERS])
+        if figures != self._figures:
+            self._lines = tuple(
+                [
+                    lines if figure == before else family.lines(self.labels, figure)
+                    for family, figure, before, lines in zip(
+                        _FAMILIES, figures, self._figures, self._lines, strict=True
+                    )
+                ]
+            )
+            self._figures = figures
+        return self._lines
+
+
+class ModelLines:
+    """Writes the counters and gauges of versions.
+
+    Args:
+        with_latencies: show counters of latencies.
+    """
+
+    def __init__(self, *, with_latencies: bool) -> None:
+        self._with_latencies = with_latencies
+        self._written: WeakKeyDictionary[Model, _Written] = WeakKeyDictionary()
+
+    def labels_of(self, model: Model) -> ModelLabels:
+        """The labels of a version."""
+        return self._of(model).labels
+
+    def text(self, models: Sequence[Model]) -> Iterator[str]:
+        """The families of these versions, piece by piece.
+
+        All figures of a version are read at the same time, so that they are consistent. Other work may run between any two
+        pieces; the first ones are empty and mean only that.
+        """
+        rows = []
+        for start in range(0, len(models), _VERSIONS_AT_ONCE):
+            rows += [self._of(model).read(model) for model in models[start : start + _VERSIONS_AT_ONCE]]
+            yield ""
+        for index, family in enumerate(_FAMILIES):
+            shown = rows if self._with_latencies or not family.is_latency else []
+            pieces = self._pieces(shown, index)
+            if family.is_rare:
+                pieces = [piece for piece in pieces if piece]
+                if not pieces:
+                    continue
+            yield head_text(family.name, family.kind, family.help)
+            yield from pieces
+
+    @staticmethod
+    def _pieces(rows: Sequence[tuple[str, ...]], index: int) -> list[str]:
+        """The lines of one family, several versions in a piece."""
+        lines_of = itemgetter(index)
+        return [
+            "".join(map(lines_of, rows[start : start + _VERSIONS_AT_ONCE]))
+            for start in range(0, len(rows), _VERSIONS_AT_ONCE)
+        ]
+
+    def _of(self, model: Model) -> _Written:
+        return self._written.get(model) or self._written.setdefault(model, _Written(model))
