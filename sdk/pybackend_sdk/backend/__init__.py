@@ -9,6 +9,7 @@ A Python-based backend is an ordinary ``model.py``. These functions are for its 
 Every error is a ``TritonModelException`` of one sentence that names the model, the file and the way out.
 """
 
+from pybackend_sdk.backend.allocation import keep_freed_memory
 from pybackend_sdk.backend.batching import Form, execute_batch
 from pybackend_sdk.backend.completion import complete_config
 from pybackend_sdk.backend.framework import require
@@ -38,6 +39,7 @@ __all__ = [
     "cores",
     "execute_batch",
     "instance_count",
+    "keep_freed_memory",
     "model_path",
     "number",
     "offer",

@@ -8,6 +8,7 @@ import torch
 from pybackend_sdk.backend import (
     Ignored,
     boolean,
+    keep_freed_memory,
     read_parameters,
     text,
     threads_per_instance,
@@ -71,11 +72,12 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def apply_to_process(config: Mapping[str, Any]) -> None:
-    """Set threads, the executor of TorchScript and cuDNN for this process, which serves one instance.
+    """Set memory, threads, the executor of TorchScript and cuDNN for this process, which serves one instance.
 
     Raises:
         TritonModelException: a parameter does not exist, or its value is of another type.
     """
+    keep_freed_memory()
     values = read_parameters(config, PARAMETERS)
     threads = values.get("INTRA_OP_THREAD_COUNT") or values.get("NUM_THREADS") or threads_per_instance(config)
     torch.set_num_threads(threads)

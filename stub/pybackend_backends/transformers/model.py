@@ -3,7 +3,7 @@
 import json
 from typing import Any, Dict, List, Optional, Sequence
 
-from pybackend_sdk.backend import Form, check_config, complete_config, execute_batch, require
+from pybackend_sdk.backend import Form, check_config, complete_config, execute_batch, keep_freed_memory, require
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
@@ -45,6 +45,7 @@ class TritonPythonModel:
         interface = interface_of(checkpoint)
         check_config(config, signature_of(interface), _described(checkpoint))
         use_threads(config)
+        keep_freed_memory()
         device = device_of(args["model_instance_kind"], args["model_instance_device_id"])
         self._batches = config["max_batch_size"] > 0
         self._max_tokens = settings.max_tokens

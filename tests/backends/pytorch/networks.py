@@ -62,6 +62,7 @@ class Branches(torch.nn.Module):
 
 
 CLASS = """
+import ctypes
 import os
 
 import torch
@@ -82,8 +83,13 @@ class Network(torch.nn.Module):
         self.head = Head()
 
     def forward(self, x, bias=None):
-        if x.numel() and float(x.flatten()[0]) == 12345.0:
+        fault = float(x.flatten()[0]) if x.numel() else 0
+        if fault == 12345.0:
             os.abort()
+        if fault == 23456.0:
+            ctypes.string_at(0)
+        if fault == 34567.0:
+            return torch.empty(1 << 33, dtype=torch.uint8)
         scores = self.head(x)
         return scores if bias is None else scores + bias
 """

@@ -56,6 +56,7 @@ max_batch_size: 4
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "bias" data_type: TYPE_FP32 dims: [ 3 ] optional: true } ]
 output [ { name: "scores" data_type: TYPE_FP32 dims: [ 3 ] } ]
 parameters { key: "INFERENCE_MODE" value: { string_value: "false" } }
+parameters { key: "SANDBOX_MEMORY_MB" value: { string_value: "6000" } }
 parameters { key: "TORCH_COMPILE_OPTIONAL_PARAMETERS" value: { string_value: "{\\"backend\\": \\"eager\\"}" } }
 """
 
@@ -166,7 +167,7 @@ def test_an_exported_program_is_served_without_a_configuration(served):
     assert np.array_equal(answer["best"].ravel(), expected["best"].numpy())
 
 
-def test_a_class_with_weights_restarts_after_an_abort(served):
+def test_a_class_with_weights_restarts_after_an_abort_and_a_segmentation_fault(served):
     server, _ = served
     x, bias = np.ones((2, 4), np.float32), np.full((2, 3), 2, np.float32)
     weights = networks.class_weights()
@@ -175,12 +176,22 @@ def test_a_class_with_weights_restarts_after_an_abort(served):
     ).numpy()
     assert np.array_equal(infer(server, "class", {"x": x})["scores"], expected)
     assert np.array_equal(infer(server, "class", {"x": x, "bias": bias})["scores"], expected + 2)
-    fatal = np.full((1, 4), 12345, np.float32)
-    aborted = infer(server, "class", {"x": fatal})
-    assert aborted.status == 500
-    assert "is not healthy" in aborted.error
-    server.wait_until("/v2/models/class/ready", 200, START_S)
-    assert np.array_equal(infer(server, "class", {"x": x})["scores"], expected)
+    for value, signal in ((12345, "SIGABRT"), (23456, "SIGSEGV")):
+        ended = infer(server, "class", {"x": np.full((1, 4), value, np.float32)})
+        assert ended.status == 500
+        assert "Stub process 'class_0' is not healthy." in ended.error
+        assert signal in ended.error
+        server.wait_until("/v2/models/class/ready", 200, START_S)
+        assert np.array_equal(infer(server, "class", {"x": x})["scores"], expected)
+    assert infer(server, "traced", {"x": x}).status == 200, "the other models are served meanwhile"
+
+
+def test_a_class_that_needs_more_memory_than_it_may_have_is_told(served):
+    server, _ = served
+    greedy = infer(server, "class", {"x": np.full((1, 4), 34567, np.float32)})
+    assert greedy.status == 500
+    assert "can't allocate memory: you tried to allocate 8589934592 bytes" in greedy.error
+    assert infer(server, "class", {"x": np.ones((2, 4), np.float32)}).status == 200, "the process goes on"
 
 
 def test_errors_of_a_model_are_answers(served):
