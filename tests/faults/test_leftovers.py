@@ -15,6 +15,8 @@ from tests.support.server import free_of_processes, name_of, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
+
 WAYS = {
     "a child": """
         import subprocess
@@ -79,29 +81,54 @@ def family(pid):
     return [pid, *(each for child in map(int, children) for each in family(child))]
 
 
-@pytest.fixture(params=["", 'parameters { key: "ZYGOTE" value: { string_value: "no" } }'], ids=["forked", "spawned"])
-def repository(request, tmp_path):
+@pytest.fixture(
+    scope="module", params=["", 'parameters { key: "ZYGOTE" value: { string_value: "no" } }'], ids=["forked", "spawned"]
+)
+def repository(request, tmp_path_factory):
+    place = tmp_path_factory.mktemp("leftovers")
     for name in ("one", "other"):
-        write_caller(tmp_path, name, extra="instance_group { kind: KIND_CPU }\n" + request.param)
-    return tmp_path
+        write_caller(place, name, extra="instance_group { kind: KIND_CPU }\n" + request.param)
+    return place
+
+
+@pytest.fixture(scope="module")
+def shared(repository):
+    """A server for the tests that leave it as it was."""
+    with serving(repository, flags=EXPLICIT) as server:
+        yield server
+        assert server.stop() == 0
+
+
+def leftovers(server):
+    """What the model ``one`` has started, in every way, and its descendants."""
+    roots = [caller(server, "one")(code) for code in WAYS.values()]
+    pids = [pid for root in roots for pid in family(root)]
+    assert len(pids) >= len(WAYS)
+    return pids
 
 
 @pytest.mark.spec("pb-H06")
-@pytest.mark.parametrize("end", ["kill", "exit", "unload", "stop"])
-def test_all_ends_with_the_instance(repository, end):
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
-        run = caller(server, "one")
-        roots = [run(code) for code in WAYS.values()]
-        pids = [pid for root in roots for pid in family(root)]
-        assert len(pids) >= len(WAYS)
-        if end == "kill":
-            os.kill(run("return os.getpid()"), signal.SIGKILL)
-        elif end == "exit":
-            server.infer("one", {"inputs": [code_input("os._exit(0)")]})
-        elif end == "stop":
-            assert server.stop() == 0
-        else:
-            caller(server, "other")("pb_utils.unload_model('one')\nreturn 1")
+@pytest.mark.parametrize("end", ["kill", "exit", "unload"])
+def test_all_ends_with_the_instance(shared, end):
+    pids = leftovers(shared)
+    other = caller(shared, "other")
+    if end == "kill":
+        os.kill(caller(shared, "one")("return os.getpid()"), signal.SIGKILL)
+    elif end == "exit":
+        shared.infer("one", {"inputs": [code_input("os._exit(0)")]})
+    else:
+        other("pb_utils.unload_model('one')\nreturn 1")
+    assert free_of_processes(pids), f"of {pids} some live on"
+    if end == "unload":
+        other("pb_utils.load_model('one')\nreturn 1")
+    shared.wait_until("/v2/models/one/ready", 200)
+
+
+@pytest.mark.spec("pb-H06")
+def test_all_ends_with_the_server(repository):
+    with serving(repository, flags=EXPLICIT) as server:
+        pids = leftovers(server)
+        assert server.stop() == 0
         assert free_of_processes(pids), f"of {pids} some live on"
 
 
@@ -112,7 +139,7 @@ def code_input(code):
 @pytest.mark.spec("srv-P08", "pb-H06")
 def test_all_ends_with_a_host_that_is_killed(repository):
     with serving(repository) as server:
-        pids = [pid for code in WAYS.values() for pid in family(caller(server, "one")(code))]
+        pids = leftovers(server)
         first = warden_of(server)
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: warden_of(server) != first, "nobody takes the place of the one who would look after orphans")
@@ -147,15 +174,14 @@ def test_what_others_have_started_lives_on(repository):
 
 
 @pytest.mark.spec("pb-H06")
-def test_orphans_that_end_are_no_zombies(repository):
+def test_orphans_that_end_are_no_zombies(shared):
     """They are nobody's to wait for but the host's."""
-    with serving(repository) as server:
-        code = """
-        import subprocess
-        said = subprocess.run(["/bin/sh", "-c", "sleep 0.05 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True)
-        return int(said.stdout)
-        """
-        pids = [caller(server, "one")(code) for _ in range(10)]
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "zombies stay")
-        own = caller(server, "one")("import subprocess\nreturn subprocess.call(['/bin/sh', '-c', 'exit 7'])")
-        assert own == 7, "the host has waited for a child that was not its own"
+    code = """
+    import subprocess
+    said = subprocess.run(["/bin/sh", "-c", "sleep 0.05 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True)
+    return int(said.stdout)
+    """
+    pids = [caller(shared, "one")(code) for _ in range(10)]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "zombies stay")
+    own = caller(shared, "one")("import subprocess\nreturn subprocess.call(['/bin/sh', '-c', 'exit 7'])")
+    assert own == 7, "the host has waited for a child that was not its own"

@@ -230,40 +230,41 @@ def test_a_finalize_without_end_bounds_an_unload(tmp_path):
         assert time.monotonic() - begin_s < 25
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "call CALLEE gate end",
-        "many 20 CALLEE gate end",
-        "threads 5 CALLEE gate end",
-        "stream STREAMER gate end",
-        "streams 10 STREAMER gate end",
-    ],
-)
+CALLS = ("call", "many 20", "threads 5", "stream", "streams 10")
+
+
 @pytest.mark.parametrize("ends", [True, False])
-def test_calls_are_under_way_when_the_server_stops(tmp_path, text, ends):
+def test_calls_are_under_way_when_the_server_stops(tmp_path, ends):
     """Answered if they end in time, failed if not; either way the server exits in time and leaves nothing."""
-    write_caller(tmp_path, "caller")
-    callee, streamer = write_victim(tmp_path, "callee"), write_streamer(tmp_path, "streamer")
-    gate = Gate(callee if "CALLEE" in text else streamer, "end")
+    gates = []
+    for number, call in enumerate(CALLS):
+        write_caller(tmp_path, f"caller{number}")
+        write = write_streamer if call.startswith("stream") else write_victim
+        gates.append(Gate(write(tmp_path, f"callee{number}"), "end"))
     timeout_s = 20 if ends else 1
     with serving(tmp_path, flags=(f"--exit-timeout-secs={timeout_s}",)) as server, Asker(server) as asker:
         pids = server.stub_pids()
-        asked = asker.ask("caller", text.replace("CALLEE", "callee").replace("STREAMER", "streamer"))
-        gate.wait_reached()
+        asked = {
+            call: asker.ask(f"caller{number}", f"{call} callee{number} gate end") for number, call in enumerate(CALLS)
+        }
+        for gate in gates:
+            gate.wait_reached()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("Waiting for in-flight requests to complete")
         begin_s = time.monotonic()
         if ends:
-            gate.open()
+            for gate in gates:
+                gate.open()
         status = server.wait()
         assert time.monotonic() - begin_s < 19  # a server that waits for what does not end takes 20
         assert status == (0 if ends else 1)
-        if ends:
-            reply = asked.result()
-            assert reply.status == 200, reply
-            assert "error" not in reply.json["outputs"][0]["data"][0]
-        else:
-            assert asked.exception() or asked.result().status >= 500 or "error" in asked.result().body.decode()
+        for call, answer in asked.items():
+            if ends:
+                reply = answer.result()
+                assert reply.status == 200, (call, reply)
+                assert "error" not in reply.json["outputs"][0]["data"][0], call
+            else:
+                failed = answer.exception() or answer.result().status >= 500 or "error" in answer.result().body.decode()
+                assert failed, call
         assert free_of_processes(pids)
         assert not server_tracebacks(server.output)

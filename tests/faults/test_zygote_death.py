@@ -79,16 +79,16 @@ def test_nothing_is_left_in_whatever_order_they_die(tmp_path, order):
 
 def test_a_zygote_dies_while_models_load(tmp_path):
     """Whatever it was doing at that time: all models get ready."""
-    for number in range(8):
+    for number in range(6):
         write_victim(tmp_path, f"m{number}")
-    for _ in range(5):
+    for _ in range(3):
         with serving(tmp_path, ready=False) as server:
             wait_until(server.zygote_pids, "there is none to kill")
             for pid in server.zygote_pids():
                 os.kill(pid, signal.SIGKILL)
             server.wait_ready()
             # One may have been born to the zygote when it died, whom nobody knows; it is found within a second.
-            wait_until(lambda: len(server.stub_pids()) == 8, "there are not as many processes as models")
+            wait_until(lambda: len(server.stub_pids()) == 6, "there are not as many processes as models")
             pids = server.child_pids()
             assert server.stop() == 0
         assert free_of_processes(pids)

@@ -43,7 +43,7 @@ def test_a_requirements_file_is_packed_once(tmp_path, about, write_about, flags)
     assert not list((tmp_path / "cache" / "packed").glob("*.tar.zst"))
     with serving(tmp_path / "models", flags=flags) as server:
         assert about(server)["prefix"] == facts["prefix"]
-        assert "packing " not in server.output
+        assert "Packing " not in server.output
         assert "Unpacked /" not in server.output
 
 
@@ -74,7 +74,7 @@ def test_a_server_that_is_told_to_stop_while_it_packs_does(tmp_path, write_about
     model = write_about(tmp_path / "models", "$$TRITON_MODEL_DIRECTORY/requirements.txt")
     (model / "requirements.txt").write_text("numpy\n")
     with serving(tmp_path / "models", flags=flags, ready=False) as server:
-        server.wait_for("packing /", DEADLINE_S)
+        server.wait_for("Packing /", DEADLINE_S)
         assert server.stop() == 0
 
 

@@ -32,7 +32,12 @@ def _start(requirements, python):
     command = [sys.executable, "-m", "pybackend", "pack", requirements, "-o", requirements.parent / "env.tar.gz"]
     command += ["--python", python, "--work-directory", requirements.parent / "work"]
     return subprocess.Popen(
-        list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  pytest may run in the background
     )
 
 
@@ -71,6 +76,8 @@ def _in_the_middle(process, fifo):
     finally:
         process.kill()
         process.wait()
+        opened.append(os.open(fifo, os.O_RDWR))  # what waits for a writer goes on
+        fifo.unlink()  # and nothing more begins to wait: what a killed pack has started would do so for ever
         for descriptor in opened:
             os.close(descriptor)
 

@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from pybackend.frontend.pace import SLOW_AFTER_SECONDS
 from pybackend_wire.bytes_tensor import encode_elements
+from tests.integration.models.conftest import running_engine
 from tests.support import http2
 from tests.support.engine import engine_on
 from tests.support.grpc_calls import INFER, SERVER_LIVE, STREAM_INFER, framed, grpc_port
@@ -34,7 +35,7 @@ def port(tmp_path_factory):
 
     def run(scenario, **settings):
         async def serve():
-            async with engine_on(repository) as engine, grpc_port(engine) as opened:
+            async with grpc_port(engine) as opened:
                 async with await opened.connect(**settings) as client:
                     client.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, http2.u32(2**30)))
                     await client.settled()
@@ -43,13 +44,12 @@ def port(tmp_path_factory):
                     opened.frontend.ended.clear()
                     await opened.frontend.ended.wait()
                 assert opened.frontend.kept.used_bytes == 0
-                model = engine.repository.find("numbers")
-                return model.input_memory_bytes
+                return engine.repository.find("numbers").input_memory_bytes
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(asyncio.wait_for(serve(), 55))
+        return run_on_loop(asyncio.wait_for(serve(), 55))
 
-    return run
+    with running_engine(repository, loop_factory=uvloop.new_event_loop) as (engine, run_on_loop):
+        yield run
 
 
 def request(values, **fields):

@@ -20,9 +20,11 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @contextmanager
-def running_engine(repository: Path, **options: Any) -> Iterator[tuple[InferenceEngine, Run]]:
+def running_engine(
+    repository: Path, *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None, **options: Any
+) -> Iterator[tuple[InferenceEngine, Run]]:
     """An engine with the models of a repository, and a function that runs a coroutine on its loop."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         context = engine_on(repository, **options)
         engine = runner.run(context.__aenter__())
         try:
