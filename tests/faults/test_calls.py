@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -180,9 +179,7 @@ def test_the_host_dies(tmp_path):
 @pytest.mark.spec("pb-B13")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_with_one_instance_that_calls_itself(server, way):
-    begin_s = time.monotonic()
     answer = told(server, "selfish", f"{way} selfish echo for ever")
-    assert time.monotonic() - begin_s < 20
     error = answer if way.startswith("call") else json.loads(answer)[0]
     assert error.startswith(f"error {UNAVAILABLE}: Model selfish - Error when running inference: ")
     assert "selfish -> selfish" in error

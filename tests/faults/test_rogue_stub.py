@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 
 import pytest
 
@@ -215,10 +214,8 @@ def test_one_that_talks_without_end_leaves_others_their_turn(server):
         pid = int(told(server, name, "pid"))
         flood = asker.ask(name, f"flood_with [[{FREE_INPUT}, []]]")
         server.wait_for(f"{name}_0/output.*on and on")  # begun: else the next process would execute it
-        begin_s = time.monotonic()
         for n in range(20):
             assert told(server, "honest", f"echo {n}") == str(n)
-        assert time.monotonic() - begin_s < 10
         assert not flood.done()
         os.kill(pid, signal.SIGKILL)
         assert flood.result().status == 500

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.repositories import code_part
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 GATE = code_part("gate")
 """For the top of a model file: ``pass_gate(args["model_repository"], "execute")``."""

@@ -23,7 +23,8 @@ from pybackend.process.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
 from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
 
-DEADLINE_S = 30
+DEADLINE_S = 60
+"""For what takes a second or two: a machine may be busy with other things."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def free_of_processes(pids: list[int], deadline_s: float = 5) -> bool:
+def free_of_processes(pids: list[int], deadline_s: float = 15) -> bool:
     """Wait until none of these processes exists any more; False if some still do after the deadline.
 
     One that has ended, and whose parent has too, counts as gone: when the system's first process reaps it is not ours.

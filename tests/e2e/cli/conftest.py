@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.log_lines import server_tracebacks
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -146,7 +147,7 @@ def test_requests_that_come_meanwhile_are_refused(repository, model):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_idle_connections_do_not_delay_the_end(repository, model, number):
     Gate(model, "execute").open()
-    with serving(repository, flags=("--exit-timeout-secs=20",)) as server:
+    with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:
         connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(3)]
         connections.append(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=30))
         for connection in connections:
@@ -154,9 +155,7 @@ def test_idle_connections_do_not_delay_the_end(repository, model, number):
             connection.getresponse().read()
         never_used = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         never_used.connect()
-        begin_s = time.monotonic()
         assert server.stop(number) == 0
-        assert time.monotonic() - begin_s < 10
         for connection in (*connections, never_used):
             connection.close()
 
@@ -214,7 +213,7 @@ def test_the_time_is_over(repository, model):
         wait_until(lambda: waiting_count(server) == 2, "the other requests do not wait")
         begin_s = time.monotonic()
         assert server.stop() == 1
-        assert 0.9 < time.monotonic() - begin_s < 10
+        assert time.monotonic() - begin_s > 0.9
         assert "Exit timeout expired. Exiting immediately." in server.output
         errors = sorted((reply.status, reply.error) for reply in (request.wait() for request in requests))
         assert errors[0][0] == 500
@@ -233,7 +232,7 @@ def test_the_time_is_over_while_a_model_finalizes(repository, model):
         stubs = server.stub_pids()
         begin_s = time.monotonic()
         assert server.stop() == 1
-        assert 0.9 < time.monotonic() - begin_s < 10
+        assert time.monotonic() - begin_s > 0.9
         assert "instance 'gated_0' missed its" in server.output
         assert "Exit timeout expired. Exiting immediately." in server.output
         assert free_of_processes(stubs)
@@ -253,21 +252,20 @@ def test_drain_and_finalize_share_one_deadline(repository, model):
         gate.open()
         assert request.wait().status == 200
         assert server.wait() == 1
-        assert time.monotonic() - begin_s < 8.5  # 9 s if each had 5 of its own
+        limit = re.search(r"instance 'gated_0' missed its ([\d.]+) s stop limit", server.output)
+        assert limit is None or float(limit[1]) < 2, "it has 5 s of its own"  # there may be no time left at all
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(repository, model, first):
     gate = Gate(model, "execute")
-    with serving(repository) as server:
+    with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:
         stubs = server.stub_pids()
         request = Request(server)
         gate.wait_reached()
         server.process.send_signal(first)
         server.wait_for(r"Waiting for in-flight requests")
-        begin_s = time.monotonic()
         assert server.stop(signal.SIGINT) == 1
-        assert time.monotonic() - begin_s < 10
         assert free_of_processes(stubs)
         assert not hasattr(request.wait(), "status") or request.wait().status >= 500
 
@@ -275,13 +273,11 @@ def test_a_second_signal_ends_it_at_once(repository, model, first):
 def test_a_second_signal_ends_finalize_at_once(repository, model):
     Gate(model, "finalize").close()
     Gate(model, "execute").open()
-    with serving(repository) as server:
+    with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:
         stubs = server.stub_pids()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Found 1 live models")
-        begin_s = time.monotonic()
         assert server.stop() == 1
-        assert time.monotonic() - begin_s < 10
         assert "Second signal received: running requests are cut short." in server.output
         assert free_of_processes(stubs)
 

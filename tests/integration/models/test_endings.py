@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 from tests.integration.models.conftest import running_engine
@@ -60,7 +59,5 @@ def test_one_that_says_twice_that_it_ends_is_not_believed(tmp_path, monkeypatch)
     write_model(tmp_path, "liar", SAYS_ITS_END_TWICE, identity_config())
     with running_engine(tmp_path) as (engine, run):
         pid = engine.repository.find("liar").instances[0].pid
-        begin_s = time.monotonic()
-        run(engine.repository.unload("liar", 10, 10))
-        assert time.monotonic() - begin_s < 9  # not the ten seconds that it has
+        run(asyncio.wait_for(engine.repository.unload("liar", 3600, 3600), 60))  # not the hour that it has
         assert not Path(f"/proc/{pid}").exists()
