@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 TESTED = {
@@ -37,13 +35,14 @@ def _mirrored(test):
             yield package.joinpath(*folders[:-1], f"{folders[-1]}.py")
 
 
-@pytest.mark.parametrize("test", _tests())
-def test_the_module_exists(test):
-    if test in EXCEPTIONS:
-        return
-    mirrored = [str(path.relative_to(ROOT)) for path in _mirrored(test)]
-    assert any((ROOT / path).is_file() for path in mirrored), (
-        f"tests/unit/{test} is about none of {mirrored}: move it to where its module is, or to another kind of test "
+def test_the_modules_exist():
+    lost = {
+        test: [str(path.relative_to(ROOT)) for path in _mirrored(test)]
+        for test in _tests()
+        if test not in EXCEPTIONS and not any(path.is_file() for path in _mirrored(test))
+    }
+    assert lost == {}, (
+        "each of these is about none of its modules: move it to where its module is, or to another kind of test "
         "(tests/README.md)"
     )
 

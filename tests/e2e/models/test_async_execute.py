@@ -46,9 +46,10 @@ class TritonPythonModel:
 
     async def work(self, value, parameters):
         await asyncio.sleep(parameters.get("sleep", 0))
-        while "gate" in parameters and not os.path.exists(os.path.join(self.directory, parameters["gate"] + ".open")):
+        if "gate" in parameters:
             mark(self.directory, parameters["gate"] + ".reached")
-            await asyncio.sleep(0.01)
+            while not os.path.exists(os.path.join(self.directory, parameters["gate"] + ".open")):
+                await asyncio.sleep(0.01)
         if value < 0:
             raise ValueError(f"value {{value}}")
 """
@@ -126,7 +127,12 @@ def test_two_requests_wait_at_the_same_time(server):
 
 @pytest.mark.spec("pb-E12")
 def test_no_more_overlap_than_allowed(server):
-    answers = ask(server, "six", *range(24), sleep=0.05)
+    gate = Gate(server.repository / "six", "full")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "six", *range(24), gate="full")
+        gate.wait_reached(6)
+        gate.open()
+        answers = asked.result()
     assert [outcome(answer) for answer in answers] == [[value] for value in range(24)]
     assert max(answer["TOLD"][0] for answer in answers) == 6
     assert {answer["TOLD"][1] for answer in answers} == {1}, "there is one event loop"
@@ -168,9 +174,8 @@ def test_death_while_several_run(server):
     gate = Gate(server.repository / "mortal", "held")
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(ask, server, "mortal", *range(9), gate="held")
-        # The gate counts looks, not arrivals: all six that may run are in there after a moment.
         wait_until(lambda: pending_count(server) == 3, "six of nine run")
-        gate.wait_reached(20)
+        gate.wait_reached(6)
         pid = int((server.repository / "mortal/pid").read_text())
         os.kill(pid, signal.SIGKILL)
         gate.open()
