@@ -21,10 +21,10 @@ import tritonclient.grpc as grpcclient
 from tests.support.gates import wait_until
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STAND_IN = Path(__file__).parent / "stand_in"
-DEADLINE_S = 60
+DEADLINE_S = 240
 OPTIONAL = {
     "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob",
     "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
@@ -104,7 +104,7 @@ def test_the_configuration_is_that_of_tritons_backend(server):
         "cumulative_logprob": ("TYPE_FP32", [-1]), "num_input_tokens": ("TYPE_UINT32", [-1]),
         "num_output_tokens": ("TYPE_UINT32", [-1]),
     }  # fmt: skip
-    server.wait_for(r"\[stand-in\] engine of /\S+/story/1/weights, GPU None")
+    server.wait_for(r"\[stand-in\] engine of /\S+/story/1/weights, GPU ")
 
 
 def test_a_text_is_answered_as_a_whole(server):
