@@ -88,6 +88,7 @@ KNOWN_BACKENDS = (
         modules=("sklearn",),
         extra="sklearn",
     ),
+    KnownBackend("litert", files=("model.tflite",), modules=("ai_edge_litert", "tensorflow"), extra="litert"),
     KnownBackend("transformers", modules=("transformers",), extra="transformers", is_hugging_face=True),
     KnownBackend("vllm", modules=("vllm",), extra="vllm"),
     KnownBackend(

@@ -1,0 +1,1 @@
+"""Serves files of LiteRT, formerly TensorFlow Lite."""
