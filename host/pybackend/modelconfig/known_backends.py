@@ -52,6 +52,7 @@ KNOWN_BACKENDS = (
         files=("model.savedmodel", "model.graphdef"),
         platforms=("tensorflow_savedmodel", "tensorflow_graphdef"),
         modules=("tensorflow",),
+        extra="tensorflow",
     ),
     KnownBackend(
         "tensorrt",

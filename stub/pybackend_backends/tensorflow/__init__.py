@@ -1,0 +1,1 @@
+"""Serves SavedModel directories with TensorFlow."""
