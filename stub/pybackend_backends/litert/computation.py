@@ -29,7 +29,7 @@ class Computation:
         self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
         self._texts = {tensor.name for tensor in signature.outputs if tensor.data_type == "TYPE_STRING"}
         self._shapes: Any = None
-        """Of the inputs that memory is allocated for, None if there is none."""
+        """Shapes of the inputs that memory is allocated for, None if there is none."""
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
         """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""

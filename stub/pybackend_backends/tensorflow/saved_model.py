@@ -150,9 +150,9 @@ def _key(config: Mapping[str, Any], path: str, graph: Any, key: str) -> str:
     if wanted in keys:
         return wanted
     near = closest(wanted, keys) if wanted else None
-    advice = f"did you mean {near}?" if near else f"it has {', '.join(keys) or 'none'}"
+    advice = f"did you mean {near}?" if near else f"it has {', '.join(keys) or 'none'}."
     raise TritonModelException(
-        f"model '{config['name']}': {path} has no signature '{wanted or 'serving_default'}': {advice}. Parameters "
+        f"model '{config['name']}': {path} has no signature '{wanted or 'serving_default'}': {advice} Parameters "
         "TF_SIGNATURE_DEF chooses one"
     )
 

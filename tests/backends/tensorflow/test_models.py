@@ -62,7 +62,7 @@ EXPECTED = {
     "wrong_type": r"configuration expects datatype TYPE_INT8 for input 'x', model provides TYPE_FP32 \(model.savedmodel\)",
     "wrong_dims": r"tensor 'x': the model expects 2 dimensions \(shape \[-1, 16\], in model.savedmodel\) but the model configuration",
     "parameter": r"backend 'tensorflow' has no parameter 'TF_NUM_THREADS': did you mean TF_NUM_INT",
-    "signature": r"has no signature 'serving': did you mean serving_default\?. Parameters TF_SIGNATURE_DEF chooses one",
+    "signature": r"has no signature 'serving': did you mean serving_default\? Parameters TF_SIGNATURE_DEF chooses one",
     "tag": r"no graph of \S+ has the tag 'train', their tags are serve: parameters TF_GRAPH_TAG chooses one",
     "truncated": r"model 'truncated': \S+/1/model.savedmodel cannot be read: .*Its saved_model.pb is truncated, or not one of",
     "no_weights": r"model 'no_weights': TensorFlow \S+ cannot load \S+/1/model.savedmodel: .*Its variables may be missing or truncated",
@@ -141,6 +141,9 @@ def server(tmp_path_factory, saved):
     model("graphdef").with_name("model.graphdef").write_text("This is no graph.")
     model("old_platform", 'platform: "tensorflow_graphdef"').with_name("model.graphdef").write_text("")
     model("lite", 'default_model_filename: "model.tflite"').with_name("model.tflite").write_text("")
+    (models / "converted" / "1").mkdir(parents=True)
+    converter = tensorflow.lite.TFLiteConverter.from_saved_model(str(saved), signature_keys=["serving_default"])
+    (models / "converted" / "1" / "model.tflite").write_bytes(converter.convert())
     count = len(list(models.iterdir()))
     with serving(models, flags=("--exit-on-error=false",), ready=False) as server:
         server.wait_for(rf"{count - len(EXPECTED)} of {count} models are ready", 500)
@@ -182,6 +185,15 @@ def test_a_configuration_written_for_the_reference(server, saved):
         answers = list(pool.map(lambda array: infer(server, "named", {"x": array})["y"], arrays))
     for array, answer in zip(arrays, answers, strict=True):
         np.testing.assert_allclose(answer, direct(saved, "serving_default", x=array)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_converted_file_of_litert(server, saved):
+    """By LiteRT, or, where that is not installed, by TensorFlow's interpreter."""
+    config = server.get("/v2/models/converted/config").json
+    assert (config["backend"], config["max_batch_size"]) == ("litert", 4)
+    x = RANDOM.standard_normal((3, 16)).astype(np.float32)
+    expected = direct(saved, "serving_default", x=x)
+    np.testing.assert_allclose(infer(server, "converted", {"x": x})["y"], expected["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_strings(server):

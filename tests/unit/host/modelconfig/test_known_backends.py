@@ -43,6 +43,7 @@ def places(tmp_path: Path) -> BackendPlaces:
         (["xgboost.ubj"], "fil"),
         (["model.txt"], "fil"),
         (["checkpoint.tl"], "fil"),
+        (["model.tflite"], "litert"),
         (["model.skops"], "sklearn"),
         (["model.joblib"], "sklearn"),
         (["model.py", "model.joblib", "model.txt"], "python"),
