@@ -45,7 +45,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
-from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
+from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
 from pybackend.tracing.start import make_recorder
 from pybackend.tracing.tracer import Tracer
 
@@ -148,7 +148,7 @@ class Server:
             self._sandbox.close()
         if failed is not None:
             raise ServerError(failed.fatal())
-        return status or said
+        return said if said == EXIT_INTERRUPTED else status or said
 
     async def _serve(self, visitor: Visitor | None, sockets: _Sockets) -> int:
         """Wait for a signal, or for the visitor; returns the visitor's exit status."""
@@ -163,7 +163,7 @@ class Server:
         if visit.done():
             return visit.result()
         visit.cancel()  # its thread goes on until the server closes the connection
-        return EXIT_FAILED
+        return EXIT_INTERRUPTED
 
     # Start
 

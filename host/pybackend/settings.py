@@ -16,6 +16,9 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  the reference's default, which containe
 
 DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
+EXIT_INTERRUPTED = 130
+"""Exit status of a server that a signal has ended while its visitor was there."""
+
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 """Backend directory of the reference's containers."""
 

@@ -37,6 +37,7 @@ CODE: tuple[str, ...] = (
     "host/pybackend/environment/*.py",
     "host/pybackend/frontend/**/*.py",
     "host/pybackend/http2/*.py",
+    "host/pybackend/importing/*.py",
     "host/pybackend/inference/*.py",
     "host/pybackend/instance/*.py",
     "host/pybackend/ipc/*.py",

@@ -34,6 +34,13 @@ _MODULES = {
 }
 """The module of each command that needs no server in this process; its function is named after the command."""
 
+_SERVING = {
+    "export-config": "export_config_command",
+    "import": "import_command",
+    "infer": "infer_command",
+}
+"""The same for those that may run a server in this process; their functions take the one that does."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name and return the exit status."""
@@ -41,10 +48,9 @@ def run(arguments: Sequence[str]) -> int:
         command = arguments[0] if arguments else ""
         if command in _MODULES:
             return int(getattr(import_module(f"pybackend.cli.{_MODULES[command]}"), f"run_{command}")(arguments[1:]))
-        if command == "infer":
-            from pybackend.cli.infer_command import run_infer
-
-            return run_infer(arguments[1:], serve)
+        if command in _SERVING:
+            module = import_module(f"pybackend.cli.{_SERVING[command]}")
+            return int(getattr(module, f"run_{command.replace('-', '_')}")(arguments[1:], serve))
         if command == "dev":
             from pybackend.cli.dev_command import parse_dev
 
@@ -76,7 +82,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     Args:
         settings: of the server.
         visitor: runs in a thread once the models are loaded; takes the server's URL and returns an exit status. The
-            server stops when it returns, and all of the log goes to stderr.
+            server stops when it returns, and all of the log goes to stderr. A signal before that is EXIT_INTERRUPTED.
 
     Raises:
         PybackendError: the server cannot start.

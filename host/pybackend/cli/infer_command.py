@@ -111,7 +111,7 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             sys.stderr.write(f"error: {error}\n")
             return 1
 
-    return serve(_settings(given, flags), visit)
+    return int(serve(_settings(given, flags), visit) != 0)
 
 
 def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:

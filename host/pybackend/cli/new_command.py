@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.model_names import check_new_name
 from pybackend.cli.terminal import print_text
-from pybackend.errors import InferenceError, ServerError
-from pybackend.repository.changes import check_name
+from pybackend.errors import ServerError
 
 TEMPLATES = {
     "plain": "one response to each request",
@@ -22,9 +22,6 @@ TEMPLATES = {
 
 _DIRECTORY = Path(__file__).resolve().parents[1] / "templates"
 _PLACEHOLDER = "my_model"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_LONGEST_NAME = 100
-"""The names of further models and files are a little longer, and a file name has at most 255 bytes."""
 
 
 def make_parser() -> CommandParser:
@@ -54,16 +51,7 @@ def run_new(arguments: Sequence[str]) -> int:
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])
-    try:
-        check_name(given.name)
-    except InferenceError as error:
-        raise UsageError(error.message, parser.format_usage()) from None
-    if not _NAME.fullmatch(given.name) or len(given.name) > _LONGEST_NAME:
-        raise UsageError(
-            f"invalid model name '{given.name}': write up to {_LONGEST_NAME} letters, digits, '_', '-' and '.', and begin "
-            "with a letter or a digit",
-            parser.format_usage(),
-        )
+    check_new_name(given.name, parser)
     directory = Path(given.name) if given.directory is None else given.directory
     written = _write(_files(given.template, given.name), directory)
     for path in written:

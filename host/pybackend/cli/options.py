@@ -40,10 +40,12 @@ from pybackend.settings import (
 _COMMANDS = """\
 write models:
   new      write a model to begin with, and a test and a client for it
+  import   make an entry of a repository from a file of a framework
   dev      serve models, and load them again when a file is saved
   check    validate the models of a repository without running them
   infer    send one request to a model and print the response
   graph    draw the ensembles of a repository
+  export-config  print the complete configuration of a model
 
 serve them:
   serve    serve the models of a repository

@@ -146,7 +146,8 @@ def format_config_text(document: Mapping[str, Any]) -> str:
     Raises:
         ModelConfigError: as :func:`parse_config_json`.
     """
-    return str(text_format.MessageToString(_message(document, "failed to write model configuration: "), as_utf8=True))
+    message = _message(document, "failed to write model configuration: ")
+    return str(text_format.MessageToString(message, as_utf8=True, use_short_repeated_primitives=True))
 
 
 # --- messages and documents -----------------------------------------------------------------------------------------

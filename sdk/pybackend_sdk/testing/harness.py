@@ -65,7 +65,7 @@ class ModelHarness:
         strict: treat outputs that do not match the configuration, and an exception from ``finalize``, as errors. If
             False, a mismatch is a warning and such an exception a log line, as in a server.
         wait_s: how long to wait where a server would wait for ever.
-        backend_directory: directory of Python-based backends, for models with ``backend: "<name>"``.
+        backend_directory: directory of Python-based backends, for models of backends that do not come with pybackend.
         environment: an archive or directory with the Python that runs the model, in another process; ``"here"`` runs it
             in the test's own process. None for the configured one (``EXECUTION_ENV_PATH``).
     """

@@ -1,5 +1,6 @@
 """Finds the files of a model: its directory, its version, and the file with its class."""
 
+import importlib.util
 import os
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
@@ -55,9 +56,11 @@ def model_file(directory: str, document: Mapping[str, Any], backend_directory: O
 
     Raises:
         LoadError: there is no such file.
-        ConfigError: the configuration names a backend, but ``backend_directory`` is missing.
+        ConfigError: the configuration names a backend that does not come with pybackend, but ``backend_directory`` is missing.
     """
     backend = document["backend"]
+    if backend_directory is None:
+        backend_directory = _shipped_backends(backend)
     if backend == "python":
         path = os.path.join(directory, document["default_model_filename"])
     elif backend_directory is None:
@@ -70,6 +73,15 @@ def model_file(directory: str, document: Mapping[str, Any], backend_directory: O
     if not os.path.isfile(path):
         raise LoadError(f"Failed to preinitialize Python stub: Python model file not found in '{path}'")
     return os.path.normpath(path), backend != "python"
+
+
+def _shipped_backends(backend: str) -> Optional[str]:
+    """Return the directory of the backends that come with pybackend, None if the backend is not there."""
+    spec = importlib.util.find_spec("pybackend_backends")
+    for directory in (spec.submodule_search_locations or []) if spec is not None else []:
+        if os.path.isfile(os.path.join(directory, backend, "model.py")):
+            return directory
+    return None
 
 
 def _versions(directory: str) -> Dict[int, str]:

@@ -1,0 +1,149 @@
+"""``pybackend export-config``: prints the complete configuration of a model as config.pbtxt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.connection_flags import add_connection_flags, connection_of
+from pybackend.cli.infer_command import Serve
+from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.places import with_single_models
+from pybackend.cli.terminal import divided, print_text
+from pybackend.client.connection import Connection, model_path
+from pybackend.errors import PybackendError, ServerError
+from pybackend.importing.trial import Trial
+from pybackend.modelconfig.minimal import minimal_document
+from pybackend.modelconfig.parser import format_config_text, parse_config_json
+from pybackend.repository.layout import is_model_directory, scan_repositories
+from pybackend.settings import EXIT_INTERRUPTED
+
+_DEFAULT_TIMEOUT_S = 600.0
+_MOST_NAMED = 8
+
+
+def make_parser() -> CommandParser:
+    """The parser of ``export-config``'s arguments."""
+    parser = CommandParser(
+        prog="pybackend export-config",
+        usage="pybackend export-config MODEL_OR_REPOSITORY[/NAME] [--FLAG[=VALUE]]... [-- SERVE_FLAG...]",
+        description="Prints the configuration of a model as config.pbtxt, with everything that auto-complete found. The model is "
+        "started once; with --url a running server answers.",
+        epilog="exit status: 0 if the configuration was printed or written, 1 if not",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL_OR_REPOSITORY[/NAME]", help="the model's directory; with --url, the model's name")
+    add("--minimal", action="store_true", help="leave out the name and everything that the server fills in by itself")
+    add("--output", type=Path, metavar="FILE", help="write into this file [standard output]")
+    add("--url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH of a running server that has the model")
+    add("--model-version", default="", metavar="N", help="with --url, the model's version [the server chooses]")
+    add_connection_flags(parser, _DEFAULT_TIMEOUT_S)
+    return parser
+
+
+def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
+    """Run the command and return the exit status.
+
+    Args:
+        arguments: the command line after ``export-config``.
+        serve: runs a server.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: the model does not load, the server does not answer, or the file cannot be written.
+    """
+    parser = make_parser()
+    own, flags = divided(arguments)
+    given, rest = parser.parse_known_args(own)
+    if rest:
+        parser.refuse(rest[0])
+    if given.url is not None:
+        if flags:
+            raise UsageError("Flags after -- are for `pybackend serve`: leave out --url", parser.format_usage())
+        document = connection_of(given, parser).get(f"{model_path(given.model, given.model_version)}/config")
+    else:
+        document = _of_directory(Path(given.model), flags, given.timeout, serve)
+    complete = parse_config_json(document, f"the server's configuration of model '{given.model}'")
+    text = format_config_text(minimal_document(complete) if given.minimal else complete)
+    if given.output is None:
+        print_text(text.rstrip("\n"))
+        return 0
+    try:
+        given.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ServerError(f"cannot write {given.output}: {error.strerror}") from None
+    return 0
+
+
+def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve: Serve) -> Mapping[str, Any]:
+    """The configuration of a model that is started for it.
+
+    Raises:
+        PybackendError: it is not one model, or it does not load.
+        KeyboardInterrupt: a signal has ended the server.
+    """
+    model = _one_model(directory)
+    documents: list[Mapping[str, Any]] = []
+    errors: list[PybackendError] = []
+
+    def visit(url: str) -> int:
+        trial = Trial(Connection(url, timeout_s), model.name)
+        try:
+            trial.load()
+            documents.append(trial.configuration())
+        except PybackendError as error:
+            errors.append(error)
+        return 0
+
+    status = serve(
+        with_single_models(
+            parse_serve_flags(
+                [
+                    str(model),
+                    "--model-control-mode=explicit",
+                    "--http-address=127.0.0.1",
+                    "--http-port=0",
+                    "--allow-grpc=false",
+                    "--allow-metrics=false",
+                    "--log-info=false",
+                    "--log-warning=false",
+                    "--log-error=false",  # the command's own error has the reason
+                    *flags,
+                ]
+            )
+        ),
+        visit,
+    )
+    if status == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if errors:
+        raise errors[0]
+    return documents[0]
+
+
+def _one_model(directory: Path) -> Path:
+    """The directory of the model that is meant.
+
+    Raises:
+        ServerError: there is none, or more than one.
+    """
+    directory = Path(os.path.abspath(directory))
+    if is_model_directory(directory):
+        return directory
+    if not os.path.lexists(directory):
+        raise ServerError(
+            f"{directory} does not exist: name a model's directory, or with --url=http://localhost:8000 a model of a running server"
+        )
+    models = scan_repositories([directory]).models
+    if len(models) != 1:
+        names = ", ".join(list(models)[:_MOST_NAMED])
+        found = (
+            f"holds {len(models)} models, {names}: name one, {directory / next(iter(models))}"
+            if models
+            else "holds no model"
+        )
+        raise ServerError(f"{directory} {found}")
+    return next(iter(models.values()))

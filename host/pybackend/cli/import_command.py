@@ -1,0 +1,300 @@
+"""``pybackend import``: its command line and its output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.flag_values import integer
+from pybackend.cli.model_names import check_new_name, name_from
+from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.terminal import divided, print_text
+from pybackend.errors import ServerError
+from pybackend.importing.detection import detect
+from pybackend.importing.entry import Place, StagedEntry, place_of
+from pybackend.importing.kinds import Found
+from pybackend.importing.measurement import Measures
+from pybackend.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
+from pybackend.importing.sample import Request
+from pybackend.importing.verification import Comparison
+from pybackend.modelconfig.parser import read_config_file
+from pybackend.settings import EXIT_INTERRUPTED, Settings
+
+_DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4
+
+_PLAIN_STEMS = frozenset({"checkpoint", "data", "file", "model", "pytorch_model", "saved_model", "xgboost", "lightgbm"})
+"""Names of files that say nothing about the model: its directory names it then."""
+
+_EPILOG = """\
+examples:
+  pybackend import resnet.onnx
+  pybackend import churn.json --repository models --name churn --verify
+  pybackend import pipeline.pkl --trust-pickle
+  pybackend import resnet_v2.onnx --name resnet --version 2
+  pybackend import churn.json -- --backend-config=fil,environment=fil.tar.gz
+
+exit status: 0 if the model was imported, 1 if not: then nothing was written
+"""
+
+Serve = Callable[[Settings, Callable[[str], int]], int]
+"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
+
+
+def make_parser() -> CommandParser:
+    """The parser of ``import``'s arguments."""
+    parser = CommandParser(
+        prog="pybackend import",
+        usage="pybackend import FILE_OR_DIRECTORY [--FLAG[=VALUE]]... [-- SERVE_FLAG...]",
+        description="Makes an entry of a model repository from a model's file or directory: the model is started once, and completes "
+        "its configuration; a sample request, its answer and a test are written too. The content decides what the file is.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="FILE_OR_DIRECTORY", help="the model")
+    add("--name", metavar="NAME", help="the model's name [from the name of the file or directory]")
+    add(
+        "--repository",
+        type=Path,
+        default=_DEFAULT_REPOSITORY,
+        metavar="DIR",
+        help="directory of models to write into [models]",
+    )
+    add("--version", type=integer(1), metavar="N", help="the version; adds it to a model that exists [1]")
+    add("--force", action="store_true", help="replace the model, or with --version the version, if it exists")
+    add("--verify", action="store_true", help="compare the served answers with the framework's, and measure")
+    add(
+        "--tolerance",
+        type=float,
+        default=_DEFAULT_TOLERANCE,
+        metavar="X",
+        help=f"with --verify, the largest difference that is allowed, relative to values above 1 [{_DEFAULT_TOLERANCE:g}]",
+    )
+    add("--trust-pickle", action="store_true", help="read a pickle, which runs any code that its writer put into it")
+    add("--backend", default="", metavar="NAME", help="serve with this backend [the usual one of the kind]")
+    add("--config", type=Path, metavar="FILE", help="a config.pbtxt to start from, for what the model does not state")
+    add(
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the model; may be repeated",
+    )
+    add(
+        "--environment",
+        type=Path,
+        metavar="PATH",
+        help="the model's environment: an archive or a directory [the server's Python]",
+    )
+    add("--sample", type=Path, metavar="FILE", help="a request in JSON to use as the sample [a random one]")
+    add("--json", action="store_true", help="print JSON, for programs")
+    add(
+        "--timeout",
+        type=float,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long the load, or a request, may take [{_DEFAULT_TIMEOUT_S:g}]",
+    )
+    return parser
+
+
+def run_import(arguments: Sequence[str], serve: Serve) -> int:
+    """Run the command and return the exit status.
+
+    Args:
+        arguments: the command line after ``import``.
+        serve: runs a server.
+
+    Raises:
+        UsageError: the command line is wrong.
+        PybackendError: the model cannot be imported; nothing was written.
+    """
+    parser = make_parser()
+    own, flags = divided(arguments)
+    given, rest = parser.parse_known_args(own)
+    if rest:
+        parser.refuse(rest[0])
+    base, sample = _base(given, parser), _sample(given.sample)
+    found = backed_by(detect(given.path), given.backend or base.get("backend", ""))
+    name = given.name or _derived_name(found, parser)
+    check_new_name(name, parser)
+    if found.kind.is_pickle and not given.trust_pickle:
+        raise ServerError(
+            f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
+            "file, add --trust-pickle; a file of skops needs no trust"
+        )
+    place = place_of(given.repository, name, given.version, force=given.force)
+    signal.signal(signal.SIGTERM, _terminated)
+    with StagedEntry(place) as entry:
+        run = ImportRun(found, entry, base, sample, given.verify, given.timeout)
+        run.lay_out()
+        comparison = _served(run, _settings(entry, flags), serve, given.tolerance)
+        entry.commit()
+    _report(run, place, comparison, as_json=given.json)
+    return 0
+
+
+def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) -> Comparison | None:
+    """Serve the entry, and compare its answers if that is wanted.
+
+    Raises:
+        PybackendError: the model does not load or answer, or answers something else than its framework.
+        KeyboardInterrupt: a signal has ended the server.
+    """
+    status = serve(settings, run.visit)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminated)
+    if status == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if run.error is not None:
+        raise run.error
+    if not run.verify:
+        return None
+    comparison = run.comparison(tolerance)
+    if comparison.fault:
+        raise ServerError(f"{comparison.fault}. Nothing was imported")
+    return comparison
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
+    # The exception removes unfinished files on its way out.
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def _base(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
+    """The user's own part of the configuration."""
+    parameters: dict[str, str] = {}
+    if given.trust_pickle:
+        parameters["PICKLE"] = "trusted"
+    for text in given.parameter:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f'Bad option: "--parameter". Got {text}, expected NAME=VALUE', parser.format_usage())
+        parameters[name] = value
+    if given.environment is not None:
+        if not given.environment.exists():
+            raise ServerError(f"the environment {given.environment} does not exist: `pybackend pack` makes one")
+        parameters[ENVIRONMENT] = str(given.environment.absolute())
+    document = {} if given.config is None else read_config_file(given.config)
+    return with_parameters({name: value for name, value in document.items() if name != "name"}, parameters)
+
+
+def _sample(path: Path | None) -> Request | None:
+    if path is None:
+        return None
+    try:
+        document = json.loads(path.read_bytes())
+        for tensor in document["inputs"]:
+            tensor["name"], tensor["datatype"], tensor["shape"], tensor["data"]
+    except OSError as error:
+        raise ServerError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise ServerError(
+            f'{path} is no request in JSON: write {{"inputs": [{{"name": "X", "datatype": "FP32", "shape": [1], "data": [0.5]}}]}}'
+        ) from None
+    return {"inputs": document["inputs"]}
+
+
+def _derived_name(found: Found, parser: CommandParser) -> str:
+    source = found.source.absolute()
+    stem = source.name if source.is_dir() else source.stem
+    texts = [source.parent.name, stem] if stem.lower() in _PLAIN_STEMS else [stem, source.parent.name]
+    name = next(filter(None, map(name_from, texts)), "")
+    if not name:
+        raise UsageError(
+            f"no model name can be made from {found.source}: choose one with --name=NAME", parser.format_usage()
+        )
+    return name
+
+
+def _settings(entry: StagedEntry, flags: Sequence[str]) -> Settings:
+    """The settings of a server for the entry. Given flags come last, so that they win."""
+    return parse_serve_flags(
+        [
+            str(entry.directory),
+            "--model-control-mode=explicit",
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--log-info=false",
+            "--log-warning=false",
+            "--log-error=false",  # the command's own error has the reason
+            *flags,
+        ]
+    )
+
+
+# --- Output ---------------------------------------------------------------------------------------------------------
+
+
+def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "model": place.name,
+            "version": place.version,
+            "directory": str(place.model),
+            "kind": run.found.kind.title.partition(" ")[2],
+            "backend": run.config["backend"],
+            "verified": _verified(comparison, run.measures),
+        }
+        print_text(json.dumps(document, ensure_ascii=False, indent=2))
+        return
+    print_text(
+        f"imported {run.found.source}, {run.found.kind.title}, as {place.model}, version {place.version}: {_tensors(run.config)}"
+    )
+    if comparison is not None and run.measures is not None:
+        print_text("\n".join(_verification_lines(comparison, run.measures)))
+    if run.found.requirements:
+        print_text(
+            f"its own packages: `pybackend pack {place.model}/requirements.txt -o {place.name}.tar.gz`, and import it again with "
+            f"--environment={place.name}.tar.gz"
+        )
+    sys.stdout.write(
+        f"\npybackend serve {place.repository}\npytest {place.model}   # compares with the recorded answers\n"
+    )
+
+
+def _tensors(config: Mapping[str, Any]) -> str:
+    sides = (
+        ", ".join(f"{each['name']} {each['data_type'].removeprefix('TYPE_')} {each['dims']}" for each in config[side])
+        for side in ("input", "output")
+    )
+    batches = f", batches up to {config['max_batch_size']}" if config["max_batch_size"] else ""
+    return f"{' -> '.join(sides)}{batches}"
+
+
+def _verified(comparison: Comparison | None, measures: Measures | None) -> dict[str, Any] | None:
+    if comparison is None or measures is None:
+        return None
+    return {
+        "requests": comparison.requests,
+        "largest_difference": comparison.difference,
+        "latency_p50_s": measures.latency_p50_s,
+        "cpu_s": measures.cpu_s,
+        "memory_bytes": measures.memory_bytes,
+        "start_s": measures.start_s,
+    }
+
+
+def _verification_lines(comparison: Comparison, measures: Measures) -> list[str]:
+    where = f" (output '{comparison.output}')" if comparison.output else ""
+    cpu = "?" if measures.cpu_s is None else f"{measures.cpu_s * 1e6:.0f} us"
+    memory = "?" if measures.memory_bytes is None else f"{measures.memory_bytes / 1e6:.1f} MB"
+    requests = f"{comparison.requests} request{'' if comparison.requests == 1 else 's'}"
+    first = f"verified with {requests}: largest difference from the framework {comparison.difference:.3g}{where}"
+    second = (
+        f"latency p50 {measures.latency_p50_s * 1e3:.2f} ms at one client ({measures.requests} requests), CPU of the model's process "
+        f"{cpu} per request, memory {memory}, start {measures.start_s:.2f} s"
+    )
+    return [first, second]

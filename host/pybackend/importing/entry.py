@@ -1,0 +1,204 @@
+"""The entry of a repository while it is made: a hidden directory beside the models, moved into place when it is whole.
+
+Servers ignore hidden directories, and a move within one file system is atomic: a server that follows the repository sees all
+of an entry or none of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pybackend.errors import ServerError
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, scan_versions
+
+SAMPLE_REQUEST = "sample_request.json"
+_PREFIX = ".pybackend-import-"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an entry will be.
+
+    Attributes:
+        repository: directory of models.
+        name: the model's name.
+        version: its version.
+        adds: the model exists, and gets this version; its configuration stays.
+        replaces: what is there now makes way.
+    """
+
+    repository: Path
+    name: str
+    version: int
+    adds: bool
+    replaces: bool
+
+    @property
+    def model(self) -> Path:
+        """The model's directory."""
+        return self.repository / self.name
+
+
+def place_of(repository: Path, name: str, version: int | None, *, force: bool) -> Place:
+    """Where a model may be put. Blocking.
+
+    Args:
+        repository: directory of models; it need not exist.
+        name: the model's name.
+        version: None for the first version of a new model.
+        force: what exists may be replaced.
+
+    Raises:
+        ServerError: something is there already; the text has the ways out.
+    """
+    model = repository / name
+    if not os.path.lexists(model):
+        return Place(repository, name, version or 1, adds=False, replaces=False)
+    present = list(scan_versions(model).versions) if os.path.isdir(model) else []
+    if version is None:
+        if force:
+            return Place(repository, name, 1, adds=False, replaces=True)
+        following = max(present, default=0) + 1
+        raise ServerError(
+            f"{model} exists already: --force replaces it, --version={following} adds a version, --name=NAME chooses another name"
+        )
+    exists = os.path.lexists(model / str(version))
+    if exists and not force:
+        raise ServerError(
+            f"{model / str(version)} exists already: --force replaces it, --version=N chooses another number"
+        )
+    return Place(repository, name, version, adds=bool(present), replaces=exists or not present)
+
+
+@dataclass
+class StagedEntry:
+    """An entry that is being made. As a context manager it removes everything that was not put into place.
+
+    Attributes:
+        place: where it will be.
+        model: the directory that becomes the model's.
+        directory: the hidden directory around it, which is a repository of this one model.
+    """
+
+    place: Place
+    directory: Path = field(init=False)
+    _made: list[Path] = field(init=False, default_factory=list)
+
+    @property
+    def model(self) -> Path:
+        return self.directory / self.place.name
+
+    @property
+    def version(self) -> Path:
+        """The version directory."""
+        return self.model / str(self.place.version)
+
+    def __enter__(self) -> Self:
+        repository = self.place.repository
+        with _explained():
+            missing = [each for each in (repository, *repository.parents) if not os.path.lexists(each)]
+            for each in reversed(missing):
+                each.mkdir()
+                self._made.append(each)
+            try:
+                self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=repository)).absolute()
+                self.directory.chmod(0o755)  # a model may run as another user
+                self.version.mkdir(parents=True)
+            except OSError:
+                self.__exit__(None, None, None)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if hasattr(self, "directory"):
+            shutil.rmtree(self.directory, ignore_errors=True)
+        for each in reversed(self._made):
+            try:
+                each.rmdir()
+            except OSError:
+                return  # it holds the entry
+
+    def copy(self, files: Mapping[str, Path]) -> None:
+        """Copy files and directories into the version directory.
+
+        Raises:
+            ServerError: the disk is full, or something cannot be read or written.
+        """
+        with _explained():
+            for name, source in files.items():
+                target = self.version / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if os.path.isdir(source):
+                    shutil.copytree(source, target, copy_function=shutil.copyfile)
+                else:
+                    shutil.copyfile(source, target)
+
+    def copy_beside(self) -> None:
+        """Copy the files, but no versions, of the model that gets a version."""
+        with _explained():
+            for name in os.listdir(self.place.model):
+                if os.path.isfile(self.place.model / name):
+                    shutil.copyfile(self.place.model / name, self.model / name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text file into the model's directory.
+
+        Raises:
+            ServerError: the disk is full, or it cannot be written.
+        """
+        with _explained():
+            (self.model / name).write_text(text, encoding="utf-8")
+
+    def commit(self) -> None:
+        """Put the entry into place.
+
+        Raises:
+            ServerError: it cannot be moved; what was there before is there again.
+        """
+        with _explained():
+            if self.place.adds:
+                for name in sorted(set(os.listdir(self.model)) - {self.version.name, CONFIG_FILENAME}):
+                    os.replace(self.model / name, self.place.model / name)
+                self._put(self.version, self.place.model / self.version.name)
+            else:
+                self._put(self.model, self.place.model)
+
+    def _put(self, made: Path, target: Path) -> None:
+        aside = self.directory / f"{target.name}.before"
+        if self.place.replaces and os.path.lexists(target):
+            os.rename(target, aside)
+        try:
+            os.rename(made, target)
+        except OSError:
+            if os.path.lexists(aside):
+                os.rename(aside, target)
+            raise
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except shutil.Error as error:
+        source, _, reason = error.args[0][0]
+        raise ServerError(f"cannot copy {source}: {reason}. Nothing was imported") from None
+    except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:
+            raise
+        advice = (
+            "make room, or choose another --repository"
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}
+            else ("choose another --repository, or change its permissions")
+        )
+        raise ServerError(f"cannot write {error.filename}: {error.strerror}: {advice}. Nothing was imported") from None

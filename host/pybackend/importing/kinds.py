@@ -1,0 +1,70 @@
+"""The kinds of models that can be imported, and the files of one that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model.
+
+    Attributes:
+        name: short, as the verification's program knows it.
+        title: with its article, for messages.
+        backend: the backend that serves it.
+        filename: the default name of its file or directory in a version directory; ``""`` if the files keep their names.
+        is_pickle: reading it runs any code that its writer put into it.
+    """
+
+    name: str
+    title: str
+    backend: str
+    filename: str
+    is_pickle: bool = False
+
+
+ONNX = Kind("onnx", "an ONNX model", "onnxruntime", "model.onnx")
+XGBOOST_JSON = Kind("xgboost", "an XGBoost model in JSON", "fil", "xgboost.json")
+XGBOOST_UBJ = Kind("xgboost", "an XGBoost model in UBJSON", "fil", "xgboost.ubj")
+LIGHTGBM = Kind("lightgbm", "a LightGBM model", "fil", "model.txt")
+TREELITE = Kind("treelite", "a treelite checkpoint", "fil", "checkpoint.tl")
+SKOPS = Kind("sklearn", "a skops file", "sklearn", "model.skops")
+JOBLIB = Kind("sklearn", "a pickle of joblib", "sklearn", "model.joblib", is_pickle=True)
+PICKLE = Kind("sklearn", "a pickle", "sklearn", "model.pkl", is_pickle=True)
+TORCHSCRIPT = Kind("torchscript", "a TorchScript archive", "pytorch", "model.pt")
+TORCH_EXPORT = Kind("torch_export", "an archive of torch.export", "pytorch", "model.pt2")
+TORCH_COMPILED = Kind("torch_compiled", "an archive of AOTInductor", "pytorch", "model.pt2")
+TRANSFORMERS = Kind("transformers", "a Hugging Face directory", "transformers", "")
+
+ACCEPTED = (
+    "ONNX, TorchScript and torch.export archives, XGBoost (JSON, UBJSON), LightGBM (text), treelite checkpoints, skops, pickles "
+    "of scikit-learn (--trust-pickle), Hugging Face directories"
+)
+"""All kinds, for messages."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that was found.
+
+    Attributes:
+        kind: its kind.
+        source: the path that the user gave.
+        files: the files or directories to copy, by their path in the version directory.
+        texts: files to write, by their path in the version directory.
+        configurations: configurations to start from, the preferred one first; the model completes them.
+        requirements: lines of a requirements.txt that the model states itself; empty for none.
+        examples: inputs by name that the model's author has left as an example, without a batch dimension; empty for none.
+    """
+
+    kind: Kind
+    source: Path
+    files: Mapping[str, Path]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    configurations: Sequence[Mapping[str, Any]] = ({},)
+    requirements: Sequence[str] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,178 @@
+"""The steps of an import between the copied files and the finished entry. They run while a server serves the entry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.client.connection import Connection
+from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.importing.entry import SAMPLE_REQUEST, StagedEntry
+from pybackend.importing.kinds import Found
+from pybackend.importing.measurement import Measures, measure
+from pybackend.importing.sample import Request
+from pybackend.importing.trial import Answer, Trial, answers_to
+from pybackend.importing.verification import Comparison, compare, framework_answers
+from pybackend.importing.written_files import configuration_text, tensors_text, test_text
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.parser import format_config_text
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+_REQUIREMENTS = "requirements.txt"
+
+
+@dataclass
+class ImportRun:
+    """An import while it runs.
+
+    Attributes:
+        found: the model.
+        entry: its entry, with the files in it.
+        base: the configuration that wins over those of the kind: the user's choices.
+        sample: the user's sample request, None to make one.
+        verify: measure, and send more than one request.
+        timeout_s: for each request, the load among them.
+        config: the complete configuration, once the model is loaded.
+        measures: None unless ``verify``.
+        error: the reason of the failure; None if there is none so far.
+    """
+
+    found: Found
+    entry: StagedEntry
+    base: Mapping[str, Any]
+    sample: Request | None
+    verify: bool
+    timeout_s: float
+    config: dict[str, Any] = field(default_factory=dict)
+    measures: Measures | None = None
+    error: PybackendError | None = None
+    _answered: list[tuple[Request, Answer]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> Path | None:
+        """The environment that the configuration names, None for the server's own Python."""
+        parameter = self.config.get("parameters", {}).get(ENVIRONMENT)
+        if parameter is None:
+            return None
+        return Path(parameter["string_value"].replace("$$TRITON_MODEL_DIRECTORY", str(self.entry.model)))
+
+    def lay_out(self) -> None:
+        """Copy and write the files that a server needs to load the model.
+
+        Raises:
+            ServerError: they cannot be written.
+        """
+        self.entry.copy(self.found.files)
+        for name, text in self.found.texts.items():
+            self.entry.write(f"{self.entry.version.name}/{name}", text)
+        if self.entry.place.adds:
+            self.entry.copy_beside()
+        if self.found.requirements:
+            self.entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in self.found.requirements))
+
+    def visit(self, url: str) -> int:
+        """Everything that needs the server; runs in a thread, and returns an exit status."""
+        try:
+            self._visit(url)
+        except PybackendError as error:
+            self.error = error
+            return 1
+        return 0
+
+    def _visit(self, url: str) -> None:
+        name = self.entry.place.name
+        trial = Trial(Connection(url, self.timeout_s), name)
+        start_s = self._load(trial)
+        self.config = trial.configuration()
+        if not self.entry.place.adds:
+            self.entry.write(CONFIG_FILENAME, configuration_text(self.config))
+        requests: list[Request] = []
+        if self.sample is None:
+            self.sample, sizes = trial.sample(self.config, self.found.examples)
+            requests = trial.further(self.config, sizes, self.found.examples) if self.verify else []
+        answer = self._answer(trial, self.sample)
+        self._answered = [(self.sample, answer), *answers_to(trial, requests)]
+        self.entry.write(SAMPLE_REQUEST, tensors_text(self.sample))
+        self.entry.write(f"sample_answer_{self.entry.place.version}.json", tensors_text(answer))
+        self.entry.write(f"test_{_module_name(name)}.py", test_text())
+        if self.verify:
+            self.measures = measure(url, name, self.sample, start_s)
+
+    def _load(self, trial: Trial) -> float:
+        """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""
+        if self.entry.place.adds:
+            return self._try(trial)
+        reason: InferenceError | None = None
+        for configuration in self.found.configurations:
+            self.entry.write(CONFIG_FILENAME, format_config_text(_merged(configuration, self.base)))
+            try:
+                return self._try(trial)
+            except InferenceError as error:
+                reason = reason or error
+        assert reason is not None
+        raise reason
+
+    def _try(self, trial: Trial) -> float:
+        try:
+            return trial.load()
+        except InferenceError as error:
+            raise InferenceError(self._with_given_paths(error.message)) from None
+
+    def _with_given_paths(self, message: str) -> str:
+        """A message that names the user's files instead of their copies, which will be gone."""
+        for name, source in self.found.files.items():
+            message = message.replace(str(self.entry.version / name), str(source))
+        return message.replace(f"{self.entry.version}", str(self.found.source)).replace(
+            str(self.entry.directory), str(self.entry.place.repository)
+        )
+
+    def _answer(self, trial: Trial, request: Request) -> Answer:
+        try:
+            return trial.answer(request)
+        except InferenceError as error:
+            raise ServerError(f"the model refuses the sample request: {error.message}") from None
+
+    def comparison(self, tolerance: float) -> Comparison:
+        """Compare the answers with the framework's. The server need not run any more.
+
+        Raises:
+            ServerError: the framework cannot compute them.
+        """
+        name = os.path.commonpath(list(self.found.files)) if len(self.found.files) > 1 else next(iter(self.found.files))
+        path = self.entry.version / name
+        if (path / path.name).is_file():
+            path /= path.name  # an ONNX file with the files of its external data
+        requests = [request for request, _ in self._answered]
+        values = framework_answers(self.found.kind.name, path, self.config, requests, self.environment)
+        return compare(self._answered, values, tolerance)
+
+
+def with_parameters(document: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """A configuration with further ``parameters``."""
+    added = {name: {"string_value": text} for name, text in parameters.items()}
+    return {**document, "parameters": {**document.get("parameters", {}), **added}} if added else dict(document)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configurations as one; ``over`` wins, and parameters of both count."""
+    given = {name: value for name, value in over.items() if value}
+    merged = {**under, **given}
+    parameters = {**under.get("parameters", {}), **given.get("parameters", {})}
+    return {**merged, "parameters": parameters} if parameters else merged
+
+
+def _module_name(name: str) -> str:
+    return "".join(each if each.isalnum() else "_" for each in name)
+
+
+def backed_by(found: Found, backend: str) -> Found:
+    """The same model for another backend, and for its own if ``backend`` is empty."""
+    chosen = backend or found.kind.backend
+    return replace(found, configurations=_with_backend(found.configurations, chosen))
+
+
+def _with_backend(configurations: Sequence[Mapping[str, Any]], backend: str) -> list[dict[str, Any]]:
+    return [{**each, "backend": backend} for each in configurations]
