@@ -33,7 +33,7 @@ class Place:
         name: the model's name.
         version: its version.
         adds: the model exists, and gets this version; its configuration stays.
-        replaces: what is there now makes way.
+        replaces: the present model or version makes way.
     """
 
     repository: Path
@@ -164,7 +164,7 @@ class StagedEntry:
         """Put the entry into place.
 
         Raises:
-            ServerError: it cannot be moved; what was there before is there again.
+            ServerError: it cannot be moved; the earlier files are back in their place.
         """
         with _explained():
             if self.place.adds:

@@ -23,7 +23,7 @@ _HELPERS = {WARDEN_NAME, SPARE_NAME, ZYGOTE_NAME}
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured.
+    """The figures of one measurement.
 
     Attributes:
         start_s: from the load to readiness.
