@@ -19,7 +19,7 @@ from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import ServerError
 from pybackend.importing.detection import detect
 from pybackend.importing.entry import Place, StagedEntry, place_of
-from pybackend.importing.kinds import Found
+from pybackend.importing.kinds import MLFLOW, Found
 from pybackend.importing.measurement import Measures
 from pybackend.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
 from pybackend.importing.sample import Request
@@ -122,13 +122,14 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     if rest:
         parser.refuse(rest[0])
     base, sample = _base(given, parser), _sample(given.sample)
-    found = backed_by(detect(given.path), given.backend or base.get("backend", ""))
+    backend = given.backend or base.get("backend", "")
+    found = backed_by(detect(given.path, native=backend != MLFLOW.backend), backend)
     name = given.name or _derived_name(found, parser)
     check_new_name(name, parser)
     if found.kind.is_pickle and not given.trust_pickle:
         raise ServerError(
             f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
-            "file, add --trust-pickle; a file of skops needs no trust"
+            "model, add --trust-pickle; a file of skops needs no trust"
         )
     place = place_of(given.repository, name, given.version, force=given.force)
     signal.signal(signal.SIGTERM, _terminated)
@@ -174,8 +175,6 @@ def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _base(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
     """The user's own part of the configuration."""
     parameters: dict[str, str] = {}
-    if given.trust_pickle:
-        parameters["PICKLE"] = "trusted"
     for text in given.parameter:
         name, equals, value = text.partition("=")
         if not equals or not name:

@@ -18,6 +18,7 @@ from pybackend.importing.kinds import (
     JOBLIB,
     LIGHTGBM,
     ONNX,
+    OPENVINO,
     PICKLE,
     SKOPS,
     TORCH_COMPILED,
@@ -30,6 +31,7 @@ from pybackend.importing.kinds import (
     Found,
     Kind,
 )
+from pybackend.importing.mlflow_directory import is_mlflow, read_mlflow
 from pybackend.importing.onnx_file import external_files, is_onnx
 from pybackend.modelconfig.known_backends import backend_of_files
 
@@ -54,18 +56,24 @@ _UBJSON_KEY = re.compile(rb"\{[iUIlL]\x00*.(?:learner|version)", re.DOTALL)
 _LEARNER = re.compile(rb'\s*\{\s*"(?:learner|version)"\s*:')
 _TREELITE_MAJORS = range(3, 7)
 _SAFETENSORS = re.compile(rb".{7}\x00\{\"", re.DOTALL)
+_OPENVINO = re.compile(rb"\s*(?:<\?xml[^>]*\?>\s*)?<net\s[^>]*version=\"1[01]\"")
+_END_BYTES = 64
 _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 
 
-def detect(path: Path) -> Found:
+def detect(path: Path, *, native: bool = True) -> Found:
     """Find out what a file or directory is. Blocking.
+
+    Args:
+        path: of the file or directory.
+        native: False chooses the python_function flavor of an MLflow directory in any case.
 
     Raises:
         ServerError: it does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
     """
     try:
         if os.path.isdir(path):
-            return _directory(path)
+            return read_mlflow(path, detect, native=native) if is_mlflow(path) else _directory(path)
         if not os.path.isfile(path):
             state = "is not a regular file" if os.path.lexists(path) else "does not exist"
             raise ServerError(f"{path} {state}: name the file or the directory of a model")
@@ -108,6 +116,8 @@ def _file(path: Path) -> Found:
     kind = _kind(path)
     if kind is ONNX:
         return Found(kind, path, _onnx_files(path))
+    if kind is OPENVINO:
+        return Found(kind, path, _openvino_files(path))
     return Found(kind, path, {kind.filename: path})
 
 
@@ -125,6 +135,19 @@ def _onnx_files(path: Path) -> Mapping[str, Path]:
             raise ServerError(f"{path} keeps tensors in '{name}', which is not in {path.parent}: copy it there")
     inner = {f"{ONNX.filename}/{name}": path.parent / name for name in external}
     return {f"{ONNX.filename}/{ONNX.filename}": path, **inner}
+
+
+def _openvino_files(path: Path) -> Mapping[str, Path]:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - _END_BYTES))
+        if not file.read().rstrip().endswith(b"</net>"):
+            raise ServerError(f"{path} is a truncated OpenVINO model: it does not end with </net>. Copy it again")
+    weights = path.with_suffix(".bin")
+    if not os.path.isfile(weights):
+        raise ServerError(
+            f"{path} is an OpenVINO model, and its weights, {weights.name}, are not in {path.parent}: copy them there"
+        )
+    return {OPENVINO.filename: path, "model.bin": weights}
 
 
 def _kind(path: Path) -> Kind:
@@ -208,6 +231,8 @@ def _parsed_json(path: Path) -> Any:
 
 
 def _kind_of_text(path: Path, start: bytes) -> Kind | None:
+    if _OPENVINO.match(start):
+        return OPENVINO
     if not start.startswith(_LIGHTGBM_START):
         return None
     with open(path, "rb") as file:

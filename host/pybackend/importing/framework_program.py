@@ -170,14 +170,107 @@ def _torch_predictor(module: Any, arguments: list[str], config: dict[str, Any]) 
     return predict
 
 
+# --- OpenVINO, MLflow -----------------------------------------------------------------------------------------------
+
+
+def _openvino(path: str, config: dict[str, Any]) -> Any:
+    compiled = importlib.import_module("openvino").Core().compile_model(path, "CPU")
+    names = [output["name"] for output in config["output"]]
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        given = {port: inputs[name] for name, port in _by_name(config["input"], compiled.inputs) if name in inputs}
+        result = compiled(given)
+        return {name: result[port] for name, port in _by_name(config["output"], compiled.outputs) if name in names}
+
+    return predict
+
+
+def _by_name(configured: list[dict[str, Any]], ports: Any) -> list[Any]:
+    """Names and ports; ports without a name stand in the order of the configuration."""
+    known = {name: port for port in ports for name in port.get_names()}
+    return [(each["name"], known.get(each["name"], ports[place])) for place, each in enumerate(configured)]
+
+
+def _mlflow(path: str, config: dict[str, Any]) -> Any:
+    model = importlib.import_module("mlflow.pyfunc").load_model(path)
+    schema = model.metadata.get_input_schema()
+    names = [output["name"] for output in config["output"]]
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        if schema is not None and schema.is_tensor_spec():
+            result = model.predict(inputs if schema.has_input_names() else next(iter(inputs.values())))
+        else:
+            table = importlib.import_module("pandas").DataFrame({name: each.ravel() for name, each in inputs.items()})
+            result = model.predict(table)
+        if hasattr(result, "columns"):
+            result = {str(name): result[name] for name in result.columns}
+        return result if isinstance(result, dict) else {names[0]: result}
+
+    return predict
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------------------------
+
+
+def _transformers(path: str, config: dict[str, Any]) -> Any:
+    transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
+    outputs = {output["name"] for output in config["output"]}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    if "text_output" in outputs:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        return lambda inputs: {"text_output": _generated(model, tokenizer, inputs)}
+    chosen = {"POOLING", "NORMALIZE", "TASK"} & config.get("parameters", {}).keys()
+    if {input_["name"] for input_ in config["input"] if not input_.get("optional")} != {"text"} or chosen:
+        sys.exit(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
+
+    def tokens(inputs: dict[str, Any]) -> Any:
+        return tokenizer(list(inputs["text"].ravel()), return_tensors="pt", padding=True, truncation=True)
+
+    if outputs == {"embedding"}:
+        encoder = transformers.AutoModel.from_pretrained(path).eval()
+        return lambda inputs: {"embedding": _mean(encoder, tokens(inputs), torch)}
+    if not {"label", "score", "scores"} >= outputs:
+        sys.exit(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            scores = classifier(**tokens(inputs)).logits.softmax(-1)
+        best = scores.argmax(-1)
+        labels = [classifier.config.id2label[int(place)] for place in best]
+        return {"label": labels, "score": scores.max(-1).values, "scores": scores}
+
+    return predict
+
+
+def _mean(encoder: Any, tokens: Any, torch: Any) -> Any:
+    """The mean over the tokens of each text."""
+    with torch.no_grad():
+        states = encoder(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+    return (states * mask).sum(1) / mask.sum(1)
+
+
+def _generated(model: Any, tokenizer: Any, inputs: dict[str, Any]) -> list[str]:
+    """The prompt and the likeliest words after it."""
+    prompt = str(inputs["text_input"].ravel()[0])
+    most = json.loads(str(inputs["sampling_parameters"].ravel()[0]))["max_tokens"]
+    tokens = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**tokens, max_new_tokens=most, do_sample=False)[0]
+    return [prompt + tokenizer.decode(output[tokens["input_ids"].shape[1] :], skip_special_tokens=True)]
+
+
 _PREDICTORS = {
     "onnx": _onnx,
     "xgboost": _xgboost,
     "lightgbm": _lightgbm,
     "treelite": _treelite,
     "sklearn": _sklearn,
+    "openvino": _openvino,
+    "mlflow": _mlflow,
     "torchscript": _torchscript,
     "torch_export": _torch_export,
+    "transformers": _transformers,
 }
 
 if __name__ == "__main__":

@@ -39,10 +39,12 @@ TORCHSCRIPT = Kind("torchscript", "a TorchScript archive", "pytorch", "model.pt"
 TORCH_EXPORT = Kind("torch_export", "an archive of torch.export", "pytorch", "model.pt2")
 TORCH_COMPILED = Kind("torch_compiled", "an archive of AOTInductor", "pytorch", "model.pt2")
 TRANSFORMERS = Kind("transformers", "a Hugging Face directory", "transformers", "")
+OPENVINO = Kind("openvino", "an OpenVINO model", "openvino", "model.xml")
+MLFLOW = Kind("mlflow", "an MLflow directory", "python", "model.py", is_pickle=True)
 
 ACCEPTED = (
-    "ONNX, TorchScript and torch.export archives, XGBoost (JSON, UBJSON), LightGBM (text), treelite checkpoints, skops, pickles "
-    "of scikit-learn (--trust-pickle), Hugging Face directories"
+    "ONNX, OpenVINO (.xml and .bin), TorchScript and torch.export archives, XGBoost (JSON, UBJSON), LightGBM (text), treelite "
+    "checkpoints, skops, pickles of scikit-learn (--trust-pickle), directories of Hugging Face and MLflow"
 )
 """All kinds, for messages."""
 
@@ -58,7 +60,7 @@ class Found:
         texts: files to write, by their path in the version directory.
         configurations: configurations to start from, the preferred one first; the model completes them.
         requirements: lines of a requirements.txt that the model states itself; empty for none.
-        examples: inputs by name that the model's author has left as an example, without a batch dimension; empty for none.
+        examples: a row by column that the model's author has left as an example; empty for none.
     """
 
     kind: Kind
@@ -68,3 +70,13 @@ class Found:
     configurations: Sequence[Mapping[str, Any]] = ({},)
     requirements: Sequence[str] = ()
     examples: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trust(self) -> Mapping[str, str]:
+        """The parameters that let a backend read a pickle; the user has agreed."""
+        return {"PICKLE": "trusted"} if self.kind.is_pickle and self.kind is not MLFLOW else {}
+
+    @property
+    def main(self) -> str:
+        """The file or directory that the framework loads, relative to the version directory; ``""`` for the whole of it."""
+        return next(iter(self.files)) if len(self.files) == 1 else self.kind.filename

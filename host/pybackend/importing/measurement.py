@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import statistics
 import time
@@ -11,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pybackend.client.connection import model_path
 from pybackend.errors import ServerError
-from pybackend.importing.sample import Request
 from pybackend.process.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
 
@@ -40,20 +37,19 @@ class Measures:
     requests: int
 
 
-def measure(url: str, name: str, request: Request, start_s: float) -> Measures:
+def measure(url: str, path: str, body: bytes, start_s: float) -> Measures:
     """Send a request many times, one after the other, over one connection. Blocking, for about three seconds.
 
     Args:
         url: of a server in this process with one model.
-        name: the model's name.
-        request: to send, in JSON.
+        path: of the model's calls.
+        body: of one call, in JSON.
         start_s: how long the load took.
 
     Raises:
         ServerError: the model refuses the request.
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
-    body, path = json.dumps(request).encode(), f"{model_path(name, '')}/infer"
 
     def ask() -> float:
         began_s = time.perf_counter()

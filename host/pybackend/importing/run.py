@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,14 +91,14 @@ class ImportRun:
         requests: list[Request] = []
         if self.sample is None:
             self.sample, sizes = trial.sample(self.config, self.found.examples)
-            requests = trial.further(self.config, sizes, self.found.examples) if self.verify else []
+            requests = trial.further(self.config, sizes) if self.verify else []
         answer = self._answer(trial, self.sample)
         self._answered = [(self.sample, answer), *answers_to(trial, requests)]
         self.entry.write(SAMPLE_REQUEST, tensors_text(self.sample))
         self.entry.write(f"sample_answer_{self.entry.place.version}.json", tensors_text(answer))
         self.entry.write(f"test_{_module_name(name)}.py", test_text())
         if self.verify:
-            self.measures = measure(url, name, self.sample, start_s)
+            self.measures = measure(url, *trial.call(self.sample), start_s)
 
     def _load(self, trial: Trial) -> float:
         """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""
@@ -107,7 +106,10 @@ class ImportRun:
             return self._try(trial)
         reason: InferenceError | None = None
         for configuration in self.found.configurations:
-            self.entry.write(CONFIG_FILENAME, format_config_text(_merged(configuration, self.base)))
+            self.entry.write(
+                CONFIG_FILENAME,
+                format_config_text(_merged(with_parameters(configuration, self.found.trust), self.base)),
+            )
             try:
                 return self._try(trial)
             except InferenceError as error:
@@ -141,8 +143,7 @@ class ImportRun:
         Raises:
             ServerError: the framework cannot compute them.
         """
-        name = os.path.commonpath(list(self.found.files)) if len(self.found.files) > 1 else next(iter(self.found.files))
-        path = self.entry.version / name
+        path = self.entry.version / self.found.main
         if (path / path.name).is_file():
             path /= path.name  # an ONNX file with the files of its external data
         requests = [request for request, _ in self._answered]

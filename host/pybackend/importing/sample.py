@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ Request = dict[str, Any]
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron")
 _DECIMALS = 4
 _IMAGE_SIDE = 8
+_SAMPLING, _LIKELIEST = "sampling_parameters", json.dumps({"temperature": 0, "max_tokens": 8})
+"""An input of models that generate text, and a value for which the answer is the same each time."""
 
 
 class Sizes(NamedTuple):
@@ -42,26 +45,37 @@ def sample_request(
         config: the complete configuration.
         sizes: for dimensions and numbers that are open.
         seed: another one gives other values.
-        examples: values by input, without a batch dimension, that win over random ones.
+        examples: a row of values by column, which wins over random values where it fits the inputs.
     """
     random = np.random.default_rng(seed)
+    known = _examples_of(config, examples or {})
     inputs = []
     for each in config["input"]:
-        if each.get("optional"):
+        if each.get("optional") and each["name"] != _SAMPLING:
             continue
         datatype = BY_CONFIG_NAME[each["data_type"]].name
         dims = [sizes.dimension if size < 0 else size for size in each["dims"]]
         shape = [1, *dims] if config["max_batch_size"] > 0 else dims
-        example = (examples or {}).get(each["name"])
-        if example is not None:
-            data = np.asarray(example, object).ravel().tolist()
-            shape = shape if len(data) == np.prod(shape, dtype=int) else [*shape[:-1], len(data)]
+        if each["name"] == _SAMPLING:
+            data = [_LIKELIEST]
+        elif each["name"] in known:
+            data = known[each["name"]]
         elif each["name"] == "image" and datatype == "BYTES":
             data = [_image(random)] * int(np.prod(shape, dtype=int))
         else:
             data = _values(datatype, shape, sizes, random)
         inputs.append({"name": each["name"], "datatype": datatype, "shape": shape, "data": data})
     return {"inputs": inputs}
+
+
+def _examples_of(config: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The flat values of inputs that an example row gives: one for each column, or all of them for the only input."""
+    inputs = [each for each in config["input"] if not each.get("optional")]
+    if all(each["name"] in examples and each["dims"] == [1] for each in inputs):
+        return {each["name"]: [examples[each["name"]]] for each in inputs}
+    if len(inputs) == 1 and inputs[0]["dims"] == [len(examples)]:
+        return {inputs[0]["name"]: list(examples.values())}
+    return {}
 
 
 def arrays_of(tensors: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

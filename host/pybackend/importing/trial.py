@@ -12,6 +12,7 @@ from urllib.parse import quote
 from pybackend.client.connection import Connection, model_path
 from pybackend.errors import InferenceError, ServerError
 from pybackend.importing.sample import LADDER, Request, Sizes, sample_request
+from pybackend_wire.dtypes import BY_CONFIG_NAME
 
 Answer = dict[str, Any]
 """A response of the v2 protocol in JSON."""
@@ -34,6 +35,8 @@ class Trial:
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
         self._name = name
+        self._streams = False
+        self._outputs: Sequence[Mapping[str, Any]] = ()
 
     def load(self) -> float:
         """Load the model; returns how long that took, in seconds.
@@ -49,8 +52,10 @@ class Trial:
         return time.perf_counter() - began_s
 
     def configuration(self) -> dict[str, Any]:
-        """The complete configuration, as the server has it."""
+        """The complete configuration, as the server has it. Requests come after it."""
         document: dict[str, Any] = self._connection.get(f"{model_path(self._name, '')}/config")
+        self._streams = bool(document.get("model_transaction_policy", {}).get("decoupled"))
+        self._outputs = document["output"]
         return document
 
     def answer(self, request: Request) -> Answer:
@@ -59,9 +64,20 @@ class Trial:
         Raises:
             InferenceError: the model refuses the request.
         """
-        reply = self._connection.post(f"{model_path(self._name, '')}/infer", json.dumps(request).encode(), _JSON)
-        answer: Answer = json.loads(reply.body)
-        return {"outputs": [_without_parameters(output) for output in answer["outputs"]]}
+        path, body = self.call(request)
+        answer: Answer = json.loads(self._connection.post(path, body, _JSON).body)
+        if "outputs" in answer:
+            return {"outputs": [_without_parameters(output) for output in answer["outputs"]]}
+        return {"outputs": [_tensor(each, answer[each["name"]]) for each in self._outputs if each["name"] in answer]}
+
+    def call(self, request: Request) -> tuple[str, bytes]:
+        """The path and the body of a call with a request: infer, or generate for a model that may send several responses."""
+        if not self._streams:
+            return f"{model_path(self._name, '')}/infer", json.dumps(request).encode()
+        values = {
+            each["name"]: each["data"] if len(each["data"]) > 1 else each["data"][0] for each in request["inputs"]
+        }
+        return f"{model_path(self._name, '')}/generate", json.dumps(values).encode()
 
     def sample(self, config: Mapping[str, Any], examples: Mapping[str, Any]) -> tuple[Request, Sizes]:
         """The first sample request that the model answers, and its sizes.
@@ -83,9 +99,9 @@ class Trial:
             "in JSON as the v2 protocol has it"
         )
 
-    def further(self, config: Mapping[str, Any], sizes: Sizes, examples: Mapping[str, Any]) -> list[Request]:
-        """More sample requests with other values, which the model may refuse."""
-        return [sample_request(config, sizes, seed=seed, examples=examples) for seed in range(1, _ROWS)]
+    def further(self, config: Mapping[str, Any], sizes: Sizes) -> list[Request]:
+        """More sample requests with random values, which the model may refuse."""
+        return [sample_request(config, sizes, seed=seed) for seed in range(1, _ROWS)]
 
 
 def answers_to(trial: Trial, requests: Sequence[Request]) -> list[tuple[Request, Answer]]:
@@ -97,6 +113,13 @@ def answers_to(trial: Trial, requests: Sequence[Request]) -> list[tuple[Request,
         except InferenceError:
             continue  # random values may be outside of what a model knows
     return answered
+
+
+def _tensor(output: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """An output of the generate route, which sends values without their shapes."""
+    data = value if isinstance(value, list) else [value]
+    datatype = BY_CONFIG_NAME[output["data_type"]].name
+    return {"name": output["name"], "datatype": datatype, "shape": [len(data)], "data": data}
 
 
 def _without_parameters(output: Mapping[str, Any]) -> dict[str, Any]:
