@@ -70,6 +70,10 @@ class UnknownModelError(InferenceError):
     """No model of this name exists, or it has no such version."""
 
 
+class AmbiguousModelError(UnknownModelError):
+    """Several namespaces have a model of this name, and the request does not name the namespace."""
+
+
 class NotServingError(InferenceError):
     """The model, or its version, exists but accepts no requests at present."""
 

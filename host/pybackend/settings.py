@@ -363,6 +363,7 @@ class Settings:
         repository_settle_s: in mode ``poll``, a model is loaded once its files have stayed the same for this long.
         startup_models: names of the models to load at start, None for all.
         config_name: name of the configurations in ``configs/`` that replace config.pbtxt, ``""`` for none.
+        model_namespacing: several repositories may have a model of the same name.
         load_retry_count: how often a failed load is tried again.
         backend_directory: directory of the operator's own backends, if it exists.
         backend_settings: of ``--backend-config``, by backend; ``""`` has those of all backends.
@@ -401,6 +402,7 @@ class Settings:
     repository_settle_s: float = DEFAULT_SETTLE_S
     startup_models: tuple[str, ...] | None = None
     config_name: str = ""
+    model_namespacing: bool = False
     load_retry_count: int = 0
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

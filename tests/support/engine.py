@@ -21,6 +21,7 @@ from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
+from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.process.bundle import stage_bundle
@@ -50,6 +51,8 @@ async def engine_on(
     queued_bytes: QueuedBytes | None = None,
     room_places: Sequence[Path] | None = None,
     more_repositories: Sequence[Path] = (),
+    mirrors: Mirrors | None = None,
+    namespacing: bool = False,
 ) -> AsyncIterator[InferenceEngine]:
     """An engine with every model of a repository loaded; unloaded at the end.
 
@@ -68,6 +71,8 @@ async def engine_on(
         queued_bytes: bounds the bytes of requests, None for no bound.
         room_places: where files lie that come with a load; the usual ones if None.
         more_repositories: directories of models beside the first.
+        mirrors: repositories in cloud storage, which are open; None for none.
+        namespacing: each repository is a namespace.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
     services = ModelServices()
@@ -87,7 +92,9 @@ async def engine_on(
     )
     if room_places is not None:
         host = replace(host, room_places=room_places)
-    models = ModelRepository(scan_repositories([repository, *more_repositories]), host)
+    listings = {} if mirrors is None else mirrors.listings
+    scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
+    models = ModelRepository(scan, host, mirrors)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
     services.open(engine)
     door.open(engine)

@@ -34,7 +34,7 @@ class WaitGraph:
             return []
         names = [call.caller.model_name]
         while call.admission is not None:
-            name = call.admission.model_name
+            name = call.admission.model.full_name
             names.append(name)
             if name in names[:-1]:
                 break

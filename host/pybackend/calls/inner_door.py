@@ -30,19 +30,20 @@ class InnerDoor:
         """Forward requests to this engine."""
         self._engine = engine
 
-    def find(self, name: str, version: str = "") -> Model:
-        """The version that stands for a model.
+    def find(self, name: str, version: str = "", home: str = "") -> Model:
+        """The version that stands for a model; see :meth:`ModelDoor.find`.
 
         Raises:
             InferenceError: there is no such version.
         """
         assert self._engine is not None
-        return self._engine.repository.representative(name, version)
+        repository = self._engine.repository
+        return repository.representative(repository.names.known(name, home), version)
 
-    def absence(self, name: str) -> Absence:
+    def absence(self, name: str, home: str = "") -> Absence:
         """The reason why no version of a model serves."""
         assert self._engine is not None
-        return self._engine.repository.absence(name)
+        return self._engine.repository.absence(name, home)
 
     def submit(
         self, model: Model, request: InferenceRequest, on_response: OnResponse, *, any_version: bool

@@ -210,7 +210,7 @@ class ModelCalls:
 
     def _needs_time(self, call: OpenCall) -> bool:
         try:
-            call.admission = self._open(call.message)
+            call.admission = self._open(call.caller, call.message)
         except InferenceError as error:
             call.failure = error
             return False
@@ -244,10 +244,13 @@ class ModelCalls:
             outbox.sending = None
             self._send_next(outbox)
 
-    def _open(self, message: heard.Call) -> Admission:
+    def _open(self, caller: Caller, message: heard.Call) -> Admission:
         version = "" if message.model_version < 0 else str(message.model_version)
+        name = message.model_name
+        if caller.namespace:
+            name = self._engine.repository.names.known(name, caller.namespace)
         try:
-            return self._engine.open(message.model_name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
+            return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
         except NotServingError as error:
             raise _not_ready(message.model_name, error.message) from None
 

@@ -74,7 +74,7 @@ class ModelControl:
         grant: Grant | None,
     ) -> None:
         try:
-            value = await self._carry_out(question, files, asked_by, grant)
+            value = await self._carry_out(question, files, asked_by, grant, caller.namespace)
         except InferenceError as error:
             caller.refuse(question.call, error)
         except Exception:  # the model waits for an answer in any case
@@ -90,15 +90,15 @@ class ModelControl:
                 caller.let_go(question.files)
 
     async def _carry_out(
-        self, question: ControlQuestion, files: Mapping[str, Buffer], asked_by: str, grant: Grant | None
+        self, question: ControlQuestion, files: Mapping[str, Buffer], asked_by: str, grant: Grant | None, home: str
     ) -> bool | None:
         match question:
             case heard.LoadModel(_, name, config):
-                await self._engine.load_model(name, config or None, files, asked_by=asked_by, grant=grant)
+                await self._engine.load_model(name, config or None, files, asked_by=asked_by, grant=grant, home=home)
             case heard.UnloadModel(_, name, unload_dependents):
                 await self._engine.unload_model(
-                    name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant
+                    name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
                 )
             case heard.IsModelReady(_, name, version):
-                return await self._engine.is_ready_by_name(name, version)
+                return await self._engine.is_ready_by_name(self._engine.repository.names.known(name, home), version)
         return None

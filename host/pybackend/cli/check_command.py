@@ -75,7 +75,7 @@ def run_check(arguments: Sequence[str]) -> int:
 
 
 async def _check(settings: Settings) -> list[ModelReport]:
-    scan = scan_repositories(settings.repositories, settings.model_directories)
+    scan = scan_repositories(settings.repositories, settings.model_directories, namespacing=settings.model_namespacing)
     with model_host(settings) as host:
         return await check_models(scan, host, settings)
 

@@ -119,7 +119,10 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
     from pybackend.repository.layout import scan_repositories
 
     scan = scan_repositories(
-        settings.repositories, settings.model_directories, {} if mirrors is None else mirrors.listings
+        settings.repositories,
+        settings.model_directories,
+        {} if mirrors is None else mirrors.listings,
+        namespacing=settings.model_namespacing,
     )
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)

@@ -14,6 +14,7 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import add_connection_flags, add_url, connection_of
 from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
+from pybackend.modelconfig.full_name import SEPARATOR
 from pybackend.observability.log_lines import one_line
 from pybackend.spelling import closest
 
@@ -22,7 +23,7 @@ _ADVICE = (
     "Start a server with `pybackend serve DIRECTORY --model-control-mode=explicit`, or name another one with --url"
 )
 _HEADINGS = ("MODEL", "VERSION", "STATE", "REASON")
-_COLUMNS = tuple(heading.lower().replace("model", "name") for heading in _HEADINGS)
+_NAMESPACE = "NAMESPACE"
 
 
 def run_load(arguments: Sequence[str]) -> int:
@@ -141,7 +142,14 @@ def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) ->
     body = json.dumps({"ready": only_ready}).encode()
     reply = given.connection.post("/v2/repository/index", body, {})
     rows = json.loads(reply.body)
-    return [row for row in rows if model in {"", row["name"]}]
+    return [row for row in rows if model in {"", row["name"]} or _is_full_name(model, row)]
+
+
+def _is_full_name(text: str, row: dict[str, str]) -> bool:
+    """True if a text is the full name of the model in a row, perhaps with a part of the namespace's path only."""
+    head, _, name = text.rpartition(SEPARATOR)
+    namespace = row.get("namespace", "")
+    return bool(head) and name == row["name"] and (head == namespace or head in namespace.split("/"))
 
 
 def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
@@ -151,8 +159,10 @@ def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
     if not rows:
         print_text("no models")
         return 0
-    cells = [_HEADINGS, *(tuple(_first_line(row.get(column, "")) for column in _COLUMNS) for row in rows)]
-    lines = table_lines(cells, left=len(_HEADINGS))
+    headings = (*_HEADINGS, _NAMESPACE) if any("namespace" in row for row in rows) else _HEADINGS
+    columns = [heading.lower().replace("model", "name") for heading in headings]
+    cells = [headings, *(tuple(_first_line(row.get(column, "")) for column in columns) for row in rows)]
+    lines = table_lines(cells, left=len(headings))
     width = terminal_size()[0] if is_terminal() else None
     print_text("\n".join(line if width is None or len(line) <= width else f"{line[: width - 3]}..." for line in lines))
     return 0

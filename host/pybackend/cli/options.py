@@ -178,6 +178,12 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
     )
     add_switch(
         group,
+        "--model-namespacing",
+        default=False,
+        text="each repository is a namespace: models of the same name in several repositories are all served",
+    )
+    add_switch(
+        group,
         "--no-zygote",
         default=False,
         text="start each process separately instead of forking from one with preloaded modules",
@@ -406,6 +412,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         repository_poll_s=given.repository_poll_secs or None,
         startup_models=startup_models,
         config_name=given.model_config_name,
+        model_namespacing=given.model_namespacing,
         load_retry_count=given.model_load_retry_count,
         backend_directory=given.backend_directory.absolute(),
         backend_settings=backend_settings(given.backend_config),

@@ -49,20 +49,6 @@ def _device_limit(text: str) -> str:
     return text
 
 
-def _no_namespaces(text: str) -> bool:
-    """Read false.
-
-    Raises:
-        ArgumentTypeError: it is true, or no boolean.
-    """
-    if boolean(text):
-        raise argparse.ArgumentTypeError(
-            "Namespaces are not supported: names of models are unique in all repositories. Rename one of two models with "
-            "the same name"
-        )
-    return False
-
-
 _FLAGS: dict[str, _UnusedFlag] = {
     "--http-thread-count": _UnusedFlag(_NUMBER, "N", _LOOP),
     "--grpc-infer-thread-count": _UnusedFlag(integer(2, 128), "N", _LOOP),
@@ -77,7 +63,6 @@ _FLAGS: dict[str, _UnusedFlag] = {
     "--min-supported-compute-capability": _UnusedFlag(float, "VERSION", "models choose their GPUs themselves"),
     "--model-load-gpu-limit": _UnusedFlag(_device_limit, "DEVICE:FRACTION", "models choose their GPUs themselves"),
     "--enable-peer-access": _UnusedFlag(boolean, "BOOL", _GPU_MEMORY),
-    "--model-namespacing": _UnusedFlag(_no_namespaces, "BOOL", "names of models are unique in all repositories"),
     "--cache-directory": _UnusedFlag(str, "DIR", "the caches `local` and `redis` are built in"),
     "--repoagent-directory": _UnusedFlag(str, "DIR", "agents in compiled libraries are not loaded"),
 }

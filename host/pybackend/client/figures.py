@@ -10,6 +10,7 @@ from typing import Any
 
 from pybackend.client.connection import Connection
 from pybackend.errors import InferenceError, PybackendError
+from pybackend.modelconfig.full_name import full_name
 
 _Version = tuple[str, str]
 """Name and version of a model."""
@@ -46,7 +47,7 @@ class Row:
     """One version between two moments; None for figures that the server does not give.
 
     Attributes:
-        model: its name.
+        model: its full name.
         version: decimal, ``""`` for a model without versions.
         state: such as ``READY``; ``""`` for a model that was never loaded.
         instances: count of its processes.
@@ -105,7 +106,7 @@ class Source:
             PybackendError: the server does not answer, or refuses to.
         """
         index = json.loads(self.server.post("/v2/repository/index", b"{}", {}).body)
-        states = {(row["name"], row.get("version", "")): row.get("state", "") for row in index}
+        states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
         statistics = self._statistics()
         return Sample(monotonic(), states, statistics, self._metrics())
 
@@ -114,7 +115,7 @@ class Source:
             listed = self.server.get("/v2/models/stats")["model_stats"]
         except InferenceError:  # no model is ready
             listed = []
-        return {(row["name"], row["version"]): row for row in listed}
+        return {(_name_of(row), row["version"]): row for row in listed}
 
     def _metrics(self) -> dict[_Version, dict[str, float]]:
         self.trouble = ""
@@ -145,8 +146,14 @@ def _parsed(text: str) -> dict[_Version, dict[str, float]]:
                 name = _QUANTILES.get(float(labels["quantile"]), "")
             if name and "model" in labels:
                 value = sample.value / 1000 if name.endswith("_ms") else sample.value
-                found.setdefault((labels["model"], labels.get("version", "")), {})[name] = value
+                model = full_name(labels.get("namespace", ""), labels["model"])
+                found.setdefault((model, labels.get("version", "")), {})[name] = value
     return found
+
+
+def _name_of(row: Mapping[str, Any]) -> str:
+    """The full name of the model in a row of the index or of the statistics."""
+    return full_name(row.get("namespace", ""), row["name"])
 
 
 def rows_between(before: Sample, after: Sample) -> list[Row]:

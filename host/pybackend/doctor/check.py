@@ -28,6 +28,7 @@ from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
+from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ async def check_models(scan: RepositoryScan, host: ModelHost, settings: Settings
         host: as the server would have it.
         settings: of the server.
     """
-    checker = _Checker(host, settings)
+    checker = _Checker(host, settings, ModelNames({}, scan.namespaces))
     reports = [ModelReport("", warnings=list(scan.warnings))] if scan.warnings else []
     reports += [
         ModelReport(name, errors=[f"{DUPLICATE_REASON}: {', '.join(map(str, paths))}"])
@@ -100,8 +101,9 @@ async def check_models(scan: RepositoryScan, host: ModelHost, settings: Settings
 class _Checker:
     """Checks models one by one, and remembers their configurations for the ensembles among them."""
 
-    def __init__(self, host: ModelHost, settings: Settings) -> None:
+    def __init__(self, host: ModelHost, settings: Settings, names: ModelNames) -> None:
         self._host = host
+        self._names = names
         self._packs_lists = settings.environments.pack_at_load
         self._configs: dict[str, ModelConfig] = {}
         self._unsure: set[str] = set()
@@ -110,7 +112,7 @@ class _Checker:
     async def check(self, directory: Path, report: ModelReport) -> None:
         """Check all that does not depend on other models."""
         try:
-            reading = await read_model(directory, self._host)
+            reading = await read_model(directory, self._host, namespace=self._names.split(report.name)[0])
         except ModelLoadError as error:
             report.add_error(error)
             self._check_code_alone(directory, report)
@@ -186,36 +188,48 @@ class _Checker:
 
     def check_circles(self, reports: Sequence[ModelReport], models: Mapping[str, Path]) -> None:
         """Check that no ensemble contains itself, and forget those that do."""
-        ensembles = Ensembles({}, self._host.config_name)
+        ensembles = Ensembles({}, self._host.config_name, self._names)
         for report in reports:
             if report.name in self.ensembles:
-                report.attempt(ensembles.check, report.name, part_names(self.ensembles[report.name]), models)
+                report.attempt(ensembles.check, report.name, self._parts(report.name, models), models)
                 if report.errors:
                     del self.ensembles[report.name], self._configs[report.name]
 
     def check_ensemble(self, report: ModelReport, scan: RepositoryScan) -> None:
         """Check an ensemble against its parts."""
         config = self.ensembles[report.name]
-        parts = part_names(config)
-        for part in parts:
+        parts = report.attempt(self._steps, report.name, scan.models)
+        if parts is None:
+            return
+        for part in dict.fromkeys(parts):
             if part not in scan.models:
                 report.errors.append(
                     f"the ensemble needs model '{part}', which is in no repository: add it, or change model_name ({config.source})"
                 )
             elif part not in self._configs and part not in self._unsure:
                 report.errors.append(f"the ensemble needs model '{part}', which cannot be loaded")
-        used = [self._configs[step.model_name] for step in steps_of(config) if step.model_name in self._configs]
-        if len(used) != len(steps_of(config)) or self._unsure.intersection(parts):
+        used = [self._configs[part] for part in parts if part in self._configs]
+        if len(used) != len(parts) or self._unsure.intersection(parts):
             return  # what such a part looks like is known only once it runs
         report.attempt(validate_connections, config, used)
-        streams = any(self._streams(part) for part in parts)
-        report.attempt(validate_cache, with_decoupled(config) if streams else config, self._runs_in(report.name))
+        runs_in = self._runs_in(report.name, scan.models)
+        streams = any(each.decoupled for each in runs_in)
+        report.attempt(validate_cache, with_decoupled(config) if streams else config, runs_in)
 
-    def _streams(self, name: str) -> bool:
-        return any(config.decoupled for config in self._runs_in(name))
+    def _steps(self, name: str, models: Mapping[str, Path]) -> list[str]:
+        """The full names of the models that run an ensemble's steps.
 
-    def _runs_in(self, name: str) -> list[ModelConfig]:
+        Raises:
+            AmbiguousModelError: a step's model is in several namespaces.
+        """
+        home, _ = self._names.split(name)
+        return [self._names.to_load(step.model_name, home, models) for step in steps_of(self.ensembles[name])]
+
+    def _parts(self, name: str, models: Mapping[str, Path]) -> tuple[str, ...]:
+        return self._names.parts(part_names(self.ensembles[name]), self._names.split(name)[0], models)
+
+    def _runs_in(self, name: str, models: Mapping[str, Path]) -> list[ModelConfig]:
         """The configurations of the models in whose processes a model runs. Its ensembles contain no circle."""
         if name not in self.ensembles:
             return [self._configs[name]] if name in self._configs else []
-        return [each for part in part_names(self.ensembles[name]) for each in self._runs_in(part)]
+        return [each for part in self._parts(name, models) for each in self._runs_in(part, models)]

@@ -13,6 +13,7 @@ from pybackend.errors import PybackendError, ServerError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.repository.layout import RepositoryScan, scan_repositories
 from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings
 
 
@@ -42,7 +43,12 @@ async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
         mirrors = Mirrors(cloud.urls, cloud.cache_directory)
         await mirrors.open()
         settings = settings.with_local(mirrors.directories)
-        scan = scan_repositories(settings.repositories, settings.model_directories, mirrors.listings)
+        scan = scan_repositories(
+            settings.repositories,
+            settings.model_directories,
+            mirrors.listings,
+            namespacing=settings.model_namespacing,
+        )
     except ServerError as error:
         return [*findings, fail("repository", "cannot be served", str(error))], 0
     try:
@@ -60,6 +66,6 @@ async def _examine_models(
             host = stack.enter_context(model_host(settings))
         except PybackendError:  # the trial says so
             return findings, 0
-        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: ())
+        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: (), ModelNames({}, scan.namespaces))
         found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count

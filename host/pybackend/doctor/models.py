@@ -14,6 +14,7 @@ from pybackend.modelconfig.ensemble import part_names
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.names import ModelNames
 
 NOT_LOADED = "cannot be loaded"
 """The facts about a model that the server would not serve."""
@@ -39,12 +40,13 @@ async def examine(
         findings.append(
             warn("repository", f"no model in {places}", "a model is a directory <model>/<version>/model.py there")
         )
-    at_start = {*scan.models, *scan.duplicates} if host.startup_models is None else {*host.startup_models}
+    names, stored = ModelNames({}, scan.namespaces), {*scan.models, *scan.duplicates}
+    at_start = stored if host.startup_models is None else names.at_start(host.startup_models, stored)
     readings: dict[str, ModelReading | Finding] = {}
     for name in sorted({*scan.models, *at_start}):
         try:
             await files.fetch(name)
-            reading = await read_model(model_directory(scan, name), host)
+            reading = await read_model(model_directory(scan, name), host, namespace=names.split(name)[0])
         except PybackendError as error:
             readings[name] = _unloadable(name, error, is_fatal=all_must_load and name in at_start)
         else:
@@ -58,7 +60,7 @@ async def examine(
             findings.append(read)
             continue
         try:
-            finding, count = await _prepared(read, host, scan.models)
+            finding, count = await _prepared(read, host, names, scan.models)
         except PybackendError as error:
             finding, count = _unloadable(name, error, is_fatal=all_must_load and name in at_start), 0
         findings.append(finding)
@@ -66,12 +68,14 @@ async def examine(
     return findings, process_count
 
 
-async def _prepared(reading: ModelReading, host: ModelHost, models: Mapping[str, Path]) -> tuple[Finding, int]:
-    name, count, told = reading.config.name, 0, []
+async def _prepared(
+    reading: ModelReading, host: ModelHost, names: ModelNames, models: Mapping[str, Path]
+) -> tuple[Finding, int]:
+    name, count, told = reading.full_name, 0, []
     with collected_warnings() as warnings:
         for version, candidate in (await candidates_of(reading, host)).items():
             if reading.config.is_ensemble:
-                parts = part_names(reading.config)
+                parts = [names.to_load(part, reading.namespace, models) for part in part_names(reading.config)]
                 missing = sorted({*parts} - {*models})
                 if missing:
                     raise ModelLoadError(f"the ensemble needs model '{missing[0]}', which is in no repository")

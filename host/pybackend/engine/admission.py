@@ -97,6 +97,11 @@ class Admission:
         return self._model.name
 
     @property
+    def full_name(self) -> str:
+        """The model's full name, which tells it apart from those of other namespaces."""
+        return self._model.full_name
+
+    @property
     def model_version(self) -> str:
         """The model's version, decimal."""
         return self._model.version

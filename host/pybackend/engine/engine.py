@@ -99,7 +99,7 @@ class InferenceEngine:
         """True if a model version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
         reason = await model.not_ready_reason()
         if reason:
-            log.debug("Model '%s' version %s is not ready: %s", model.name, model.version, reason)
+            log.debug("Model '%s' version %s is not ready: %s", model.full_name, model.version, reason)
         return not reason
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
@@ -145,14 +145,15 @@ class InferenceEngine:
             raise sender.refuse_stream(name)
         return model
 
-    def check_serves(self, name: str) -> None:
-        """Check that a version of a model serves.
+    def serving(self, name: str) -> str:
+        """The full name of a model, after a check that a version of it serves.
 
         Raises:
-            InferenceError: INVALID_ARG, none does.
+            InferenceError: INVALID_ARG, none does, or several models have the name.
         """
         if not self._repository.ready_versions(name):
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
+        return self._repository.names.known(name)
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.
@@ -197,6 +198,7 @@ class InferenceEngine:
         asked_by: str = "",
         grant: Grant | None = None,
         of_client: bool = False,
+        home: str = "",
     ) -> None:
         """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
 
@@ -205,19 +207,26 @@ class InferenceEngine:
             config_json: the configuration to use instead of config.pbtxt, until the next load.
             files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
                 not change before this returns, and require ``config_json``.
-            asked_by: the model that waits for this while it is being initialised, if any.
+            asked_by: the full name of the model that waits for this while it is being initialised, if any.
             grant: the rights of the confined model that requests this, None if the requester is not confined.
             of_client: True if a client requests this.
+            home: the namespace of the model that requests this, ``""`` for a client.
 
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
         self.check_control()
         request = LoadRequest(config_json, files or {}, grant, of_client)
-        await self._repository.load_model(name, request, asked_by=asked_by)
+        await self._repository.load_model(name, request, asked_by=asked_by, home=home)
 
     async def unload_model(
-        self, name: str, *, unload_dependents: bool = False, asked_by: str = "", grant: Grant | None = None
+        self,
+        name: str,
+        *,
+        unload_dependents: bool = False,
+        asked_by: str = "",
+        grant: Grant | None = None,
+        home: str = "",
     ) -> None:
         """Begin to unload a model; see :meth:`ModelRepository.unload_model`.
 
@@ -225,7 +234,9 @@ class InferenceEngine:
             InferenceError: the model could not be unloaded; the text gives the reason.
         """
         self.check_control()
-        await self._repository.unload_model(name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant)
+        await self._repository.unload_model(
+            name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
+        )
 
     def traffic(self, name: str) -> TrafficReport:
         """The rules for requests to a model that name no version.
@@ -292,7 +303,7 @@ class InferenceEngine:
             if request.regions:
                 on_response = RegionDelivery(request.regions, on_response).on_response
         if request.trace is not None:
-            on_response = request.trace.follow(request, model.name, model.version, on_response)
+            on_response = request.trace.follow(request, model, on_response)
         if self._queued is None or request.is_inner:
             return model.submit(request, on_response)
         nbytes = self._queued.weigh(request)

@@ -7,12 +7,16 @@ from typing import Any
 from pybackend.model.model import Model
 from pybackend.model.statistics import BatchFigures, Duration, ModelStatistics, ResponseFigures
 
+NAMESPACE = "namespace"
+"""A member that only models of namespaces have."""
+
 
 def statistics_document(model: Model) -> dict[str, Any]:
     """The statistics of a version; durations have a count and cumulative nanoseconds."""
     statistics = model.statistics
     return {
         "name": model.name,
+        **({NAMESPACE: model.namespace} if model.namespace else {}),
         "version": model.version,
         "last_inference": statistics.last_success_unix_ms,
         "inference_count": statistics.inference_count,

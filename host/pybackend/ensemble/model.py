@@ -38,20 +38,20 @@ class EnsembleModel(Model):
     may_recover = True
 
     def __init__(self, source: ModelSource, host: ModelHost) -> None:
-        super().__init__(source.name, source.version, source.config)
+        super().__init__(source.name, source.version, source.config, source.namespace)
         self._configured = source.config
         self._source = source
         self._labels: Labels | None = None
-        self._unread = ModelLoadError(f"the labels of ensemble '{source.name}' are not read yet")
+        self._unread = ModelLoadError(f"the labels of ensemble '{source.full_name}' are not read yet")
         self._host = host
         self._steps = steps_of(source.config)
-        self._parts = EnsembleParts(self.name, self._steps, host.door)
+        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.door)
         self._requests = EnsembleRequests(
             self.name, self.version, self.statistics, self.open_requests, source.config, host
         )
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
-        self._arena = TensorArena(host.model_memory_limit_bytes, source.name)
+        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name)
 
     # Life
 
@@ -67,7 +67,7 @@ class EnsembleModel(Model):
         warn_without_cache(self._host.cache, self._configured)
         try:
             self._labels = await apart(
-                f"the labels of '{self.name}'", read_labels, self._configured, self._source.directory
+                f"the labels of '{self.full_name}'", read_labels, self._configured, self._source.directory
             )
         except ModelLoadError as error:
             self._unread = error.with_traceback(None)
@@ -186,7 +186,7 @@ class EnsembleModel(Model):
             return await super().not_ready_reason()
         reasons = await asyncio.gather(*(model.not_ready_reason() for model in binding.models))
         found = ((model, reason) for model, reason in zip(binding.models, reasons, strict=True) if reason)
-        return next((f"its part '{model.name}' is not ready: {reason}" for model, reason in found), "")
+        return next((f"its part '{model.full_name}' is not ready: {reason}" for model, reason in found), "")
 
     @property
     def runs_in(self) -> frozenset[Model]:

@@ -14,7 +14,8 @@ class EnsembleParts:
     """Finds the versions that run the steps.
 
     Args:
-        name: the ensemble's name.
+        name: the ensemble's full name.
+        namespace: the ensemble's; its models come before those of others.
         steps: the ensemble's steps.
         door: finds models.
 
@@ -22,9 +23,10 @@ class EnsembleParts:
         lack_unloaded: True if the last search failed because a model was deliberately unloaded.
     """
 
-    def __init__(self, name: str, steps: Sequence[EnsembleStep], door: ModelDoor) -> None:
+    def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], door: ModelDoor) -> None:
         self.lack_unloaded = False
         self._name = name
+        self._namespace = namespace
         self._steps = steps
         self._door = door
 
@@ -43,7 +45,7 @@ class EnsembleParts:
         models: list[Model] = []
         for step in self._steps:
             try:
-                models.append(self._door.find(step.model_name, step.model_version))
+                models.append(self._door.find(step.model_name, step.model_version, self._namespace))
             except InferenceError:
                 raise self._absence(step) from None
         return models
@@ -51,7 +53,7 @@ class EnsembleParts:
     def _absence(self, step: EnsembleStep) -> ModelLoadError:
         """The reason why a step cannot run; if several models are unknown, it names all of them."""
         part = step.model_name
-        absences = {name: self._door.absence(name) for name in self.names}
+        absences = {name: self._door.absence(name, self._namespace) for name in self.names}
         unknown = sorted(name for name, absence in absences.items() if not absence.known)
         if unknown:
             text = f"ensemble {self._name} contains models that are not available or ambiguous: {', '.join(unknown)}"
@@ -75,7 +77,7 @@ class EnsembleParts:
 
     def _serves_some_version(self, name: str) -> bool:
         try:
-            self._door.find(name)
+            self._door.find(name, home=self._namespace)
         except InferenceError:
             return False
         return True

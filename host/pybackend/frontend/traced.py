@@ -16,6 +16,7 @@ ContextFields = tuple[bytes, bytes]
 def begin_trace(
     tracer: Tracer,
     request: InferenceRequest,
+    model: str,
     door: str,
     *,
     began_ns: int = 0,
@@ -27,6 +28,7 @@ def begin_trace(
     Args:
         tracer: decides; it is active, and has taken a request without ``fields``.
         request: gets the trace.
+        model: the full name of the model that it asks.
         door: ``HTTP`` or ``GRPC``.
         began_ns: when its first bytes arrived, by ``time.monotonic_ns()``; 0 for now.
         fields: of the request; None if it has no trace context.
@@ -35,13 +37,12 @@ def begin_trace(
     Returns:
         The trace, which is also in the request; None if the request is not sampled.
     """
-    name = request.model_name
     outer = read_context(*fields) if fields is not None and tracer.continues else None
     trace: RequestTrace | None
     if outer is not None:
-        trace = tracer.go_on(name, door, outer, sends=sends)
-    elif fields is None or tracer.takes(name):
-        trace = tracer.begin(name, door, sends=sends)
+        trace = tracer.go_on(model, door, outer, sends=sends)
+    elif fields is None or tracer.takes(model):
+        trace = tracer.begin(model, door, sends=sends)
     else:
         trace = None
     if trace is not None:
@@ -53,6 +54,6 @@ def begin_trace(
     return trace
 
 
-def is_chosen(tracer: Tracer, model_name: str, fields: ContextFields | None) -> bool:
+def is_chosen(tracer: Tracer, model: str, fields: ContextFields | None) -> bool:
     """Whether a request may be traced, so that :func:`begin_trace` decides; not for the hot path."""
-    return tracer.active and (fields is not None or tracer.takes(model_name))
+    return tracer.active and (fields is not None or tracer.takes(model))

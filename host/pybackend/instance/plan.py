@@ -35,11 +35,13 @@ class LoadPlan:
         launch: how to start the process.
         model: what it imports, and under which name.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
+        namespace: of the model; ``""`` on a server without namespaces.
     """
 
     launch: StubLaunch
     model: ModelToLoad
     output_memory_limit_bytes: int
+    namespace: str = ""
 
 
 class OutputWatcher(Protocol):

@@ -20,12 +20,14 @@ class Caller(Protocol):
 
     Attributes:
         instance_name: for messages.
-        model_name: the model that runs there.
+        model_name: the full name of the model that runs there.
+        namespace: of that model; ``""`` on a server without namespaces.
         instance: what this is a life of, and the next one will be; only good for telling instances apart.
     """
 
     instance_name: str
     model_name: str
+    namespace: str
     instance: object
 
     @property

@@ -15,6 +15,7 @@ from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
+from pybackend.modelconfig.full_name import full_name
 from pybackend.sandbox.grant import Grant
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.host_messages import Answer, Reply
@@ -53,7 +54,8 @@ class StubCaller:
     ) -> None:
         self.find_trace = find_trace
         self.instance_name = plan.model.instance_name
-        self.model_name = plan.model.model_name
+        self.namespace = plan.namespace
+        self.model_name = full_name(plan.namespace, plan.model.model_name)
         self.instance = instance
         self._plan = plan
         self._lease_input = lease_input

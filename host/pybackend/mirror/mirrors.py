@@ -132,31 +132,39 @@ class Mirrors:
 
     # Files
 
-    async def fetch(self, name: str, choose: Choose, in_use: InUse) -> None:
+    async def fetch(self, name: str, choose: Choose, in_use: InUse, place: str = "") -> None:
         """Bring a model's local directory up to date, if the model is in one of these repositories.
 
         Args:
             name: the model's name.
             choose: chooses the versions to bring.
             in_use: tells which versions must stay.
+            place: the URL of its repository, ``""`` for all of them.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
-        for mirror in self._mirrors:
+        for mirror in self._at(place):
             async with self._places:
                 await mirror.fetch(name, choose, in_use, self._progress)
 
-    async def fetch_configuration(self, name: str) -> None:
+    async def fetch_configuration(self, name: str, place: str = "") -> None:
         """Bring the configuration of a model of these repositories, if nothing of the model was brought before.
+
+        Args:
+            name: the model's name.
+            place: as for :meth:`fetch`.
 
         Raises:
             ModelLoadError: it cannot be downloaded.
         """
-        for mirror in self._mirrors:
+        for mirror in self._at(place):
             if name in mirror.names:
                 async with self._places:
                     await mirror.fetch_configuration(name, self._progress)
+
+    def _at(self, place: str) -> list[Mirror]:
+        return [mirror for mirror in self._mirrors if place in {"", mirror.url.text}]
 
     async def tidy(self, directory: Path, in_use: InUse) -> None:
         """Remove versions of a model that were served from a local directory and are not used any more.

@@ -226,7 +226,7 @@ def _code_of(source: ModelSource) -> bytes:
         if error.errno != errno.EXDEV:
             raise ModelLoadError(f"cannot read {source.model_file}: {error.strerror}") from None
         log.warning(
-            "servers do not share responses of model '%s': %s: %s", source.name, source.model_file, error.strerror
+            "servers do not share responses of model '%s': %s: %s", source.full_name, source.model_file, error.strerror
         )
         return os.urandom(16)
     except OSError as error:
@@ -243,7 +243,7 @@ def version_digest(source: ModelSource, config: ModelConfig, parts: Iterable[byt
     """
     code = parts if config.is_ensemble else [_code_of(source)]
     digest = blake2b(digest_size=16)
-    for part in (source.name.encode(), b"%d" % source.version, config.to_json().encode(), *code):
+    for part in (source.full_name.encode(), b"%d" % source.version, config.to_json().encode(), *code):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

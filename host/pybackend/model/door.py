@@ -29,14 +29,19 @@ class Absence:
 class ModelDoor(Protocol):
     """Finds models, and accepts requests to them."""
 
-    def find(self, name: str, version: str = "") -> Model:
-        """The version that stands for a model; ``""`` selects one that answers requests.
+    def find(self, name: str, version: str = "", home: str = "") -> Model:
+        """The version that stands for a model.
+
+        Args:
+            name: the model's name.
+            version: decimal; ``""`` selects one that answers requests.
+            home: a namespace whose model of this name comes before others.
 
         Raises:
             InferenceError: there is no such version.
         """
 
-    def absence(self, name: str) -> Absence:
+    def absence(self, name: str, home: str = "") -> Absence:
         """The reason why :meth:`find` finds no version of a model."""
 
     def submit(

@@ -15,6 +15,7 @@ from pybackend.inference.tensor import Lease
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.model.open_requests import OpenRequests
 from pybackend.model.statistics import ModelStatistics
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.modelconfig.signature import ModelSignature, signature_of
 
@@ -65,6 +66,8 @@ class Model(ABC):
 
     Attributes:
         name: the model's name.
+        namespace: the model's; ``""`` on a server without namespaces.
+        full_name: both, for messages, and wherever models are told apart by name.
         version: its decimal version.
         config: the configuration; completed once the version is loaded.
         signature: the inputs and outputs that requests are validated against.
@@ -81,8 +84,10 @@ class Model(ABC):
     may_recover: ClassVar[bool] = False
     """True if a version that failed to load may serve later, without being loaded again."""
 
-    def __init__(self, name: str, version: int, config: ModelConfig) -> None:
+    def __init__(self, name: str, version: int, config: ModelConfig, namespace: str = "") -> None:
         self.name = name
+        self.namespace = namespace
+        self.full_name = full_name(namespace, name)
         self.version = str(version)
         self.config = config
         self.signature: ModelSignature = signature_of(config)

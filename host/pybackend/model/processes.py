@@ -15,6 +15,7 @@ from pybackend.model.environment import open_environment
 from pybackend.model.host import ModelHost
 from pybackend.model.sandbox import open_sandbox
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
 from pybackend.observability.repeated_failures import RepeatedFailures
@@ -69,9 +70,9 @@ class ModelProcesses:
         source, host = self._source, self._host
         if source.environment_path is not None:
             self._environment = await open_environment(host.environments, source.environment_path)
-            log.info("model '%s' runs on %s", source.name, self._environment.interpreter.describe())
+            log.info("model '%s' runs on %s", source.full_name, self._environment.interpreter.describe())
         self.sandbox = await open_sandbox(source, host, self._environment, planned)
-        if host.debugger.debugs(source.name):
+        if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
 
     def add_instance(self, name: str) -> ModelInstance:
@@ -84,6 +85,7 @@ class ModelProcesses:
         """Make an instance, without a process yet; :meth:`replace_instances` adds it."""
         host = self._host
         version = str(self._source.version)
+        name = full_name(self._source.namespace, name)
         instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
         taken = set(self._places.values())
         self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
@@ -122,7 +124,7 @@ class ModelProcesses:
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[place] if self.is_debugged else None,
         )
-        return LoadPlan(launch, model, host.model_memory_limit_bytes)
+        return LoadPlan(launch, model, host.model_memory_limit_bytes, source.namespace)
 
     # Change
 

@@ -78,10 +78,10 @@ class PythonModel(Model):
     """
 
     def __init__(self, source: ModelSource, host: ModelHost) -> None:
-        super().__init__(source.name, source.version, source.config)
+        super().__init__(source.name, source.version, source.config, source.namespace)
         self._source = source
         self._host = host
-        self._arena = TensorArena(host.model_memory_limit_bytes, source.name)
+        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name)
         self._executions = Executions(
             self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pybackend.environment.provider import ModelEnvironment
 from pybackend.errors import ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
 from pybackend.modelconfig.sandbox import sandbox_options_of
@@ -36,9 +38,12 @@ async def open_sandbox(
     options = sandbox_options_of(source.config, source.directory)
     if host.sandbox is None:
         return None
+    if source.namespace and options.model_control is not None:
+        in_own = [full_name(source.namespace, name) for name in options.model_control]
+        options = replace(options, model_control=(*options.model_control, *in_own))
     usual, own = host.sandbox.settings.level, source.directory if source.is_brought else None
     for bound in source.bounds:
-        options = await asyncio.to_thread(bound.bounded, source.name, options, usual, own, source.config.source)
+        options = await asyncio.to_thread(bound.bounded, source.full_name, options, usual, own, source.config.source)
     required = {layer for bound in source.bounds for layer in bound.in_force}
     files = ModelFiles(
         directory=source.directory,
@@ -49,7 +54,7 @@ async def open_sandbox(
         gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
         sharing=_sharing(source, host),
     )
-    sandbox = sandbox_of(host.sandbox, source.name, options, files, source.config.source, required)
+    sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
         try:
             await asyncio.to_thread(sandbox.prepare, 1)

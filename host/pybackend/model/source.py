@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ModelLoadError
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.model_directory import similar_file
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.sandbox.grant import Grant
@@ -25,6 +26,7 @@ class ModelSource:
         environment_path: path of its environment, None if the model runs on the host's own Python.
         bounds: upper limits on its rights, all of which apply; empty if the operator installed the model.
         is_brought: True if all files of its directory came with the load request.
+        namespace: of the model; ``""`` on a server without namespaces.
     """
 
     name: str
@@ -35,6 +37,12 @@ class ModelSource:
     environment_path: Path | None = None
     bounds: tuple[Grant, ...] = ()
     is_brought: bool = False
+    namespace: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name, for messages, and wherever models are told apart by name."""
+        return full_name(self.namespace, self.name)
 
     @property
     def version_directory(self) -> Path:

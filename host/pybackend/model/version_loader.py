@@ -118,7 +118,7 @@ class VersionLoader:
         self._host = host
         self._processes = processes
         self._config, self._was_moved = config_on_this_machine(source.config, host)
-        self._files = f"the files of model '{source.name}'"
+        self._files = f"the files of model '{source.full_name}'"
 
     async def complete(self) -> CompletedVersion:
         """Import the model in the first process, let it complete its configuration, and read the files this names.
@@ -131,7 +131,7 @@ class VersionLoader:
         completed = await self._load_first(await self.open())
         config = await apart(files, finish_config, self._config, completed, host.gpu_count)
         if self._was_moved:
-            log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.name)
+            log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.full_name)
         for warning in config.warnings:
             log.warning("%s", warning)
         digest = b""

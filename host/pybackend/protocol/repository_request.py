@@ -31,6 +31,7 @@ class IndexRow(Protocol):
         version: decimal, ``""`` if it has none.
         state: the stage of the version's life, ``""`` for a model that was never loaded.
         reason: why it is not available, ``""`` if it is.
+        namespace: the model's, ``""`` on a server without namespaces.
     """
 
     @property
@@ -41,6 +42,8 @@ class IndexRow(Protocol):
     def state(self) -> str: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
 
 
 def index_document(rows: Iterable[IndexRow]) -> bytes:
@@ -50,6 +53,8 @@ def index_document(rows: Iterable[IndexRow]) -> bytes:
 
 def _index_member(row: IndexRow) -> dict[str, str]:
     member = {"name": row.name}
+    if row.namespace:
+        member["namespace"] = row.namespace
     if row.state:
         member |= {"version": row.version, "state": row.state}
         if row.reason:

@@ -53,7 +53,7 @@ class Bounds:
         """Record the rights of a model's versions, even if loading them failed.
 
         Args:
-            name: the model's name.
+            name: the model's full name.
             models: its versions.
             is_repositorys: True if no load request limited their rights, so that the operator has chosen them.
         """
@@ -77,7 +77,7 @@ class Bounds:
             return ()
         if not brings:
             # A model that could have written the configuration may be its author, wherever the file is.
-            had = self._had.get(reading.config.name)
+            had = self._had.get(reading.full_name)
             path = reading.directory / config_file(reading.directory, self._host.config_name)
             return tuple(one for one in (grant, had) if one is not None and one.may_change(path))
         written = None if reading.is_brought else _written(reading.directory, self._host)

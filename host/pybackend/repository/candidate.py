@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pybackend.author_files.apart import apart
 from pybackend.environment.provider import environment_path
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
@@ -81,6 +82,7 @@ class ModelReading:
         files: fingerprint taken before any file was read.
         environment: the environment that it names, or that its backend brings; None for the host's own Python.
         is_brought: True if the directory was made from files that came with the load request.
+        namespace: of the model; ``""`` on a server without namespaces.
     """
 
     directory: Path
@@ -89,6 +91,12 @@ class ModelReading:
     files: Fingerprint | None
     environment: Path | None
     is_brought: bool = False
+    namespace: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name."""
+        return full_name(self.namespace, self.config.name)
 
     def candidates(self, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
         """See :func:`candidates_of`. Blocking."""
@@ -97,7 +105,7 @@ class ModelReading:
             config = finish_ensemble(config)
             if not versions:  # ensembles need no files there, and version control drops empty directories
                 log.warning(
-                    "ensemble '%s' has no version directory in %s: it is version 1", config.name, self.directory
+                    "ensemble '%s' has no version directory in %s: it is version 1", self.full_name, self.directory
                 )
                 versions = (1,)
         served = choose_versions(config, versions)
@@ -116,6 +124,7 @@ class ModelReading:
             environment_path=self.environment,
             bounds=bounds,
             is_brought=self.is_brought,
+            namespace=self.namespace,
         )
         files = None if self.files is None else self.files.of_version(version)
         return Candidate(
@@ -131,7 +140,12 @@ class ModelReading:
 
 
 async def read_model(
-    directory: Path, host: ModelHost, config_json: str | None = None, *, is_brought: bool = False
+    directory: Path,
+    host: ModelHost,
+    config_json: str | None = None,
+    *,
+    is_brought: bool = False,
+    namespace: str = "",
 ) -> ModelReading:
     """Read a model's directory.
 
@@ -140,11 +154,13 @@ async def read_model(
         host: the server.
         config_json: configuration to use instead of config.pbtxt.
         is_brought: True if the directory was made from files that came with the load request.
+        namespace: of the model; ``""`` on a server without namespaces.
 
     Raises:
         ModelLoadError: the configuration or the directory cannot be read.
     """
-    return await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
+    reading = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
+    return replace(reading, namespace=namespace)
 
 
 async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NoReturn
 
-from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.model.door import Absence
 from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
+from pybackend.repository.names import ModelNames
+from pybackend.repository.namespaces import Namespaces
 
 LONGEST_VERSION_DIGITS = 19
 """Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""
@@ -21,15 +23,18 @@ class ModelCatalogue:
 
     Args:
         config_name: of configurations on disk, as for :func:`pybackend.modelconfig.model_directory.config_file`.
+        namespaces: of the server; None if names of models are unique.
 
     Attributes:
-        entries: by name, in the current state.
+        entries: by full name, in the current state.
+        names: finds the model that a name stands for.
         ensembles: the dependencies between them.
     """
 
-    def __init__(self, config_name: str) -> None:
+    def __init__(self, config_name: str, namespaces: Namespaces | None = None) -> None:
         self.entries: dict[str, ModelEntry] = {}
-        self.ensembles = Ensembles(self.entries, config_name)
+        self.names = ModelNames(self.entries, namespaces)
+        self.ensembles = Ensembles(self.entries, config_name, self.names)
         self._failures: dict[str, str] = {}
 
     def find(self, name: str, version: str = "") -> Model:
@@ -76,9 +81,17 @@ class ModelCatalogue:
             return self.find(name, version)
         return traffic.representative() or _no_version(self.entry(name))
 
-    def absence(self, name: str) -> Absence:
-        """The reason why no version of a model serves."""
-        return self.ensembles.absence(name)
+    def absence(self, name: str, home: str = "") -> Absence:
+        """The reason why no version of a model serves.
+
+        Args:
+            name: the model's name.
+            home: a namespace whose model of this name comes before others.
+        """
+        try:
+            return self.ensembles.absence(self.names.known(name, home))
+        except AmbiguousModelError as error:
+            return Absence(False, False, error.message)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
         """A model's version in any state; all versions for ``""``; empty if there is no such version.
@@ -92,26 +105,50 @@ class ModelCatalogue:
 
     def only_name(self) -> str | None:
         """The name of the only model; None if there are none or several."""
-        return next(iter(self.entries)) if len(self.entries) == 1 else None
+        return next(iter(self.entries.values())).name if len(self.entries) == 1 else None
 
     def knows(self, name: str) -> bool:
-        """True if there is a model of this name, serving or not."""
-        return name in self.entries
+        """True if there is a model of this name, or several, serving or not."""
+        try:
+            return self.names.known(name) in self.entries
+        except AmbiguousModelError:
+            return True
 
     def entry(self, name: str) -> ModelEntry:
         """The entry of a name.
 
         Raises:
-            InferenceError: INVALID_ARG, there is no such model.
+            InferenceError: INVALID_ARG, there is no such model, or several have the name.
         """
-        entry = self.entries.get(name)
+        entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
         return entry
 
+    def new_entry(self, name: str, *, as_part: bool = False) -> ModelEntry:
+        """Make the entry of a model, which is known from now on.
+
+        Args:
+            name: the model's full name.
+            as_part: it is loaded only as a part of ensembles.
+        """
+        namespace, plain = self.names.split(name)
+        entry = self.entries[name] = ModelEntry(plain, as_part=as_part, namespace=namespace)
+        self.names.on_change()
+        return entry
+
+    def forget_entry(self, name: str) -> None:
+        """Remove the entry of a model, given by its full name: the model is not known any more."""
+        del self.entries[name]
+        self.names.on_change()
+
     def ready_versions(self, name: str) -> list[Model]:
-        """Versions of a model that accept requests, ascending; empty if there is no such model."""
-        entry = self.entries.get(name)
+        """Versions of a model that accept requests, ascending; empty if there is no such model.
+
+        Raises:
+            InferenceError: INVALID_ARG, several models have the name.
+        """
+        entry = self.entries.get(self.names.known(name))
         return [] if entry is None else entry.ready_versions()
 
     def statistics_of(self, name: str, version: str = "") -> list[Model]:
@@ -136,7 +173,7 @@ class ModelCatalogue:
         return found
 
     def models(self) -> Iterator[Model]:
-        """Every known version, sorted by name and number."""
+        """Every known version, sorted by full name and number."""
         for _, entry in sorted(self.entries.items()):
             yield from entry.versions.values()
 
@@ -157,24 +194,28 @@ class ModelCatalogue:
             self._failures.pop(name, None)
 
     def index(self, on_disk: Collection[str], duplicates: Collection[str]) -> list[ModelStatus]:
-        """One row for each known version, and one for each model without a version; sorted by name.
+        """One row for each known version, and one for each model without a version; sorted by full name.
 
         Args:
-            on_disk: the names in the repositories. One that was never loaded has a row without version and state.
-            duplicates: names that occur in several repositories.
+            on_disk: the full names in the repositories. One that was never loaded has a row without version and state.
+            duplicates: full names that occur in several repositories.
         """
         rows: list[ModelStatus] = []
         for name in sorted({*self.entries, *on_disk, *duplicates}):
             entry = self.entries.get(name)
             if name in duplicates and (entry is None or entry.is_over):
-                rows.append(ModelStatus(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
+                rows.append(self._row(name, ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
             elif entry is None and name in self._failures:
-                rows.append(ModelStatus(name, "", ModelState.UNAVAILABLE.value, self._failures[name]))
+                rows.append(self._row(name, ModelState.UNAVAILABLE.value, self._failures[name]))
             elif entry is None:
-                rows.append(ModelStatus(name, "", ""))
+                rows.append(self._row(name))
             else:
                 rows += entry.index()
         return rows
+
+    def _row(self, name: str, state: str = "", reason: str = "") -> ModelStatus:
+        namespace, plain = self.names.split(name)
+        return ModelStatus(plain, "", state, reason, namespace)
 
 
 def _no_version(entry: ModelEntry) -> NoReturn:

@@ -77,7 +77,7 @@ class ModelChanges:
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
-        self.files = ModelFiles(scan, mirrors, host.config_name, self._versions_of)
+        self.files = ModelFiles(scan, mirrors, host.config_name, self._versions_of, catalogue.names)
         self.life_cycle = ModelLifeCycle(host, directories, self.files)
         self.locks = ModelLocks(host.model_load_count)
 
@@ -90,9 +90,9 @@ class ModelChanges:
         """Load a model, or bring it up to date, and load the parts that it lacks if it is an ensemble.
 
         Args:
-            name: the model's name.
+            name: the model's full name.
             request: what came with the request.
-            asked_by: the model that waits for this while it is being initialised, if any.
+            asked_by: the full name of the model that waits for this while it is being initialised, if any.
             as_part: load it only if no version serves, for an ensemble.
 
         Raises:
@@ -134,7 +134,7 @@ class ModelChanges:
                 candidates = await candidates_of(reading, self._host, bounds)
                 parts = part_names(reading.config)
                 if parts:
-                    await self._check_parts(name, parts)
+                    parts = await self._check_parts(name, parts)
             except ModelLoadError as error:
                 log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
                 raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
@@ -148,14 +148,17 @@ class ModelChanges:
         finally:
             await self._directories.let_go(directory)
 
-    async def _check_parts(self, name: str, parts: Sequence[str]) -> None:
+    async def _check_parts(self, name: str, named: Sequence[str]) -> tuple[str, ...]:
+        """The full names of an ensemble's parts, after a check that it does not contain itself."""
         directories = (await self.files.scan()).models
+        parts = self._catalogue.names.parts(named, self._catalogue.names.split(name)[0], directories)
         await self.files.fetch_configurations(parts, directories)
         await apart(f"the parts of ensemble '{name}'", self._catalogue.ensembles.check, name, parts, directories)
+        return parts
 
     async def _bounded(self, reading: ModelReading, request: LoadRequest) -> tuple[ModelReading, tuple[Grant, ...]]:
         brings = request.config_json is not None
-        what = f"the configuration of model '{reading.config.name}'"
+        what = f"the configuration of model '{reading.full_name}'"
         if request.of_client and brings:
             reading = await apart(what, self._bounds.of_client, reading)
         bounds = await apart(what, self._bounds.of_load, request.grant, reading, brings=brings)
@@ -169,18 +172,23 @@ class ModelChanges:
             return model_directory(await self.files.scan(), name)
         if request.config_json is None:
             raise ModelLoadError("files are given without a configuration, which they need: give 'config' too")
-        return await asyncio.to_thread(self._directories.make, name, request.files)
+        _, plain = self._catalogue.names.split(name)
+        return await asyncio.to_thread(self._directories.make, plain, request.files)
 
     async def _read(self, name: str, directory: Path, request: LoadRequest) -> ModelReading:
         try:
-            return await read_model(directory, self._host, request.config_json, is_brought=bool(request.files))
+            namespace, _ = self._catalogue.names.split(name)
+            is_brought = bool(request.files)
+            return await read_model(
+                directory, self._host, request.config_json, is_brought=is_brought, namespace=namespace
+            )
         except ModelLoadError as error:
             if not request.files:  # names of directories are bounded, those in requests are not
                 self._catalogue.note_failure(name, error.reason())
             raise _poll_error(name, error) from error
 
     async def _replace(self, name: str, candidates: Mapping[int, Candidate], *, as_part: bool) -> None:
-        entry = self._catalogue.entries.setdefault(name, ModelEntry(name, as_part=as_part))
+        entry = self._catalogue.entries.get(name) or self._catalogue.new_entry(name)
         entry.as_part = as_part
         try:
             await self.change(entry, candidates)
@@ -199,7 +207,7 @@ class ModelChanges:
             await self.life_cycle.load(entry, candidates)
         finally:
             bounded = any(candidate.source.bounds for candidate in candidates.values())
-            self._bounds.note(entry.name, entry.versions.values(), is_repositorys=not bounded)
+            self._bounds.note(entry.full_name, entry.versions.values(), is_repositorys=not bounded)
 
     # Unloading
 
@@ -209,7 +217,7 @@ class ModelChanges:
         """Begin to unload a model; unknown names are ignored.
 
         Args:
-            name: the model's name.
+            name: the model's full name.
             asked_by: as for :meth:`load`.
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             only_if_mere_part: do nothing unless it is such a part.
@@ -227,15 +235,14 @@ class ModelChanges:
         self, name: str, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
     ) -> list[asyncio.Task[bool]]:
         """Unload every version of a model; its lock must be held. Returns a task per version, as the life cycle does."""
-        entries = self._catalogue.entries
-        entry = entries.get(name)
+        entry = self._catalogue.entries.get(name)
         if entry is None:
             return []
         ends = self.life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:
-            del entries[name]
+            self._catalogue.forget_entry(name)
         self._catalogue.ensembles.on_change(name)
         return ends
 

@@ -13,19 +13,22 @@ from pybackend.model.model import ModelState
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.layout import DUPLICATE_REASON
+from pybackend.repository.names import ModelNames
 
 
 class Ensembles:
     """The dependencies between models.
 
     Args:
-        entries: all models by name; always read in their current state.
+        entries: all models by full name; always read in their current state.
         config_name: of the configurations on disk, as for
             :func:`pybackend.modelconfig.model_directory.config_file`.
+        names: finds the models that steps name.
     """
 
-    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str) -> None:
+    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
         self._entries = entries
+        self._names = names
         self._config_name = config_name
         self._unreadable: dict[str, str] = {}
 
@@ -33,7 +36,9 @@ class Ensembles:
 
     def parts(self, name: str) -> frozenset[str]:
         """The models in a loaded ensemble; empty if there is no such ensemble."""
-        return frozenset(part for model in self._versions(name) for part in model.part_names)
+        return frozenset(
+            self._names.part(part, model.namespace) for model in self._versions(name) for part in model.part_names
+        )
 
     def lacking(self, parts: Sequence[str]) -> frozenset[str]:
         """The given models without a serving version."""
@@ -78,7 +83,11 @@ class Ensembles:
         while changed:
             part = changed.popleft()
             for other in self._entries:
-                affected = [model for model in self._versions(other) if part in model.part_names]
+                affected = [
+                    model
+                    for model in self._versions(other)
+                    if any(self._names.may_mean(name, part) for name in model.part_names)
+                ]
                 if [model for model in affected if model.revise()] and other not in changed:
                     changed.append(other)
 
@@ -90,7 +99,7 @@ class Ensembles:
         Args:
             ensemble: its name.
             parts: the models that it would consist of.
-            directories: model directories by name.
+            directories: model directories by full name.
 
         Raises:
             ModelLoadError: INVALID_ARG, the ensemble would contain itself.
@@ -109,5 +118,6 @@ class Ensembles:
             if name not in seen:
                 seen.add(name)
                 on_disk = part_names_on_disk(directories[name], self._config_name) if name in directories else ()
-                following = on_disk if self.lacking([name]) else self.parts(name)
+                stored = self._names.parts(on_disk, self._names.split(name)[0], directories)
+                following = stored if self.lacking([name]) else self.parts(name)
                 paths += [(*path, part) for part in following]

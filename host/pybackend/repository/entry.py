@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pybackend.model.model import UNLOADED, Model, ModelState
 from pybackend.model.traffic import Traffic
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.traffic import TrafficRules, traffic_problem
 from pybackend.repository.candidate import Candidate
 
@@ -23,12 +24,19 @@ class ModelStatus:
         version: decimal; if it has none, ``-`` in the table and ``""`` in the index.
         state: the stage of its life; ``""`` for a model that was never loaded.
         reason: why it is not available, ``""`` if it is.
+        namespace: the model's; ``""`` on a server without namespaces.
     """
 
     name: str
     version: str
     state: str
     reason: str = ""
+    namespace: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name."""
+        return full_name(self.namespace, self.name)
 
     @property
     def status(self) -> str:
@@ -55,6 +63,7 @@ class ModelEntry:
         traffic: distributes the requests that name no version; None if the newest version answers them.
         configured_rules: the rules of the model's configuration.
         chosen_rules: the rules that were set while the server runs; they replace the configured ones.
+        namespace: of the model; ``""`` on a server without namespaces.
     """
 
     name: str
@@ -66,6 +75,12 @@ class ModelEntry:
     traffic: Traffic | None = None
     configured_rules: TrafficRules | None = None
     chosen_rules: TrafficRules | None = None
+    namespace: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name."""
+        return full_name(self.namespace, self.name)
 
     def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
         """Replace the versions."""
@@ -83,7 +98,9 @@ class ModelEntry:
             config = next(iter(self.versions.values())).config
             problem = traffic_problem(self.chosen_rules, config, self.versions)
             if problem:
-                log.warning("model '%s': the rules of its configuration are in effect again: %s", self.name, problem)
+                log.warning(
+                    "model '%s': the rules of its configuration are in effect again: %s", self.full_name, problem
+                )
                 self.chosen_rules = None
         self._direct()
 
@@ -98,7 +115,7 @@ class ModelEntry:
         if rules is None:
             self.traffic = None
         elif self.traffic is None or self.traffic.rules != rules:
-            self.traffic = Traffic(self.name, rules)
+            self.traffic = Traffic(self.full_name, rules)
         if self.traffic is not None:
             self.traffic.serve(self.versions)
         for model in self.versions.values():
@@ -126,6 +143,13 @@ class ModelEntry:
         """True if no version serves, or will without another load."""
         return all(model.state is ModelState.UNAVAILABLE for model in self.versions.values())
 
+    @property
+    def is_unloaded(self) -> bool:
+        """True if all its versions were unloaded, or are being unloaded."""
+        return bool(self.versions) and all(
+            model.state is ModelState.UNLOADING or model.reason == UNLOADED for model in self.versions.values()
+        )
+
     def why_not_available(self) -> str:
         """The reason why no version of a model serves, for clients, to be appended to a sentence."""
         reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]
@@ -151,8 +175,8 @@ class ModelEntry:
 
     def _rows(self, no_version: str) -> list[ModelStatus]:
         if not self.versions:
-            return [ModelStatus(self.name, no_version, ModelState.UNAVAILABLE.value, self.reason)]
+            return [ModelStatus(self.name, no_version, ModelState.UNAVAILABLE.value, self.reason, self.namespace)]
         return [
-            ModelStatus(self.name, str(version), model.state.value, model.reason)
+            ModelStatus(self.name, str(version), model.state.value, model.reason, self.namespace)
             for version, model in self.versions.items()
         ]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
 from pybackend.mirror.listing import Listing
+from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
+from pybackend.repository.namespaces import Namespaces
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """The reason shown in the repository index for a model whose name occurs twice."""
@@ -24,12 +26,13 @@ class RepositoryScan:
 
     Attributes:
         repositories: the scanned directories.
-        models: directory by model name, sorted by name; excludes duplicates.
-        duplicates: directories by model name, for names that occur in several repositories; these models are not
+        models: directory by the model's full name, sorted by name; excludes duplicates.
+        duplicates: directories by full name, for names that occur in several repositories; these models are not
             served.
         warnings: one sentence each, for the log.
         model_directories: directories of single models, searched as well.
         listings: the repositories in cloud storage, by the local directories that show them.
+        namespaces: of the server; None if names of models are unique in all repositories.
     """
 
     repositories: tuple[Path, ...]
@@ -38,6 +41,7 @@ class RepositoryScan:
     warnings: tuple[str, ...]
     model_directories: tuple[Path, ...] = ()
     listings: Mapping[Path, Listing] = field(default_factory=dict)
+    namespaces: Namespaces | None = None
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -51,13 +55,17 @@ class RepositoryScan:
 
     def again(self, listings: Mapping[Path, Listing]) -> RepositoryScan:
         """The same places as they are now; raises as :func:`scan_repositories`."""
-        return scan_repositories(self.repositories, self.model_directories, listings)
+        return scan_repositories(
+            self.repositories, self.model_directories, listings, namespacing=self.namespaces is not None
+        )
 
 
 def scan_repositories(
     repositories: Sequence[Path],
     model_directories: Sequence[Path] = (),
     listings: Mapping[Path, Listing] | None = None,
+    *,
+    namespacing: bool = False,
 ) -> RepositoryScan:
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
@@ -65,14 +73,21 @@ def scan_repositories(
         repositories: directories of models.
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
+        namespacing: several repositories may have a model of the same name: its repository is its namespace.
 
     Raises:
         ServerError: a repository is missing, is not a directory or cannot be read.
     """
     found: dict[str, list[Path]] = {}
     warnings: list[str] = []
+    namespaces: list[str] = []
+
+    def add(place: str, name: str, directory: Path) -> None:
+        found.setdefault(full_name(place, name) if namespacing else name, []).append(directory)
+
     for repository in {os.path.realpath(path): path for path in reversed(repositories)}.values():
         names = _model_names(repository)
+        namespaces.insert(0, str(repository))
         if os.path.isfile(repository / CONFIG_FILENAME):
             warnings.append(
                 f"'{repository}' holds a {CONFIG_FILENAME}: it looks like a model, not like a repository of models. "
@@ -82,13 +97,15 @@ def scan_repositories(
             if printable(name) != name:
                 warnings.append(f"ignore model directory '{printable(name)}' in {repository}: its name is not UTF-8")
             else:
-                found.setdefault(name, []).append(repository / name)
+                add(str(repository), name, repository / name)
     for directory in model_directories:
+        namespaces.append(str(directory.parent))
         if os.path.isdir(directory):
-            found.setdefault(directory.name, []).append(directory)
+            add(str(directory.parent), directory.name, directory)
     for shown, listing in (listings or {}).items():
+        namespaces.append(listing.place)
         for name in filter(_may_be_model, listing.names):
-            found.setdefault(name, []).append(shown / name)
+            add(listing.place, name, shown / name)
     duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
     for name, paths in duplicates.items():
         warnings.append(
@@ -96,7 +113,13 @@ def scan_repositories(
         )
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
     return RepositoryScan(
-        tuple(repositories), models, duplicates, tuple(warnings), tuple(model_directories), listings or {}
+        tuple(repositories),
+        models,
+        duplicates,
+        tuple(warnings),
+        tuple(model_directories),
+        listings or {},
+        Namespaces(namespaces) if namespacing else None,
     )
 
 

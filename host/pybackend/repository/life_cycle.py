@@ -74,7 +74,9 @@ class ModelLifeCycle:
             if not again or any(outcomes):
                 break
             await asyncio.sleep(min(FIRST_RETRY_S * 2**attempt, LONGEST_RETRY_S))
-            log.info("loading '%s' once more: retry %d of %d", entry.name, attempt + 1, self._host.load_retry_count)
+            log.info(
+                "loading '%s' once more: retry %d of %d", entry.full_name, attempt + 1, self._host.load_retry_count
+            )
             new |= {version: self._create(candidates[version]) for version in again}
             if not serving:
                 entry.set_versions(new, candidates)
@@ -86,7 +88,7 @@ class ModelLifeCycle:
         if unexpected:
             raise unexpected[0]
         if failed:
-            raise _load_error(entry.name, failed)
+            raise _load_error(entry.full_name, failed)
         if serving:
             # Versions that are no longer served stay visible as unloaded.
             entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
@@ -96,7 +98,7 @@ class ModelLifeCycle:
                 if isinstance(model, PythonModel):
                     model.sequences.keep()
             self._retire(replaced)
-            self._pass_sequences_on(entry.name)
+            self._pass_sequences_on(entry.full_name)
 
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
@@ -122,17 +124,20 @@ class ModelLifeCycle:
                 await model.change_instances(candidate.source)
             except ModelLoadError as error:
                 log.error(  # noqa: TRY400  no bug of ours
-                    "failed to change the instances of '%s' version %s: %s", model.name, model.version, error.reason()
+                    "failed to change the instances of '%s' version %s: %s",
+                    model.full_name,
+                    model.version,
+                    error.reason(),
                 )
                 raise ModelLoadError(
-                    f"load failed for model '{entry.name}': version {version} keeps its {before} instances: "
+                    f"load failed for model '{entry.full_name}': version {version} keeps its {before} instances: "
                     f"{error.reason()};\n",
                     ErrorCode.INVALID_ARG,
                 ) from error
             entry.origins = {**entry.origins, version: candidate}
             log.info(
                 "'%s' version %s has %d instances now, and had %d",
-                model.name,
+                model.full_name,
                 model.version,
                 len(model.instances),
                 before,
@@ -153,18 +158,18 @@ class ModelLifeCycle:
         return model
 
     async def _load_version(self, model: Model) -> None:
-        log.info("loading: %s:%s", model.name, model.version, extra=DETAIL)
+        log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL)
         try:
             await model.load()
         except ModelLoadError as error:
             log.error(  # noqa: TRY400  the model's traceback is part of the reason, ours would say nothing
-                "failed to load '%s' version %s: %s", model.name, model.version, error.reason()
+                "failed to load '%s' version %s: %s", model.full_name, model.version, error.reason()
             )
             if not model.may_recover:
                 await self._forget(model)
             return
         took_s = model.statistics.load_duration_ns / 1e9
-        log.info("successfully loaded '%s' version %s in %.2f s", model.name, model.version, took_s)
+        log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s)
 
     # Unloading
 
@@ -198,11 +203,11 @@ class ModelLifeCycle:
 
     def _retired(self, model: Model, _end: asyncio.Task[bool]) -> None:
         del self._retiring[model]
-        self._pass_sequences_on(model.name)
+        self._pass_sequences_on(model.full_name)
 
     def _pass_sequences_on(self, name: str) -> None:
         """Tell a model's versions which ones they replace that still have sequences."""
-        versions = [model for model in self._alive if model.name == name and isinstance(model, PythonModel)]
+        versions = [model for model in self._alive if model.full_name == name and isinstance(model, PythonModel)]
         ending = [model for model in versions if model in self._retiring and model.sequences.are_active]
         for model in versions:
             if model not in self._retiring:
@@ -211,7 +216,7 @@ class ModelLifeCycle:
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
         if model.was_ready:
-            log.info("successfully unloaded '%s' version %s", model.name, model.version, extra=DETAIL)
+            log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL)
         await self._forget(model)
         return in_time
 
@@ -240,7 +245,7 @@ class ModelLifeCycle:
     def unfinished(self) -> list[Unfinished]:
         """The versions that still have requests, or are being finalized."""
         return [
-            Unfinished(model.name, model.version, model.open_requests.count)
+            Unfinished(model.full_name, model.version, model.open_requests.count)
             for model in self._alive
             if model.open_requests.count or model.state is ModelState.UNLOADING
         ]

@@ -13,6 +13,7 @@ from pybackend.mirror.mirrors import Mirrors
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.names import ModelNames
 from pybackend.repository.version_policy import choose_versions
 
 
@@ -24,9 +25,13 @@ class ModelFiles:
         mirrors: the repositories in cloud storage.
         config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
         in_use: the versions that are alive and were loaded from a model's directory.
+        names: finds the models that ensembles name.
     """
 
-    def __init__(self, start: RepositoryScan, mirrors: Mirrors, config_name: str, in_use: InUse) -> None:
+    def __init__(
+        self, start: RepositoryScan, mirrors: Mirrors, config_name: str, in_use: InUse, names: ModelNames
+    ) -> None:
+        self._names = names
         self._start = start
         self._mirrors = mirrors
         self._config_name = config_name
@@ -68,16 +73,21 @@ class ModelFiles:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
         Args:
-            name: the model's name.
+            name: the model's full name.
             config_json: the configuration to use instead of config.pbtxt.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
-        await self._mirrors.fetch(name, partial(self._chosen, config_json), self._in_use)
+        place, plain = self._names.split(name)
+        await self._mirrors.fetch(plain, partial(self._chosen, config_json), self._in_use, place)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of.
+
+        Args:
+            names: full names.
+            directories: model directories by full name.
 
         Raises:
             ModelLoadError: one of them cannot be downloaded.
@@ -88,9 +98,11 @@ class ModelFiles:
             if name in seen or directories.get(name, Path()).parent not in self._mirrors.listings:
                 continue
             seen.add(name)
-            await self._mirrors.fetch_configuration(name)
+            place, plain = self._names.split(name)
+            await self._mirrors.fetch_configuration(plain, place)
             what = f"the configuration of model '{name}'"
-            waiting += await apart(what, part_names_on_disk, directories[name], self._config_name)
+            parts = await apart(what, part_names_on_disk, directories[name], self._config_name)
+            waiting += self._names.parts(parts, place, directories)
 
     async def tidy(self, directory: Path) -> None:
         """Remove the versions of a model that were downloaded and are not used any more."""

@@ -189,7 +189,7 @@ class Poller:
             log.info("model '%s' is unloaded: %s", name, reason)
             await self._changes.begin_unload(name, unload_dependents=False)
             if look is not None:
-                entry = self._catalogue.entries.setdefault(name, ModelEntry(name))
+                entry = self._catalogue.entries.get(name) or self._catalogue.new_entry(name)
                 entry.reason = DUPLICATE_REASON
         except InferenceError as error:
             log.error("the change of model '%s' has no effect: %s", name, error.message.strip())  # noqa: TRY400

@@ -41,7 +41,7 @@ class ModelRepository(ModelCatalogue):
     """
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
-        super().__init__(host.config_name)
+        super().__init__(host.config_name, scan.namespaces)
         self.host = host
         self._scan = scan
         self._directories = OverrideDirectories(PrivateRoom(host.room_places))
@@ -58,7 +58,8 @@ class ModelRepository(ModelCatalogue):
         for warning in self._scan.warnings:
             log.warning("%s", warning)
         wanted = self.host.startup_models
-        names = {*self._scan.models, *self._scan.duplicates} if wanted is None else set(wanted)
+        stored = {*self._scan.models, *self._scan.duplicates}
+        names = stored if wanted is None else self.names.at_start(wanted, stored)
         if self.host.poll_s is not None:
             self._poller = Poller(self, self._changes, self._scan, self.host)
             await self._poller.remember()
@@ -94,7 +95,7 @@ class ModelRepository(ModelCatalogue):
 
     # Model control at run time
 
-    async def load_model(self, name: str, request: LoadRequest, *, asked_by: str = "") -> None:
+    async def load_model(self, name: str, request: LoadRequest, *, asked_by: str = "", home: str = "") -> None:
         """Load a model, or update a loaded one; versions that have not changed since their last load stay as they are.
 
         The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
@@ -103,14 +104,17 @@ class ModelRepository(ModelCatalogue):
         Args:
             name: the model's name.
             request: what came with the request. Its files must not change before this returns.
-            asked_by: the model that waits for this while it is being initialised, if any.
+            asked_by: the full name of the model that waits for this while it is being initialised, if any.
+            home: the namespace of the model that requests this, ``""`` for a client.
 
         Raises:
             InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
                 INTERNAL if loading failed, with the reason.
         """
         self.check_control()
-        check_name(name)
+        if self._scan.namespaces is not None:
+            name = self.names.to_load(name, home, (await self._look()).models)
+        check_name(self.names.split(name)[1])
         check_keys(request.files)
         grant = request.grant
         if grant is not None:
@@ -130,7 +134,13 @@ class ModelRepository(ModelCatalogue):
             self._brought_bytes -= request.nbytes
 
     async def unload_model(
-        self, name: str, *, unload_dependents: bool = False, asked_by: str = "", grant: Grant | None = None
+        self,
+        name: str,
+        *,
+        unload_dependents: bool = False,
+        asked_by: str = "",
+        grant: Grant | None = None,
+        home: str = "",
     ) -> None:
         """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
@@ -139,11 +149,14 @@ class ModelRepository(ModelCatalogue):
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             asked_by: as for :meth:`load_model`.
             grant: the rights of the confined model that requests this, None if the requester is not confined.
+            home: as for :meth:`load_model`.
 
         Raises:
-            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model.
+            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if several
+                models have the name.
         """
         self.check_control()
+        name = self.names.known(name, home)
         if grant is not None:
             grant.check_control(name)
         await self._carry_out(self._changes.begin_unload(name, asked_by, unload_dependents=unload_dependents))
@@ -160,11 +173,13 @@ class ModelRepository(ModelCatalogue):
                 these rules.
         """
         self.check_control()
+        name = self.names.known(name)
         async with self._changes.locks.changing(name):
             return change_traffic(self.entry(name), change)
 
     async def unload(self, name: str, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Unload a model and wait for its end; True if nothing had to be cut short."""
+        name = self.names.known(name)
         async with self._changes.locks.changing(name):
             ends = self._changes.retire(name, drain_timeout_s, finalize_timeout_s)
         return all(await asyncio.gather(*map(asyncio.shield, ends)))
@@ -180,6 +195,17 @@ class ModelRepository(ModelCatalogue):
             log.warning("the repository index lists only known models: %s", error)
             return self.index((), ())
         return self.index(scan.models, scan.duplicates)
+
+    async def _look(self) -> RepositoryScan:
+        """The repositories now.
+
+        Raises:
+            InferenceError: one cannot be read.
+        """
+        try:
+            return await self._changes.files.look()
+        except ModelLoadError as error:
+            raise InferenceError(error.message, error.code) from error
 
     async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(change)

@@ -38,9 +38,9 @@ class RepositoryStart:
         self._starts: dict[str, asyncio.Task[None]] = {}
 
     async def load(self, names: Iterable[str]) -> None:
-        """Load models, and the parts of ensembles among them; failures are noted in the catalogue."""
+        """Load models by their full names, and the parts of ensembles among them; failures are noted in the catalogue."""
         for name in sorted(names):
-            self._start(ModelEntry(name))
+            self._start(name)
         try:
             await asyncio.gather(*self._starts.values())
             await asyncio.gather(*self._starts.values())  # includes parts that only ensembles need
@@ -48,29 +48,30 @@ class RepositoryStart:
             for start in self._starts.values():
                 start.cancel()
 
-    def _start(self, entry: ModelEntry) -> None:
-        self._catalogue.entries[entry.name] = entry
-        self._starts[entry.name] = asyncio.create_task(self._load(entry))
+    def _start(self, name: str, *, as_part: bool = False) -> None:
+        entry = self._catalogue.new_entry(name, as_part=as_part)
+        self._starts[name] = asyncio.create_task(self._load(name, entry))
 
-    async def _load(self, entry: ModelEntry) -> None:
-        if entry.name in self._scan.duplicates:
+    async def _load(self, name: str, entry: ModelEntry) -> None:
+        if name in self._scan.duplicates:
             entry.reason = DUPLICATE_REASON
             return
         try:
-            await self._changes.files.fetch(entry.name)
+            await self._changes.files.fetch(name)
             # Before taking the lock, so that the first model to load knows which others share its environment.
-            reading = await read_model(model_directory(self._scan, entry.name), self._host)
+            reading = await read_model(model_directory(self._scan, name), self._host, namespace=entry.namespace)
             reading.note_environment(self._host)
-            async with self._changes.locks.loading(entry.name):
+            async with self._changes.locks.loading(name):
                 candidates = await candidates_of(reading, self._host)
                 if not reading.config.is_ensemble:
                     with suppress(ModelLoadError):  # the failed version has logged the reason; the others serve
                         await self._changes.change(entry, candidates)
                     return
-            await self._start_parts(entry.name, part_names(reading.config))
+            parts = self._catalogue.names.parts(part_names(reading.config), entry.namespace, self._scan.models)
+            await self._start_parts(name, parts)
         except ModelLoadError as error:
             entry.reason = error.reason()
-            log.error("failed to load '%s': %s", entry.name, error.reason())  # noqa: TRY400  no bug of ours
+            log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
             return
         with suppress(ModelLoadError):
             await self._changes.change(entry, candidates)
@@ -82,7 +83,7 @@ class RepositoryStart:
         await apart(f"the parts of ensemble '{name}'", check, name, parts, self._scan.models)
         for part in parts:
             if part not in self._starts and part in self._scan.models:
-                self._start(ModelEntry(part, as_part=True))
+                self._start(part, as_part=True)
         starts = [self._starts[part] for part in parts if part in self._starts]
         if starts:
             await asyncio.wait(starts)

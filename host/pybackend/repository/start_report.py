@@ -39,7 +39,9 @@ class StartReport:
             settings: the server's.
             with_summary: False if :meth:`fatal` will be the server's last words.
         """
-        for name in sorted(set(settings.debug.models) - {row.name for row in self._rows}):
+        for name in sorted(
+            set(settings.debug.models) - {name for row in self._rows for name in (row.name, row.full_name)}
+        ):
             log.warning("--debug %s: no model of this name is loaded.", name)
         if not self._rows:
             _log_absence(settings)
@@ -63,18 +65,21 @@ class StartReport:
         """One line for each version; none if there are too many."""
         if len(self._rows) > LONGEST_TABLE:
             return []
-        names = max(len(row.name) for row in self._rows)
+        names = max(len(row.full_name) for row in self._rows)
         versions = max(len(row.version) for row in self._rows)
-        return [f"{row.name:<{names}} | {row.version:<{versions}} | {_first_line(row.status)}" for row in self._rows]
+        return [
+            f"{row.full_name:<{names}} | {row.version:<{versions}} | {_first_line(row.status)}" for row in self._rows
+        ]
 
     def _summary(self) -> list[str]:
         """The count of ready models and every failure with its reason: in one line, or in a line each if several."""
-        versions = Counter(row.name for row in self._rows)
-        ready = len(versions.keys() - {row.name for row in self._failures})
+        versions = Counter(row.full_name for row in self._rows)
+        ready = len(versions.keys() - {row.full_name for row in self._failures})
         models = "model is ready in" if len(versions) == 1 else "models are ready in"
         counted = f"{ready} of {len(versions)} {models} {self._took_s:.1f} s"
         subjects = [
-            f"{row.name} version {row.version}" if versions[row.name] > 1 else row.name for row in self._failures
+            f"{row.full_name} version {row.version}" if versions[row.full_name] > 1 else row.full_name
+            for row in self._failures
         ]
         reasons = [_first_line(row.reason or row.state) for row in self._failures]
         if not subjects:

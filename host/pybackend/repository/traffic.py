@@ -42,15 +42,17 @@ def change_traffic(entry: ModelEntry, change: TrafficChange) -> TrafficReport:
         if not problem and ready:
             problem = traffic_problem(rules, ready[0].config, [int(model.version) for model in ready])
         if problem:
-            raise InferenceError(f"cannot change the traffic of model '{entry.name}': {problem}", ErrorCode.INVALID_ARG)
+            raise InferenceError(
+                f"cannot change the traffic of model '{entry.full_name}': {problem}", ErrorCode.INVALID_ARG
+            )
         entry.choose_rules(rules)
     report = report_traffic(entry)
-    log.info("%s", _sentence(report))
+    log.info("%s", _sentence(entry.full_name, report))
     return report
 
 
-def _sentence(report: TrafficReport) -> str:
+def _sentence(name: str, report: TrafficReport) -> str:
     shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in report.shares.items())
     shadow = report.rules.shadow
     copies = "" if shadow is None else f"; version {shadow.version} gets copies of {shadow.percent:g} %"
-    return f"model '{report.name}': requests that name no version go to: {shares or 'no version'}{copies}"
+    return f"model '{name}': requests that name no version go to: {shares or 'no version'}{copies}"

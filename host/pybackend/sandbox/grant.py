@@ -26,14 +26,14 @@ class Grant:
     """The permissions of one process of a confined model, as far as they bound models that it loads.
 
     Attributes:
-        model: its name.
+        model: its full name.
         level: ``standard`` or ``strict``.
         network: whether it may use the internet protocols.
         unix_sockets: whether it may use socket files.
         subprocesses: whether it may start processes.
         limits: its limits, by the names of the kernel's resource limits.
         uid: the user in its configuration, None for none.
-        control: the models that it may load and unload, None for all.
+        control: full names of the models that it may load and unload, None for all.
         overrides: whether it may send configurations and files for the models that it loads.
         user: its user id and group id, -1 for those of the server.
         rules: for files, as pairs of a path and access letters.
@@ -57,6 +57,9 @@ class Grant:
 
     def check_control(self, name: str) -> None:
         """Check that it may load and unload a model.
+
+        Args:
+            name: the model's full name.
 
         Raises:
             InferenceError: UNAVAILABLE if it may not.

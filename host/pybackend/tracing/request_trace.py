@@ -54,6 +54,14 @@ class Tensor(Protocol):
     data: Any
 
 
+class TracedModel(Protocol):
+    """A model version that runs traced requests."""
+
+    name: str
+    namespace: str
+    version: str
+
+
 class TracedRequest(Protocol):
     """A request that can be traced."""
 
@@ -106,6 +114,7 @@ class RequestTrace:
         parent: the record of the request that it was made for; None for a client's.
         model_name: the model that was asked.
         model_version: the version that answered.
+        namespace: of that model; empty on a server without namespaces.
         request_id: the client's id.
         settings: those under which it was sampled.
         context: its span; with front ends, that of the client's whole request.
@@ -138,6 +147,7 @@ class RequestTrace:
         "model_context",
         "model_name",
         "model_version",
+        "namespace",
         "number",
         "outer",
         "parent",
@@ -167,7 +177,7 @@ class RequestTrace:
         self.context = context
         self.model_context = context.child() if door else context
         self.compute_context = context.child()
-        self.model_name = self.model_version = self.request_id = self.error = ""
+        self.model_name = self.model_version = self.namespace = self.request_id = self.error = ""
         self.queued_ns = self.executed_ns = 0
         self.events: list[Event] = []
         self.tensors: list[RecordedTensor] = []
@@ -196,20 +206,20 @@ class RequestTrace:
     # For the engine
 
     def follow(
-        self, request: TracedRequest, model_name: str, model_version: str, on_response: Callable[[Any], None]
+        self, request: TracedRequest, model: TracedModel, on_response: Callable[[Any], None]
     ) -> Callable[[Any], None]:
         """Begin: the request is about to be queued.
 
         Args:
             request: the request.
-            model_name: the model that runs it.
-            model_version: its version.
+            model: the version that runs it.
             on_response: receives the responses.
 
         Returns:
             Receives the responses instead, and passes them on.
         """
-        self.model_name, self.model_version, self.request_id = model_name, model_version, request.id
+        self.model_name, self.model_version, self.namespace = model.name, model.version, model.namespace
+        self.request_id = request.id
         self._request = request
         now_ns = time.monotonic_ns()
         self.mark("REQUEST_START", now_ns)

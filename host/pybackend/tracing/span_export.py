@@ -187,6 +187,8 @@ class _Spans:
             "triton.trace_id": trace.number,
             "triton.trace_parent_id": 0 if trace.parent is None else trace.parent.number,
         }
+        if trace.namespace:
+            attributes["triton.namespace"] = trace.namespace
         if trace.request_id:
             attributes["triton.request_id"] = trace.request_id
         return attributes

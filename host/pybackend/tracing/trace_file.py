@@ -116,6 +116,8 @@ def fragments(trace: RequestTrace) -> list[dict[str, Any]]:
         "model_name": trace.model_name,
         "model_version": int(trace.model_version),
     }
+    if trace.namespace:
+        head["namespace"] = trace.namespace
     if trace.request_id:
         head["request_id"] = trace.request_id
     if trace.parent is not None:

@@ -306,6 +306,7 @@ FLAGS = {
     "--model-control-mode": ("model_control", "none", "EXPLICIT", "explicit"),
     "--repository-poll-secs": ("repository_poll_s", 15, "0", None),
     "--model-load-retry-count": ("load_retry_count", 0, "3", 3),
+    "--model-namespacing": ("model_namespacing", False, "true", True),
     "--model-config-name": ("config_name", "", "large.pbtxt", "large"),
     "--disable-auto-complete-config": ("auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
@@ -395,7 +396,6 @@ UNUSED = {
     "--min-supported-compute-capability": ("6.0", "six"),
     "--model-load-gpu-limit": ("0:0.8", "0:2"),
     "--enable-peer-access": ("false", "never"),
-    "--model-namespacing": ("false", "true"),
     "--cache-directory": ("/opt/caches", None),
     "--repoagent-directory": ("/opt/repoagents", None),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse
 
 PAIR = ("--grpc-server-cert=certificate.pem", "--grpc-server-key=key.pem")
@@ -34,7 +33,7 @@ FLAGS = {
     "--model-config-name=large": (),
     "--model-load-thread-count=4": (),
     "--model-load-retry-count=0": (),
-    "--model-namespacing=false": (),
+    "--model-namespacing=true": (),
     "--enable-peer-access=true": (),
     "--strict-model-config=false": (),
     "--allow-http=true": (),
@@ -125,8 +124,3 @@ def test_one_command_line_with_all_of_them():
     names = {flag.partition("=")[0]: (flag, *beside) for flag, beside in FLAGS.items()}
     together = [flag for name, flags in names.items() if name != "--response-cache-byte-size" for flag in flags]
     assert parse(["serve", "models", *together]) is not None
-
-
-def test_namespaces_are_refused_by_name():
-    with pytest.raises(UsageError, match="names of models are unique in all repositories"):
-        parse(["serve", "models", "--model-namespacing=true"])

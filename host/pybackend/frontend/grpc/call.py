@@ -97,16 +97,16 @@ class Call:
     def on_cancelled(self) -> None:
         """Called when nobody waits for the answer any more: the client has gone, or the call has failed."""
 
-    def begin_trace(self, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
+    def begin_trace(self, request: InferenceRequest, model: str, began_ns: int = 0) -> RequestTrace | None:
         """Begin the trace of a chosen request; see :func:`pybackend.frontend.traced.begin_trace`."""
         parent = self.head.metadata.get(b"traceparent")
         fields = None if parent is None else (parent, self.head.metadata.get(b"tracestate", b""))
         tracer = self.connection.frontend.engine.tracer
-        return begin_trace(tracer, request, "GRPC", began_ns=began_ns, fields=fields)
+        return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=fields)
 
-    def is_chosen(self, model_name: str) -> bool:
-        """Whether a request may be traced. The tracer is active."""
-        return b"traceparent" in self.head.metadata or self.connection.frontend.engine.tracer.takes(model_name)
+    def is_chosen(self, model: str) -> bool:
+        """Whether a request to a model, given by its full name, may be traced. The tracer is active."""
+        return b"traceparent" in self.head.metadata or self.connection.frontend.engine.tracer.takes(model)
 
     def is_working(self) -> bool:
         """True while a message that has arrived is being answered."""

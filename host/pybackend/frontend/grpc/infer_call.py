@@ -80,8 +80,8 @@ class InferCall(Call):
         if self.head.forwarded is not None:
             add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
-        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.model_name):
-            trace = self.begin_trace(plan.request, self._began_ns)
+        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.full_name):
+            trace = self.begin_trace(plan.request, admission.full_name, self._began_ns)
             if trace is not None:
                 self._exchange = self.connection.frontend.watch.begin_traced(self._exchange, trace)
         self._pending = admission.submit(plan.request, self._on_response, plan.checked)

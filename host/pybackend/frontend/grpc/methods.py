@@ -6,6 +6,7 @@ from typing import Any
 
 from pybackend import __version__
 from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.engine.statistics import NAMESPACE
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection, settings_methods
 from pybackend.frontend.grpc.shared_memory import shared_memory_methods
@@ -144,6 +145,8 @@ class _Methods:
     async def model_statistics(self, request: Any) -> Any:
         answer = _message("ModelStatisticsResponse")
         async for part in self._engine.statistics(request.name, request.version):
+            for row in part:
+                row.pop(NAMESPACE, None)  # the schema has no such field
             answer.MergeFrom(_message("ModelStatisticsResponse", model_stats=part))
         return answer
 

@@ -54,7 +54,7 @@ class TraceMethods:
         """Change the settings that the request has, and answer with all of them."""
         name, tracer = request.model_name, self._engine.tracer
         if name:
-            self._engine.check_serves(name)
+            name = self._engine.serving(name)
         given = {key: list(setting.value) or None for key, setting in request.settings.items()}
         if given:
             tracer.change(name, trace_changes(given))

@@ -107,8 +107,8 @@ class StreamInferCall(Call):
             add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.model_name):
-            request.trace = self.begin_trace(plan.request)
+        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.full_name):
+            request.trace = self.begin_trace(plan.request, admission.full_name)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         self._add(request)
 

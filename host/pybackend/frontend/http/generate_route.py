@@ -101,8 +101,8 @@ async def _submitted(
     admission.renew()
     parsed = parse_generate(bytes(body), admission.signature, admission.model_version, limits)
     fields = context_fields(request)
-    if is_chosen(engine.tracer, admission.model_name, fields):
-        trace = begin_trace(engine.tracer, parsed, "HTTP", fields=fields)
+    if is_chosen(engine.tracer, admission.full_name, fields):
+        trace = begin_trace(engine.tracer, parsed, admission.full_name, "HTTP", fields=fields)
         if trace is not None:
             stack.callback(trace.sent)
     return ResponseStream(lambda on_response: admission.submit(parsed, on_response))

@@ -298,8 +298,8 @@ class InferProtocol(SerialProtocol):
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
             tracer = frontend.engine.tracer
-            if tracer.active and (self._context is not None or tracer.takes(admission.model_name)):
-                self._begin_trace(plan.request)
+            if tracer.active and (self._context is not None or tracer.takes(admission.full_name)):
+                self._begin_trace(plan.request, admission.full_name)
             self._pending = admission.submit(plan.request, self._on_response, plan.checked)
             self._body = None  # nothing else may keep the request, which may keep a client's shared memory
             if self._kept_bytes:
@@ -311,9 +311,9 @@ class InferProtocol(SerialProtocol):
             frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self.address)
             self.answer_error(error)
 
-    def _begin_trace(self, request: InferenceRequest) -> None:
+    def _begin_trace(self, request: InferenceRequest, model: str) -> None:
         tracer = self._frontend.engine.tracer
-        trace = begin_trace(tracer, request, "HTTP", began_ns=self._began_ns, fields=self._context)
+        trace = begin_trace(tracer, request, model, "HTTP", began_ns=self._began_ns, fields=self._context)
         if trace is not None:
             self._exchange = self._watch.begin_traced(self._exchange, trace)
 

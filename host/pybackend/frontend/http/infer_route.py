@@ -214,7 +214,7 @@ async def _submitted(
     if forwarded is not None:
         add_parameters(plan.request, forwarded)
     fields = context_fields(request)
-    if is_chosen(engine.tracer, admission.model_name, fields):
-        begin_trace(engine.tracer, plan.request, "HTTP", fields=fields, sends=False)
+    if is_chosen(engine.tracer, admission.full_name, fields):
+        begin_trace(engine.tracer, plan.request, admission.full_name, "HTTP", fields=fields, sends=False)
     response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format

@@ -41,11 +41,9 @@ def add(app: FastAPI, engine: InferenceEngine) -> None:
         return Response(trace_document(engine.tracer.settings_of(name)), media_type=_JSON)
 
     def _traced(request: Request) -> str:
-        """The model in the path, empty for the whole server."""
+        """The full name of the model in the path, empty for the whole server."""
         name: str = request.path_params.get("model_name", "")
-        if name:
-            engine.check_serves(name)
-        return name
+        return engine.serving(name) if name else ""
 
     for path in ("/v2/trace/setting", "/v2/models/{model_name}/trace/setting"):
         more: dict[str, Any] = {

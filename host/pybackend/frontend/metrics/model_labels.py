@@ -13,12 +13,14 @@ class ModelLabels:
 
     def __init__(self, model: Model) -> None:
         self._name, self._version, self._tags = model.name, model.version, model.config.metric_tags
+        self._namespace = model.namespace
         self._texts: dict[tuple[str, str], str] = {}
 
     @cached_property
     def _labels(self) -> dict[str, str]:
         tags = {f"_{key}": value for key, value in self._tags.items()}
-        return {"model": self._name, "version": self._version, **tags}
+        namespace = {"namespace": self._namespace} if self._namespace else {}
+        return {"model": self._name, "version": self._version, **namespace, **tags}
 
     @cached_property
     def plain(self) -> str:

@@ -73,6 +73,18 @@ def test_a_repository_given_twice_counts_once(tmp_path: Path) -> None:
     assert dict(scan.models) == {"m": tmp_path / "one" / "m"}
 
 
+def test_namespaces_keep_models_of_one_name_apart(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for repository in one, two:
+        (repository / "m").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("two")
+    scan = scan_repositories([one, two, tmp_path / "link"], [one / "m"], namespacing=True).again({})
+    assert dict(scan.models) == {f"{two}::m": two / "m"}
+    assert dict(scan.duplicates) == {f"{one}::m": (one / "m", one / "m")}
+    assert scan.namespaces is not None
+    assert scan.namespaces.split(f"{one}::m") == (str(one), "m")
+
+
 def test_a_model_given_as_repository_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text("")

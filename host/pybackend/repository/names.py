@@ -1,0 +1,160 @@
+"""Finds the model that a name stands for, when several repositories may have a model of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from pybackend.errors import AmbiguousModelError, ErrorCode
+from pybackend.modelconfig.full_name import SEPARATOR, full_name
+from pybackend.repository.entry import ModelEntry
+from pybackend.repository.namespaces import Namespaces
+
+_MOST_NAMED = 10
+
+
+class ModelNames:
+    """The names of a server's models.
+
+    A name may be a full name, or leave the namespace out if only one model has it. Models and ensembles prefer
+    models in the same namespace. Without namespaces, every name stands for itself.
+
+    Args:
+        entries: the known models by full name; always read in their current state.
+        namespaces: of the server; None if names of models are unique.
+    """
+
+    def __init__(self, entries: Mapping[str, ModelEntry], namespaces: Namespaces | None) -> None:
+        self._entries = entries
+        self._namespaces = namespaces
+        self._found: dict[str, str] = {}
+        """Full names by other names for the same models, kept because clients send these with every request."""
+
+    def on_change(self) -> None:
+        """Call this after a model became known, or is not known any more."""
+        self._found.clear()
+
+    def split(self, name: str) -> tuple[str, str]:
+        """The namespace and the name in a full name; see :meth:`Namespaces.split`."""
+        return ("", name) if self._namespaces is None else self._namespaces.split(name)
+
+    def known(self, name: str, home: str = "") -> str:
+        """The full name of a known model; the text itself if no model has this name.
+
+        Models that were unloaded count only if no other has the name.
+
+        Args:
+            name: in a request.
+            home: the namespace of the model that sends it, ``""`` for a client.
+
+        Raises:
+            AmbiguousModelError: several models have this name.
+        """
+        spaces, entries = self._namespaces, self._entries
+        if spaces is None:
+            return name
+        if home and self._counts(own := full_name(home, name)):
+            return own
+        kept = self._found.get(name)
+        if kept is not None:
+            return kept
+        if name in entries:
+            return name
+        found = spaces.named(name, entries)
+        if len(found) > 1:
+            return _only(name, [each for each in found if self._counts(each)] or found)
+        full = found[0] if found else spaces.expand(name)
+        if full in entries:
+            self._found[name] = full
+        return full
+
+    def to_load(self, name: str, home: str, models: Collection[str]) -> str:
+        """The full name of the model that a load request means; the text itself for a model that is new.
+
+        Args:
+            name: in the request.
+            home: as for :meth:`known`.
+            models: full names of the models in the repositories.
+
+        Raises:
+            AmbiguousModelError: several models have this name.
+        """
+        spaces = self._namespaces
+        if spaces is None:
+            return name
+        if home and ((own := full_name(home, name)) in models or self._counts(own)):
+            return own
+        if name in models:
+            return name
+        found = dict.fromkeys(spaces.named(name, models))
+        found |= dict.fromkeys(each for each in spaces.named(name, self._entries) if self._counts(each))
+        return _only(name, list(found)) if found else self.known(name)
+
+    def at_start(self, names: Iterable[str], models: Collection[str]) -> set[str]:
+        """The full names of the models to load at start: a name without a namespace stands for all models of that name."""
+        spaces = self._namespaces
+        if spaces is None:
+            return set(names)
+        wanted = set()
+        for name in names:
+            found = [name] if name in models else spaces.named(name, models)
+            wanted.update(found or [spaces.expand(name)])
+        return wanted
+
+    def parts(self, names: Iterable[str], home: str, models: Collection[str] = ()) -> tuple[str, ...]:
+        """The full names of the models that an ensemble's steps name, each once; see :meth:`part`."""
+        return tuple(dict.fromkeys(self.part(name, home, models) for name in names))
+
+    def part(self, name: str, home: str, models: Collection[str] = ()) -> str:
+        """The full name of the model that a step of an ensemble names; the text itself if there is none, or several.
+
+        A model in the ensemble's own namespace comes first, then one that is known, then one in the repositories.
+
+        Args:
+            name: in the step.
+            home: the ensemble's namespace.
+            models: full names of the models in the repositories.
+        """
+        spaces = self._namespaces
+        if spaces is None:
+            return name
+        if home and ((own := full_name(home, name)) in models or self._counts(own)):
+            return own
+        try:
+            found = self.known(name)
+        except AmbiguousModelError:
+            return name
+        if found in self._entries:
+            return found
+        stored = spaces.named(name, models)
+        return stored[0] if len(stored) == 1 else found
+
+    def may_mean(self, name: str, model: str) -> bool:
+        """True if a name in an ensemble's step may stand for a model, now or after another change.
+
+        Args:
+            name: in the step.
+            model: the model's full name.
+        """
+        if self._namespaces is None or name == model:
+            return name == model
+        return self.split(model)[1] == name.rpartition(SEPARATOR)[2]
+
+    def _counts(self, model: str) -> bool:
+        entry = self._entries.get(model)
+        return entry is not None and not entry.is_unloaded
+
+
+def _only(name: str, found: Sequence[str]) -> str:
+    """The only one of some full names.
+
+    Raises:
+        AmbiguousModelError: there are several.
+    """
+    if len(found) > 1:
+        shown = ", ".join(f"'{each}'" for each in found[:_MOST_NAMED])
+        raise AmbiguousModelError(
+            f"There are {len(found)} identifiers of model '{name}' in global map, model namespace must be provided to "
+            f"resolve ambiguity. Name one of them: {shown}",
+            ErrorCode.INVALID_ARG,
+        )
+    return found[0]

@@ -1,0 +1,107 @@
+"""Repositories as namespaces, with many changes at once, and in cloud storage."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import numpy as np
+import pytest
+
+from pybackend.errors import AmbiguousModelError, InferenceError
+from pybackend.inference.request import InferenceRequest
+from pybackend.mirror.mirrors import Mirrors
+from tests.support.engine import engine_on, input_tensor, output_array
+from tests.support.ensembles import write_ensemble
+from tests.support.model_control import CONFIG
+from tests.support.repositories import PREAMBLE, write_model
+from tests.support.s3_server import CREDENTIALS, s3_server
+
+STEP = {"IN": "IN"}, {"OUT": "OUT"}
+
+
+def saying(number):
+    return f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([{number}], np.float32))]) for _ in requests]
+"""
+
+
+async def ask(engine, name):
+    request = InferenceRequest(name, inputs=[input_tensor("IN", np.zeros(1, np.float32))])
+    response = await engine.open(name).infer(request)
+    number = int(output_array(response, "OUT")[0])
+    response.release()
+    return number
+
+
+@pytest.mark.spec("srv-R24")
+def test_a_storm_of_loads_in_two_namespaces_does_not_mix_them(tmp_path):
+    """Models of one say odd numbers, those of the other even ones; ensembles and requests go on meanwhile."""
+    places = [tmp_path / "odd", tmp_path / "even"]
+    for number, place in enumerate(places, 1):
+        write_model(place, "m", saying(number), CONFIG)
+        write_ensemble(place, "whole", [("m", *STEP)])
+
+    async def test():
+        async with engine_on(places[0], more_repositories=places[1:], explicit=True, namespacing=True) as engine:
+            numbers = count(3)
+            loading = True
+
+            async def load(place):
+                for _ in range(4):
+                    number = next(each for each in numbers if each % 2 == places.index(place) ^ 1)
+                    write_model(place, "m", saying(number), CONFIG)
+                    await asyncio.gather(*(engine.load_model(f"{place.name}::{name}") for name in ("m", "whole", "m")))
+                    with pytest.raises(AmbiguousModelError):
+                        await engine.load_model("m")
+
+            async def infer(place):
+                told = []
+                while loading:
+                    told += [await ask(engine, f"{place.name}::{name}") for name in ("m", "whole")]
+                return told
+
+            asking = [asyncio.create_task(infer(place)) for place in places]
+            await asyncio.gather(*map(load, places))
+            loading = False
+            odd, even = [{number % 2 for number in told} for told in await asyncio.gather(*asking)]
+            assert (odd, even) == ({1}, {0})
+            await engine.unload_model(f"{places[0]}::whole", unload_dependents=True)
+            assert await ask(engine, "whole") % 2 == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.spec("srv-R24")
+def test_repositories_in_cloud_storage_are_namespaces(tmp_path, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    write_model(tmp_path / "here", "m", saying(1), CONFIG)
+    with s3_server() as storage:
+        for prefix, number in ("first", 2), ("second", 3):
+            storage.put(f"{prefix}/m/config.pbtxt", CONFIG)
+            storage.put(f"{prefix}/m/1/model.py", PREAMBLE + saying(number))
+        whole = write_ensemble(tmp_path / "draft", "whole", [("m", *STEP)])
+        storage.put("second/whole/config.pbtxt", (whole / "config.pbtxt").read_text())
+        storage.put("second/whole/1/", "")
+        urls = [storage.url(prefix) for prefix in ("first", "second")]
+
+        async def test():
+            mirrors = Mirrors(urls, tmp_path / "cache")
+            await mirrors.open()
+            try:
+                flags = {"explicit": True, "startup_models": ("whole", "here::m")}
+                async with engine_on(tmp_path / "here", mirrors=mirrors, namespacing=True, **flags) as engine:
+                    assert [await ask(engine, name) for name in ("whole", "here::m", "second::m")] == [3, 1, 3]
+                    with pytest.raises(InferenceError):
+                        await ask(engine, "first::m")
+                    await engine.load_model(f"{urls[0]}::m")
+                    storage.put("second/m/1/model.py", PREAMBLE + saying(4))
+                    await engine.load_model("second::m")
+                    assert [await ask(engine, name) for name in ("first::m", "whole")] == [2, 4]
+            finally:
+                mirrors.close()
+
+        asyncio.run(test())
