@@ -55,7 +55,7 @@ test: lint $(NODE_MODULES) ## the linters, then every test
 test-frameworks: $(MARK)-dev ## every test of the backends, with all frameworks, which it installs
 	@echo "installing the frameworks into $(VENV) (torch alone takes minutes)"
 	@$(PIP) --editable '.[frameworks]' 'torch==2.13.0'
-	$(BIN)/python -m pytest tests/backends $(PYTEST_ARGS)
+	PYBACKEND_TEST_PACKING=1 $(BIN)/python -m pytest tests/backends $(PYTEST_ARGS)
 
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)

@@ -35,12 +35,14 @@ class FrameworkModel:
 
     Attributes:
         workload: a request of one row.
+        inputs: of that request.
         connections: requests in flight.
         rows: of a call of the library alone.
         run: that call.
     """
 
     workload: bodies.Workload
+    inputs: Mapping[str, Array]
     connections: int
     rows: int
     run: Callable[[], Any]
@@ -57,13 +59,19 @@ def write_models(repository: Path) -> list[FrameworkModel]:
     repositories.write_add_sub(repository, [repositories.ADD_SUB])
     left, right = bodies.add_sub_inputs().values()
     models = [
-        FrameworkModel(replace(bodies.add_sub_binary(), name=ADD_SUB), 8, 1, lambda: (left + right, left - right)),
+        FrameworkModel(
+            replace(bodies.add_sub_binary(), name=ADD_SUB),
+            bodies.add_sub_inputs(),
+            8,
+            1,
+            lambda: (left + right, left - right),
+        ),
         *_onnx_models(repository, random),
         write_forest(repository, random),
         write_pipeline(repository, random),
     ]
     if importlib.util.find_spec("torch") is not None:
-        models.append(_torch_network(repository))
+        models.append(write_network(repository))
     return models
 
 
@@ -80,8 +88,9 @@ def write_forest(repository: Path, random: np.random.Generator) -> FrameworkMode
     booster.save_model(path)
     forest = XGBoostForest(path.read_bytes(), _THREADS)
     row = rows[:1]
-    workload = bodies.rows_of_model(FOREST, "forest", {"input__0": row}, {"output__0": forest.predict(row)})
-    return FrameworkModel(workload, 8, 1, lambda: forest.predict(row))
+    inputs = {"input__0": row}
+    workload = bodies.rows_of_model(FOREST, "forest", inputs, {"output__0": forest.predict(row)})
+    return FrameworkModel(workload, inputs, 8, 1, lambda: forest.predict(row))
 
 
 def write_pipeline(repository: Path, random: np.random.Generator) -> FrameworkModel:
@@ -100,8 +109,9 @@ def write_pipeline(repository: Path, random: np.random.Generator) -> FrameworkMo
     skops.io.dump(pipeline, _place(repository, "pipeline", "model.skops", config))
     row = rows[:1]
     expected = pipeline.predict_proba(row).astype(np.float32)
-    workload = bodies.rows_of_model(PIPELINE, "pipeline", {"input": row}, {"probabilities": expected})
-    return FrameworkModel(workload, 8, 1, lambda: pipeline.predict_proba(row))
+    inputs = {"input": row}
+    workload = bodies.rows_of_model(PIPELINE, "pipeline", inputs, {"probabilities": expected})
+    return FrameworkModel(workload, inputs, 8, 1, lambda: pipeline.predict_proba(row))
 
 
 def write_small_network(repository: Path, random: np.random.Generator) -> FrameworkModel:
@@ -161,10 +171,10 @@ def _onnx_model(name: str, model: str, path: Path, row: Array, connections: int,
     inputs: Mapping[str, Array] = {"x": np.repeat(row, rows, axis=0)}
     expected = session.run(["y"], {"x": row})[0]
     workload = bodies.rows_of_model(name, model, {"x": row}, {"y": expected})
-    return FrameworkModel(workload, connections, rows, lambda: session.run(["y"], inputs))
+    return FrameworkModel(workload, {"x": row}, connections, rows, lambda: session.run(["y"], inputs))
 
 
-def _torch_network(repository: Path) -> FrameworkModel:
+def write_network(repository: Path) -> FrameworkModel:
     """Two dense layers in an archive of torch.export."""
     import torch
 
@@ -183,8 +193,9 @@ def _torch_network(repository: Path) -> FrameworkModel:
         with torch.inference_mode():
             return called(row)
 
-    workload = bodies.rows_of_model(TORCH, "network", {"input": row.numpy()}, {"OUTPUT__0": run().numpy()})
-    return FrameworkModel(workload, 8, 1, run)
+    inputs = {"input": row.numpy()}
+    workload = bodies.rows_of_model(TORCH, "network", inputs, {"OUTPUT__0": run().numpy()})
+    return FrameworkModel(workload, inputs, 8, 1, run)
 
 
 def _place(repository: Path, model: str, file: str, config: str) -> Path:

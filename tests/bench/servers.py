@@ -91,7 +91,7 @@ def pybackend_launcher(name: str = PYBACKEND, options: Sequence[str] = ()) -> La
         listening = ["--http-address", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
         listening += ["--grpc-address", "127.0.0.1", "--grpc-port", "0"] if grpc else ["--allow-grpc", "false"]
         command = [sys.executable, "-m", "pybackend", "serve", str(repository), *listening, *options]
-        with _running(name, command) as server:
+        with running(name, command) as server:
             yield server
 
     return Launcher(name, start, partial(start, grpc=True))
@@ -116,9 +116,9 @@ def reference_launcher() -> Launcher:
 
     @contextmanager
     def start(repository: Path, *, grpc: bool = False) -> Iterator[RunningServer]:
-        http_port, metrics_port, grpc_port = _free_ports(3)
+        http_port, metrics_port, grpc_port = free_ports(3)
         command = reference.command(installation, repository, http_port, metrics_port, grpc_port if grpc else None)
-        with _running(REFERENCE, command, http_port, installation.environment) as server:
+        with running(REFERENCE, command, http_port, installation.environment) as server:
             yield replace(server, grpc_port=grpc_port if grpc else None)
 
     return Launcher(REFERENCE, start, partial(start, grpc=True))
@@ -128,12 +128,12 @@ def reference_launcher() -> Launcher:
 def echo(reply_bytes: int) -> Iterator[RunningServer]:
     """A bare uvicorn that answers so many bytes to whatever is sent."""
     # -P keeps this folder, whose modules have everyday names, off the import path.
-    with _running(ECHO, [sys.executable, "-P", str(_ECHO_PROGRAM), str(reply_bytes)]) as server:
+    with running(ECHO, [sys.executable, "-P", str(_ECHO_PROGRAM), str(reply_bytes)]) as server:
         yield server
 
 
 @contextmanager
-def _running(
+def running(
     name: str, command: list[str], port: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[RunningServer]:
     """Run a server; without a ``port`` the server chooses one and prints it."""
@@ -198,7 +198,7 @@ def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace").strip()[-2000:] or "(it printed nothing)"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, for a server that cannot choose one by itself."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -23,6 +23,7 @@ from pybackend_sdk.backend.parameters import (
     text,
     whole_number,
 )
+from pybackend_sdk.backend.process_memory import memory_advice
 from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config
 from pybackend_sdk.backend.streaming import offer
 from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
@@ -40,6 +41,7 @@ __all__ = [
     "execute_batch",
     "instance_count",
     "keep_freed_memory",
+    "memory_advice",
     "model_path",
     "number",
     "offer",

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
+from pybackend_sdk.backend.process_memory import memory_advice
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
@@ -159,4 +160,8 @@ def _sliceable(output: Any) -> Any:
 
 
 def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
+    if isinstance(error, TritonModelException):
+        return str(error)
+    advice = memory_advice(error)
+    message = f"{type(error).__name__}: {error}"
+    return f"{message.rstrip()}. {advice}" if advice else message

@@ -9,6 +9,7 @@ from pybackend_sdk.backend import (
     TensorInfo,
     boolean,
     choice,
+    memory_advice,
     model_path,
     read_parameters,
     require,
@@ -225,6 +226,9 @@ def _session(ort: Any, config: Mapping[str, Any], path: str, options: Any, provi
 
 def _reason(error: Exception) -> str:
     reason = " ".join(str(error).split())
+    advice = memory_advice(error)
+    if advice:
+        return f"{reason}. {advice}"
     if "opset" in reason.lower() or "ir version" in reason.lower():
         return f"{reason} A newer onnxruntime in the model's environment, or an export with an older opset, mends it"
     if "protobuf parsing failed" in reason.lower():

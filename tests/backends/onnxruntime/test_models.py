@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.inference import infer
-from tests.support.server import serving
+from tests.support.server import name_of, serving
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx", reason="the package onnx makes the models")
@@ -96,6 +98,16 @@ def repository(tmp_path_factory) -> Path:
         [("x", TensorProto.FLOAT, square)],
         [("y", TensorProto.FLOAT, square), ("most", TensorProto.FLOAT, ["n"])],
     )
+    nodes = [("ConstantOfShape", "n", "zeros"), ("Cos", "zeros", "ones"), ("ReduceSum", "ones", "y")]
+    graphs.save(
+        models / "hungry" / "1" / "model.onnx",
+        [helper.make_node(kind, [before], [after]) for kind, before, after in nodes],
+        [("n", TensorProto.INT64, [1])],
+        [("y", TensorProto.FLOAT, [1])],
+    )
+    (models / "hungry" / "config.pbtxt").write_text(
+        'parameters { key: "SANDBOX_MEMORY_MB" value: { string_value: "400" } }'
+    )
     return models
 
 
@@ -104,6 +116,24 @@ def server(repository):
     with serving(repository, ready=False) as server:
         server.wait_for(r"models are ready in", 240)
         yield server
+
+
+def test_a_process_without_memory_or_that_aborts_harms_nobody_else(server):
+    def ask(count):
+        tensor = {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]}
+        return server.request("POST", "/v2/models/hungry/infer", {"inputs": [tensor]})
+
+    reply = ask(500_000_000)
+    assert reply.status == 500
+    assert reply.error.endswith(
+        ". The model's process has used up its limit of 400 MB: send fewer rows at a time, or raise SANDBOX_MEMORY_MB in the "
+        "model's parameters"
+    )
+    assert ask(10).json["outputs"][0]["data"] == [10]
+    (pid,) = (pid for pid in server.stub_pids() if name_of(pid) == "hungry_0")
+    os.kill(pid, signal.SIGABRT)
+    server.wait_for(r"hungry_0.*killed by signal 6 \(SIGABRT\)", 60)
+    assert ask(10).json["outputs"][0]["data"] == [10]
 
 
 def direct(repository, model, inputs):
