@@ -37,7 +37,7 @@ WRITERS = {
     "onnxruntime": framework_models.write_small_network,
     "sklearn": framework_models.write_pipeline,
 }
-LOAD_DEADLINE_S = 600
+PACK_DEADLINE_S, LOAD_DEADLINE_S = 900, 600
 
 
 @pytest.mark.parametrize("backend", WRITERS)
@@ -48,7 +48,8 @@ def test_a_model_answers_as_its_library_from_an_environment_with_another_python(
     minor = max(others)
 
     def make(directory):
-        done = run_pack("--backend", backend, "--python", f"3.{minor}", "-o", directory / "env.tar.zst")
+        arguments = ("--backend", backend, "--python", f"3.{minor}", "-o", directory / "env.tar.zst")
+        done = run_pack(*arguments, deadline_s=PACK_DEADLINE_S)
         if done.returncode == 4:
             pytest.skip(done.stderr)
         assert done.returncode == 0, done.stderr

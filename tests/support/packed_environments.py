@@ -20,11 +20,13 @@ PACK_DEADLINE_S = 300
 """Packing compiles a whole standard library: slow on a busy machine."""
 
 
-def run_pack(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_pack(
+    *arguments: str | Path, deadline_s: float = PACK_DEADLINE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """``pybackend pack`` to its end; whatever it says, it never shows a traceback of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "pybackend", "pack", *map(str, arguments)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PACK_DEADLINE_S, check=False, **options,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline_s, check=False, **options,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done
