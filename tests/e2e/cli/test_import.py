@@ -158,7 +158,7 @@ def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):
     flags = [str(tmp_path / "mood.bin"), f"--repository={tmp_path / 'models'}"]
     assert main(["import", *flags]) == 1
     assert (
-        "reading one runs any code that its writer put into it: if you trust the file, add" in capsys.readouterr().err
+        "reading one runs any code that its writer put into it: if you trust the model, add" in capsys.readouterr().err
     )
     assert imported(*flags, "--trust-pickle", "--verify")["verified"]["requests"] == 8
     request = json.loads((tmp_path / "models/mood/sample_request.json").read_text())
