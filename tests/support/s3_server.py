@@ -110,6 +110,8 @@ class Gate:
         cuts: how many bytes of an object to send before the connection breaks, by key, once each.
         unquoted: leave out the quotation marks of ETags, as Azure does in listings.
         refusal: status and code of S3 with which everything is answered; None to pass it on.
+        answers: while this is not set, requests wait.
+        waits: set once a request has waited.
     """
 
     def __init__(self, server: S3Server) -> None:
@@ -118,6 +120,8 @@ class Gate:
         self.cuts: dict[str, int] = {}
         self.unquoted = False
         self.refusal: tuple[int, str] | None = None
+        self.answers, self.waits = threading.Event(), threading.Event()
+        self.answers.set()
         self._behind = server.host
         gate = self
 
@@ -143,6 +147,7 @@ class Gate:
         return keys
 
     def close(self) -> None:
+        self.answers.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -150,6 +155,9 @@ class Gate:
     def pass_on(self, client: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
         client.close_connection = True
+        if not self.answers.is_set():
+            self.waits.set()
+            self.answers.wait()
         if self.refusal is not None:
             status, code = self.refusal
             _answer(client, status, {}, f"<Error><Code>{code}</Code></Error>".encode())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Mirror:
         cache_directory: as given.
         directory: the local directory that shows it; set by :meth:`open`.
         names: of its models, as they were last listed.
+        files_listed: how often all files were listed.
+        last_digests: what :meth:`digests` returned last.
 
     Raises:
         ServerError: the library is missing, or the credentials cannot be used.
@@ -54,6 +56,8 @@ class Mirror:
         self.cache_directory = cache_directory
         self.directory = Path()
         self.names: frozenset[str] = frozenset()
+        self.files_listed = 0
+        self.last_digests: Mapping[str, int] = {}
         self._bucket = Bucket(url, patience)
         self._downloader = Downloader(self._bucket)
         self._cache = ObjectCache(cache_directory, url)
@@ -84,7 +88,8 @@ class Mirror:
             StorageError: the repository cannot be listed.
         """
         digests = await self._bucket.digests()
-        self.names = frozenset(digests)
+        self.names, self.last_digests = frozenset(digests), digests
+        self.files_listed += 1
         return digests
 
     async def remove_others(self, in_use: InUse) -> None:

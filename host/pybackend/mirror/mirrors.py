@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pybackend.environment.cache import default_cache_directory
@@ -62,7 +62,10 @@ class Mirrors:
     @property
     def listings(self) -> Mapping[Path, Listing]:
         """The models of each repository when it was last listed, by its local directory."""
-        return {mirror.directory: Listing(mirror.url.text, mirror.names) for mirror in self._mirrors}
+        return {
+            mirror.directory: Listing(mirror.url.text, mirror.names, mirror.files_listed, mirror.last_digests)
+            for mirror in self._mirrors
+        }
 
     # Start and stop
 
@@ -130,9 +133,51 @@ class Mirrors:
             for name, digest in digests.items()
         }
 
+    async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
+        """List all files of each repository periodically until cancelled. One that does not answer delays no other.
+
+        The local files of models that a repository has no longer, and that are not used, are removed.
+
+        Args:
+            in_use: tells which versions must stay.
+            period_s: time between two listings.
+            settle_s: the same, after a listing with changes.
+            on_change: called after a listing with changes, and after the listing that follows it.
+        """
+        following = [self._follow(mirror, in_use, period_s, settle_s, on_change) for mirror in self._mirrors]
+        await asyncio.gather(*following)
+
+    @staticmethod
+    async def _follow(
+        mirror: Mirror, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]
+    ) -> None:
+        changed, trouble = False, ""
+        while True:
+            await asyncio.sleep(settle_s if changed else period_s)
+            before = mirror.last_digests
+            try:
+                digests = await mirror.digests()
+                await mirror.remove_others(in_use)
+            except StorageError as error:
+                if trouble != str(error):
+                    log.error(  # noqa: TRY400
+                        "%s cannot be searched for changes, and its models stay as they are: %s", mirror.url.text, error
+                    )
+                trouble = str(error)
+                continue
+            except Exception:  # the next listing may succeed
+                log.exception("a search for changes of %s failed", mirror.url.text)
+                continue
+            trouble = ""
+            changed_before, changed = changed, digests != before
+            if changed or changed_before:
+                on_change()
+
     # Files
 
-    async def fetch(self, name: str, choose: Choose, in_use: InUse, place: str = "") -> None:
+    async def fetch(
+        self, name: str, choose: Choose, in_use: InUse, place: str = "", directory: Path | None = None
+    ) -> None:
         """Bring a model's local directory up to date, if the model is in one of these repositories.
 
         Args:
@@ -140,11 +185,14 @@ class Mirrors:
             choose: chooses the versions to bring.
             in_use: tells which versions must stay.
             place: the URL of its repository, ``""`` for all of them.
+            directory: where the model is known to be, None to look for it in all of them.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         for mirror in self._at(place):
+            if directory is not None and directory.parent != mirror.directory:
+                continue
             async with self._places:
                 await mirror.fetch(name, choose, in_use, self._progress)
 

@@ -36,12 +36,14 @@ class LoadRequest:
         files: the files to use instead of the model's directory, empty for the directory.
         grant: the rights of the confined model that requests the load; None for the operator and for clients.
         of_client: True if a client sent it.
+        directory: where the model was seen; None to ask all repositories for it.
     """
 
     config_json: str | None = None
     files: FileContents = field(default_factory=dict)
     grant: Grant | None = None
     of_client: bool = False
+    directory: Path | None = None
 
     @property
     def nbytes(self) -> int:
@@ -168,7 +170,7 @@ class ModelChanges:
     async def _place(self, name: str, request: LoadRequest) -> Path:
         """The directory from which to load a model."""
         if not request.files:
-            await self.files.fetch(name, request.config_json)
+            await self.files.fetch(name, request.config_json, request.directory)
             return model_directory(await self.files.scan(), name)
         if request.config_json is None:
             raise ModelLoadError("files are given without a configuration, which they need: give 'config' too")

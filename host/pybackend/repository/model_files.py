@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
+from pybackend.mirror.listing import Listing
 from pybackend.mirror.mirror import InUse
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.modelconfig.ensemble import part_names_on_disk
@@ -57,30 +58,36 @@ class ModelFiles:
         await self._mirrors.look()
         return await self.scan()
 
-    async def digests(self) -> Mapping[Path, int]:
-        """For each model in cloud storage, by its directory, a number that changes when one of its files does.
+    @property
+    def listings(self) -> Mapping[Path, Listing]:
+        """The repositories in cloud storage as they were last listed, by the local directories that show them."""
+        return self._mirrors.listings
 
-        The files of models that are gone, and not used, are removed from this machine.
+    async def list_all(self) -> None:
+        """List all files in cloud storage, for :attr:`listings`.
 
         Raises:
             ModelLoadError: a repository cannot be listed.
         """
-        digests = await self._mirrors.digests()
-        await self._mirrors.remove_others(self._in_use)
-        return digests
+        await self._mirrors.digests()
 
-    async def fetch(self, name: str, config_json: str | None = None) -> None:
+    async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
+        """Keep :attr:`listings` up to date until cancelled; see :meth:`pybackend.mirror.mirrors.Mirrors.follow`."""
+        await self._mirrors.follow(self._in_use, period_s, settle_s, on_change)
+
+    async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
         Args:
             name: the model's full name.
             config_json: the configuration to use instead of config.pbtxt.
+            directory: where the model is known to be; None to ask all repositories for it.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         place, plain = self._names.split(name)
-        await self._mirrors.fetch(plain, partial(self._chosen, config_json), self._in_use, place)
+        await self._mirrors.fetch(plain, partial(self._chosen, config_json), self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of.

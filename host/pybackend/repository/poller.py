@@ -64,11 +64,13 @@ class _Unsettled:
 
     Attributes:
         look: the last one; None if the model is gone.
+        moment: of that look.
         since_s: when it began to change.
         complained: the log has named it.
     """
 
     look: _Look | None
+    moment: int
     since_s: float
     complained: bool = False
 
@@ -76,7 +78,8 @@ class _Unsettled:
 class Poller:
     """Looks for changes, and loads and unloads models.
 
-    A change is carried out once the model looks the same twice. A failed load is not repeated until the model changes
+    A change is carried out once the model looks the same twice. Models in cloud storage look as in the last listing of their
+    repository; listings go on by themselves, so that a repository that does not answer delays no other. A failed load is not repeated until the model changes
     again; the versions that served keep serving.
 
     Args:
@@ -98,18 +101,23 @@ class Poller:
         self._unsettled: dict[str, _Unsettled] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._trouble = ""
+        self._looks = 0
 
     async def remember(self) -> None:
         """Note the models as they are now, before the first loads."""
+        files = self._changes.files
+        with suppress(ModelLoadError):  # a repository does not answer: its models will be loaded when it does
+            await files.list_all()
         with suppress(ModelLoadError):  # the file system does not answer: the first look will load what has changed
-            remote = await self._changes.files.digests()
-            self._carried_out = await apart("the repositories", _look_at, self._scan, self._config_name, {}, remote)
+            scan = replace(self._scan, listings=files.listings)
+            self._carried_out = await apart("the repositories", _look_at, scan, self._config_name, {})
 
     async def run(self) -> None:
         """Follow the repositories until cancelled."""
         noticed = asyncio.Event()
         notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()
+        listing = asyncio.create_task(self._changes.files.follow(self._period_s, self._settle_s, noticed.set))
         log.info("following changes of %s", ", ".join(self._scan.place_names))
         try:
             while True:
@@ -121,7 +129,7 @@ class Poller:
                     log.exception("a search for changes of the repositories failed")
         finally:
             notices.stop()
-            running = list(self._running.values())
+            running = [listing, *self._running.values()]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -138,28 +146,35 @@ class Poller:
     async def _look(self) -> None:
         outside = {name: _outside(entry) for name, entry in self._catalogue.entries.items()}
         try:
-            remote = await self._changes.files.digests()
             scan = await self._changes.files.scan()
-            found = await apart("the repositories", _look_at, scan, self._config_name, outside, remote)
+            found = await apart("the repositories", _look_at, scan, self._config_name, outside)
         except ModelLoadError as error:
             if self._trouble != str(error):
                 log.error("The repositories cannot be searched for changes, and models stay as they are: %s", error)  # noqa: TRY400
             self._trouble = str(error)
             return
         self._trouble = ""
+        self._looks += 1
         for name in sorted({*found, *self._carried_out, *self._unsettled}):
-            self._consider(name, found.get(name))
+            look = found.get(name)
+            self._consider(name, look, self._moment(name, look, scan))
 
-    def _consider(self, name: str, look: _Look | None) -> None:
+    def _moment(self, name: str, look: _Look | None, scan: RepositoryScan) -> int:
+        """A number that differs between looks at different times: in cloud storage, of the listing that was looked at."""
+        seen = look or self._carried_out.get(name)
+        listing = None if seen is None or seen.directory is None else scan.listings.get(seen.directory.parent)
+        return self._looks if listing is None else listing.number
+
+    def _consider(self, name: str, look: _Look | None, moment: int) -> None:
         known, before = self._carried_out.get(name), self._unsettled.get(name)
         if look is known or (look is not None and look.equals(known)):
             if look is not None:
                 self._carried_out[name] = look
             self._unsettled.pop(name, None)
         elif before is None:
-            self._unsettled[name] = _Unsettled(look, monotonic())
+            self._unsettled[name] = _Unsettled(look, moment, monotonic())
         elif not (look is before.look or (look is not None and look.equals(before.look))):
-            before.look = look
+            before.look, before.moment = look, moment
             if not before.complained and monotonic() - before.since_s > COMPLAINT_S:
                 before.complained = True
                 log.warning(
@@ -168,7 +183,7 @@ class Poller:
                     COMPLAINT_S,
                     self._settle_s,
                 )
-        elif name not in self._running:  # otherwise it waits for the end of the change before
+        elif moment != before.moment and name not in self._running:  # it waits for the end of the change before
             self._begin(name, look)
 
     def _begin(self, name: str, look: _Look | None) -> None:
@@ -197,7 +212,7 @@ class Poller:
     async def _load(self, name: str, look: _Look) -> None:
         log.info("model '%s' %s", name, "has changed" if self._serves(name) else "is new or has changed")
         try:
-            await self._changes.load(name, LoadRequest())
+            await self._changes.load(name, LoadRequest(directory=look.directory))
         except InferenceError as error:  # the log has the reason
             so_far = "keeps serving as before its change" if self._serves(name) else "does not serve"
             when = "when its files change"
@@ -217,15 +232,15 @@ def _outside(entry: ModelEntry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, paths)))
 
 
-def _look_at(
-    scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]], remote: Mapping[Path, int]
-) -> dict[str, _Look]:
-    """Look at every model. Blocking."""
+def _look_at(scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]]) -> dict[str, _Look]:
+    """Look at every model, except for those in cloud storage whose files were not listed yet. Blocking."""
     found = {}
     for name, directory in scan.models.items():
         stamps = {path: file_stamp(path) for path in outside.get(name, ())}
-        if directory in remote:
-            found[name] = _Look(directory, remote=remote[directory], outside=stamps)
+        listing = scan.listings.get(directory.parent)
+        if listing is not None:
+            if directory.name in listing.digests:
+                found[name] = _Look(directory, remote=listing.digests[directory.name], outside=stamps)
         else:
             config = config_file(directory, config_name)
             stamp = file_stamp(str(directory / config))

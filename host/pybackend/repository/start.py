@@ -57,7 +57,7 @@ class RepositoryStart:
             entry.reason = DUPLICATE_REASON
             return
         try:
-            await self._changes.files.fetch(name)
+            await self._changes.files.fetch(name, directory=self._scan.models.get(name))
             # Before taking the lock, so that the first model to load knows which others share its environment.
             reading = await read_model(model_directory(self._scan, name), self._host, namespace=entry.namespace)
             reading.note_environment(self._host)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.support.gates import wait_until
 from tests.support.repositories import PREAMBLE, write_model
-from tests.support.s3_server import CREDENTIALS, S3Server, s3_server
+from tests.support.s3_server import CREDENTIALS, Gate, S3Server, s3_server
 from tests.support.server import ServerProcess, serving
 
 pytestmark = pytest.mark.e2e
@@ -133,6 +136,34 @@ def test_polling_follows_the_bucket(storage, tmp_path):
             storage.delete(f"poll/two/{name}")
         server.wait_for("successfully unloaded 'two' version 7")
         assert text_of(server, "one") == "after"
+
+
+def test_a_bucket_that_does_not_answer_delays_no_other_repository(storage, tmp_path):
+    """Local models change, appear and disappear meanwhile; its own are as before, and are followed once it answers."""
+    put_model(storage, "silent", "far", {1: "before"})
+    local = tmp_path / "local"
+
+    def write_near(name, text):
+        model = write_model(local, name, CODE, CONFIG)
+        (model / "1" / "text").write_text(text)
+        return model
+
+    write_near("near", "before")
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--repository-cache-directory={tmp_path / 'c'}")
+    with closing(Gate(storage)) as gate, serving(local, gate.url("silent"), flags=flags, env=environment()) as server:
+        gate.answers.clear()
+        assert gate.waits.wait(60)
+        write_near("near", "after")
+        new = write_near("new", "new")
+        server.wait_for("successfully loaded 'new' version 1")
+        wait_until(lambda: text_of(server, "near") == "after", "the changed local model")
+        shutil.rmtree(new)
+        server.wait_for("successfully unloaded 'new' version 1")
+        assert text_of(server, "far") == "before"
+        assert server.get("/v2/health/ready").status == 200
+        storage.put("silent/far/1/text", "after")
+        gate.answers.set()
+        wait_until(lambda: text_of(server, "far") == "after", "the changed model of the bucket", deadline_s=60)
 
 
 def test_a_missing_bucket_ends_the_start_with_one_sentence(storage, tmp_path):
