@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from pybackend.model.host_settings import make_host
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.unexpected import log_unexpected, repeat
+from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.layout import RepositoryScan
@@ -152,6 +154,7 @@ class Server:
 
     async def _serve(self, visitor: Visitor | None, sockets: _Sockets) -> int:
         """Wait for a signal, or for the visitor; returns the visitor's exit status."""
+        threading.Thread(target=remove_unused_bundles, args=(self._launcher.bundle,), daemon=True).start()
         if visitor is None:
             await self._stop.wait()
             return EXIT_OK

@@ -9,9 +9,13 @@ import py_compile
 import shutil
 import stat
 import tempfile
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from pybackend import __version__
+from pybackend.environment.file_lock import FileLock
 from pybackend.errors import ServerError
 
 _PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub", "pybackend_backends")
@@ -19,12 +23,26 @@ _MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
 _MAIN = "import sys\n\nfrom pybackend_stub.bootstrap import main\n\nsys.exit(main(sys.argv[1:]))\n"
 _NOT_STAGED = ("testing", "__pycache__")
 
+_NAME, _DRAFT = "stub-", ".staging-"
+_LOCK = ".lock"
+
+UNUSED_S = 7 * 24 * 3600.0
+"""A directory of another version is kept for so long after the last start of a server that used it."""
+
+_LONGEST_WAIT_S = 5.0
+"""For a lock, whose exclusive holder only removes a small directory."""
+
+_held: dict[Path, FileLock] = {}
+"""Shared locks on the directories that this process may start stubs from, held until it ends."""
+
 
 def stage_bundle(cache_directory: Path | None = None) -> Path:
     """Return the directory to start stubs from; it is made if it does not exist for this version.
 
     It holds the stub, the wire, the SDK and the backends, and nothing else of the host's environment, so that a model never imports
     the host's packages by accident. Compiled files for this interpreter lie beside the sources.
+
+    This process holds it until it ends: :func:`remove_unused_bundles` of other servers leaves it alone.
 
     Raises:
         ServerError: no directory is writable.
@@ -34,8 +52,9 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
     for name, path in sources:
         digest.update(name.encode() + b"\0" + path.read_bytes())
     for parent in [cache_directory] if cache_directory else _cache_directories():
-        target = parent / f"stub-{digest.hexdigest()}"
+        target = parent / f"{_NAME}{digest.hexdigest()}"
         try:
+            _hold(target)
             if not (target / "__main__.py").exists():
                 _stage(sources, target)
         except OSError:
@@ -45,6 +64,59 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
     raise ServerError(
         "no directory to stage the model runner in: set XDG_CACHE_HOME to one that this user can write and execute from"
     )
+
+
+def remove_unused_bundles(bundle: Path) -> None:
+    """Remove the directories of other versions beside one, unless a server uses them or did so a short while ago. Blocking.
+
+    Directories without a lock file stay: a server that is still running may have made them.
+    """
+    oldest_s = time.time() - UNUSED_S
+    with suppress(OSError):
+        for entry in list(os.scandir(bundle.parent)):
+            path = Path(entry.path)
+            with suppress(OSError):
+                if entry.name.startswith(_DRAFT) and entry.stat(follow_symlinks=False).st_mtime < oldest_s:
+                    shutil.rmtree(path)
+                elif entry.name.startswith(_NAME) and entry.name.endswith(_LOCK) and path != _lock_of(bundle):
+                    _remove_unused(path, oldest_s)
+
+
+def _remove_unused(lock_file: Path, oldest_s: float) -> None:
+    if lock_file.stat(follow_symlinks=False).st_mtime >= oldest_s:
+        return
+    lock = FileLock(lock_file)
+    try:
+        if lock.take_alone():
+            target = lock_file.with_suffix("")
+            if target.exists():
+                # Out of the way first: what is left after a crash is then a draft, not an incomplete directory.
+                rubbish = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
+                target.rename(rubbish / target.name)
+                shutil.rmtree(rubbish)
+            lock_file.unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _lock_of(target: Path) -> Path:
+    return target.with_name(target.name + _LOCK)
+
+
+def _hold(target: Path) -> None:
+    """Take a shared lock on a directory that may not exist yet, and note the time."""
+    if target in _held:
+        return
+    with suppress(OSError):  # where no lock can be made, nobody can remove anything
+        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        lock = FileLock(_lock_of(target))
+        patience = threading.Timer(_LONGEST_WAIT_S, (late := threading.Event()).set)
+        if not lock.take_shared():
+            patience.start()
+            lock.wait_shared(late)
+            patience.cancel()
+        _held[target] = lock
+        os.utime(_lock_of(target))
 
 
 def _sources() -> list[tuple[str, Path]]:
@@ -82,7 +154,7 @@ def _cache_directories() -> list[Path]:
 def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
     """Fill a private directory and move it into place, because another host may be doing the same."""
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
     try:
         draft.chmod(0o755)
         for name, path in sources:

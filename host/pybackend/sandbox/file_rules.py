@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,13 @@ from pathlib import Path
 from pybackend_wire.confinement import DEVICE, EXECUTE, LIST, READ, WRITE
 
 Rules = list[tuple[str, str]]
+
+_MOST_MODELS = 100_000
+_GRAIN_NS = 2_000_000_000
+"""Coarser than the clock of any usual file system."""
+
+_models: dict[str, tuple[int, int, int]] = {}
+"""Directories of models: device, inode and time of the last change when they were judged."""
 
 _READ_ONLY, _PROGRAMS, OWN = READ, READ + EXECUTE, READ + EXECUTE + WRITE
 
@@ -261,8 +269,30 @@ def _no_models(repository: str) -> Iterator[str]:
     for entry in _entries(repository):
         if entry.is_symlink() or entry.name.startswith("."):
             continue
-        if not entry.is_dir() or not is_model(entry.path):
+        if not entry.is_dir() or not _is_still_model(entry):
             yield entry.path
+
+
+def _is_still_model(entry: os.DirEntry[str]) -> bool:
+    """:func:`is_model`, which remembers directories: each instance of each model asks about all of them.
+
+    Only positive answers are kept, so that no model's directory is ever taken for a shared one. One that has just changed is
+    judged again, because a second change within the clock's grain would not show.
+    """
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    stamp = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    if _models.get(entry.path) == stamp:
+        return True
+    if not is_model(entry.path):
+        return False
+    if len(_models) >= _MOST_MODELS:
+        _models.clear()
+    if time.time_ns() - status.st_mtime_ns > _GRAIN_NS:
+        _models[entry.path] = stamp
+    return True
 
 
 def is_model(directory: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _CANARY = "sandbox-canary"
 _CANARY_TEXT = "Processes of models try to read this file, and must fail.\n"
+
+_CACHES_FRESH_S = 2.0
 
 
 class Sandbox:
@@ -63,6 +67,8 @@ class Sandbox:
         open_to_all = exposed(self.places)
         self.exposed = _exposed_text(open_to_all) if open_to_all else ""
         self._made_caches: list[str] = []
+        self._caches_looked_s = -_CACHES_FRESH_S
+        self._making_caches = threading.Lock()
         self._told: set[tuple[str, str]] = set()
         self._domains: dict[Environment, TrustDomain] = {}
 
@@ -103,12 +109,17 @@ class Sandbox:
     def make_caches(self) -> None:
         """Create the directories where libraries keep weights, for models that run as the server's user.
 
-        A confined process cannot create directories that did not exist when it was confined.
+        A confined process cannot create directories that did not exist when it was confined. Many processes that start
+        together need only one look.
         """
-        for path in usual_caches(self.places.home):
-            with suppress(OSError):
-                os.makedirs(path, mode=0o700)
-                self._made_caches.append(path)
+        with self._making_caches:
+            if time.monotonic() < self._caches_looked_s + _CACHES_FRESH_S:
+                return
+            for path in usual_caches(self.places.home):
+                with suppress(OSError):
+                    os.makedirs(path, mode=0o700)
+                    self._made_caches.append(path)
+            self._caches_looked_s = time.monotonic()
 
     def canary(self) -> str:
         """Return a world-readable file that no model can read, created on first use; "" if that fails."""

@@ -1,0 +1,43 @@
+"""The directories that stubs are started from: other versions' are removed, unless they are or may be in use."""
+
+from __future__ import annotations
+
+import os
+
+from pybackend.environment.file_lock import FileLock
+from pybackend.process.bundle import UNUSED_S, remove_unused_bundles, stage_bundle
+
+
+def test_unused_directories_of_other_versions_are_removed(tmp_path):
+    bundle = stage_bundle(tmp_path)
+    own = {bundle.name, f"{bundle.name}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == own
+
+    def make(name, age_s, *, locked=True):
+        (tmp_path / name / "pybackend_stub").mkdir(parents=True)
+        (tmp_path / name / "__main__.py").touch()
+        used = tmp_path / f"{name}.lock" if locked else tmp_path / name
+        used.touch()
+        then = used.stat().st_mtime - age_s
+        os.utime(used, (then, then))
+
+    make("stub-old", UNUSED_S + 60)
+    make("stub-used", UNUSED_S + 60)
+    make("stub-young", UNUSED_S - 3600)
+    make("stub-unlocked", UNUSED_S + 60, locked=False)
+    make(".staging-old", UNUSED_S + 60, locked=False)
+    make(".staging-young", 60, locked=False)
+    make("other", UNUSED_S + 60)
+    user = FileLock(tmp_path / "stub-used.lock")
+    assert user.take_shared()
+    os.utime(tmp_path / f"{bundle.name}.lock", (0, 0))
+    remove_unused_bundles(bundle)
+    user.release()
+    kept = {"stub-used", "stub-used.lock", "stub-young", "stub-young.lock", "stub-unlocked", ".staging-young"}
+    assert {path.name for path in tmp_path.iterdir()} == own | kept | {"other", "other.lock"}
+    assert (bundle / "__main__.py").exists()
+    remove_unused_bundles(bundle)  # nobody uses it any more
+    assert {path.name for path in tmp_path.iterdir()} == own | kept - {"stub-used", "stub-used.lock"} | {
+        "other",
+        "other.lock",
+    }
