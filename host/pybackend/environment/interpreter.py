@@ -137,10 +137,16 @@ def _version(
     if configured:
         return configured[1]
     if library is not None:
-        header = _PATCH_LEVEL.search(_text(prefix / "include" / library.name / "patchlevel.h"))
-        return header[1] if header else library.name.removeprefix("python").rstrip("t")
+        header = patch_level(_text(prefix / "include" / library.name / "patchlevel.h"))
+        return header or library.name.removeprefix("python").rstrip("t")
     named = _LIBRARY_DIRECTORY.fullmatch(program.name)
     return named[1] if named else ""
+
+
+def patch_level(header: str) -> str:
+    """The version in the text of Python's ``patchlevel.h``, such as ``3.12.1``; empty if there is none."""
+    found = _PATCH_LEVEL.search(header)
+    return found[1] if found else ""
 
 
 def _implementation(program: Path, settings: str) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import BinaryIO
 
 from pybackend.author_files.reading import open_regular
-from pybackend.environment.archive import ArchiveReader
-from pybackend.environment.interpreter import check_usable, find_interpreter
+from pybackend.environment.archive import ArchiveReader, MemberKind
+from pybackend.environment.interpreter import OLDEST_PYTHON, check_usable, find_interpreter, patch_level
 from pybackend.environment.provider import cannot_read, canonical_path, check_activate, not_packed
 from pybackend.environment.specification import is_specification
 from pybackend.errors import ModelEnvironmentError
+
+_PROGRAMS = frozenset({"bin/python", "bin/python3"})
+_LIBRARY = re.compile(r"lib/python(3\.\d+)t?/")
+_HEADER = re.compile(r"include/python3\.\d+t?/patchlevel\.h")
+_MOST_HEADER_BYTES = 64 * 1024
 
 
 def survey(path: Path, *, packs_lists: bool) -> str:
@@ -41,7 +48,29 @@ def survey(path: Path, *, packs_lists: bool) -> str:
             canonical.open("rb").close()
             return ""
         with open_regular(canonical) as file:
-            next(ArchiveReader(file, str(path)).members(), None)
+            return _python_of_archive(file, path)
     except OSError as error:
         raise cannot_read(path, error) from error
-    return ""
+
+
+def _python_of_archive(file: BinaryIO, path: Path) -> str:
+    """Read an archive to its end, and nothing onto the disk; returns the version of its Python, empty if no file tells it."""
+    has_python, library, version = False, "", ""
+    for member in ArchiveReader(file, str(path)).members():
+        has_python = has_python or (member.path in _PROGRAMS and member.kind is not MemberKind.DIRECTORY)
+        found = _LIBRARY.match(member.path)
+        if found:
+            library = found[1]
+        if member.content is not None and _HEADER.fullmatch(member.path):
+            version = patch_level(member.content.read(_MOST_HEADER_BYTES).decode("utf-8", "replace")) or version
+    if not has_python:
+        raise ModelEnvironmentError(
+            f"the environment {path} has no Python that this host could start: there is no bin/python in it"
+        )
+    version = version or library
+    if version and tuple(map(int, version.split(".")[:2])) < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        raise ModelEnvironmentError(
+            f"the environment {path} has Python {version}, models of this host run on CPython {oldest} and newer"
+        )
+    return version
