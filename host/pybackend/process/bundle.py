@@ -90,7 +90,7 @@ def _remove_unused(lock_file: Path, oldest_s: float) -> None:
         if lock.take_alone():
             target = lock_file.with_suffix("")
             if target.exists():
-                # Out of the way first: what is left after a crash is then a draft, not an incomplete directory.
+                # Out of the way first: a crash then leaves a draft, not an incomplete directory.
                 rubbish = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
                 target.rename(rubbish / target.name)
                 shutil.rmtree(rubbish)

@@ -160,7 +160,7 @@ class Poller:
             self._consider(name, look, self._moment(name, look, scan))
 
     def _moment(self, name: str, look: _Look | None, scan: RepositoryScan) -> int:
-        """A number that differs between looks at different times: in cloud storage, of the listing that was looked at."""
+        """A number that differs between looks at different times; for cloud storage, the number of the last listing."""
         seen = look or self._carried_out.get(name)
         listing = None if seen is None or seen.directory is None else scan.listings.get(seen.directory.parent)
         return self._looks if listing is None else listing.number
