@@ -39,8 +39,8 @@ class CachedResponse:
 
     def fill(self, response: InferenceResponse) -> None:
         """Copy this content into a new response."""
-        outputs = [OutputTensor(each.name, each.datatype, each.shape, each.data) for each in self.outputs]
-        response.set_result(outputs, self.parameters, None)
+        response.outputs = [OutputTensor(each.name, each.datatype, each.shape, each.data) for each in self.outputs]
+        response.parameters = self.parameters
 
 
 def weight_bytes(response: InferenceResponse) -> int:

@@ -27,7 +27,8 @@ def add_outputs(response: InferenceResponse, scope: Scope, wanted: Sequence[str]
 
     named = next((tensor.correlation for tensor in tensors if tensor.correlation is not None), None)
     outputs = [_output(name, tensor, signature) for name, tensor in found]
-    response.set_result(outputs, None if named is None else correlation_parameters(named), on_release)
+    response.outputs, response.on_release = outputs, on_release
+    response.parameters = None if named is None else correlation_parameters(named)
 
 
 def _output(name: str, tensor: EnsembleTensor, signature: ModelSignature) -> OutputTensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
@@ -58,7 +60,10 @@ class NoHolder:
         return ()
 
 
-class PendingRequest:
+_NOBODY = NoHolder()
+
+
+class PendingRequest(Struct, eq=False):
     """A request, the destination of its responses, and the handle by which its sender cancels, pauses and resumes it.
 
     Several components handle it in turn. Each attribute has its own writers; all other code only reads it.
@@ -68,6 +73,7 @@ class PendingRequest:
         on_response: the sender's callback; it receives every response and must release it. Never replaced: the stages
             of the model's response path (:mod:`pybackend.inference.response_path`) process responses before they reach
             it, and only the end of that path calls it.
+        queue: the model's queue. Never replaced.
         answered: True once the final response has been sent. The model writes it.
         cancelled: True once the sender has cancelled the request. :meth:`cancel` writes it.
         holder: the current holder; the model's queue while the request waits. An instance or an ensemble run writes
@@ -82,34 +88,21 @@ class PendingRequest:
             when it creates the request.
     """
 
-    __slots__ = (
-        "_queue",
-        "answered",
-        "cancelled",
-        "execution",
-        "holder",
-        "index",
-        "is_filler",
-        "losses",
-        "on_response",
-        "paused",
-        "request",
-        "succeeded",
-    )
+    request: InferenceRequest
+    on_response: OnResponse
+    queue: RequestHolder
+    holder: RequestHolder = _NOBODY
+    answered: bool = False
+    cancelled: bool = False
+    execution: int = 0
+    index: int = 0
+    succeeded: bool = True
+    losses: int = 0
+    paused: bool = False
+    is_filler: bool = False
 
-    def __init__(self, request: InferenceRequest, on_response: OnResponse, queue: RequestHolder) -> None:
-        self.request: Final = request
-        self.on_response: Final = on_response
-        self._queue = queue
-        self.answered = False
-        self.cancelled = False
-        self.holder: RequestHolder = queue
-        self.execution = 0
-        self.index = 0
-        self.succeeded = True
-        self.losses = 0
-        self.paused = False
-        self.is_filler = False
+    def __post_init__(self) -> None:
+        self.holder = self.queue
 
     def cancel(self) -> None:
         """Cancel: a waiting request is dropped and answered with CANCELLED; a running request's model is notified."""
@@ -121,11 +114,11 @@ class PendingRequest:
     @property
     def is_waiting(self) -> bool:
         """True while the request is in its model's queue."""
-        return self.holder is self._queue
+        return self.holder is self.queue
 
     def wait(self) -> None:
         """Return the request to its model's queue; nothing runs it any more."""
-        self.holder, self.execution = self._queue, 0
+        self.holder, self.execution = self.queue, 0
         if self.request.trace is not None:
             self.request.trace.end_execution()
 

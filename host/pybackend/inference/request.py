@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntFlag
 
+from msgspec import Struct, field
+
 from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
 from pybackend.tracing.request_trace import RequestTrace
@@ -19,7 +21,7 @@ class RequestFlags(IntFlag):
     SEQUENCE_END = 2
 
 
-class InferenceRequest:
+class InferenceRequest(Struct, eq=False):
     """One request to one model. It owns its inputs' memory until :meth:`release`.
 
     Attributes:
@@ -41,49 +43,21 @@ class InferenceRequest:
         trace: the record of the request; None if it is not traced.
     """
 
-    __slots__ = (
-        "batch_size",
-        "correlation_id",
-        "flags",
-        "id",
-        "inputs",
-        "is_inner",
-        "model_name",
-        "model_version",
-        "parameters",
-        "priority",
-        "queued_ns",
-        "regions",
-        "requested_outputs",
-        "timeout_us",
-        "trace",
-    )
-
-    def __init__(
-        self,
-        model_name: str,
-        model_version: str = "",
-        *,
-        id: str = "",  # noqa: A002  the protocol's own word
-        inputs: list[InputTensor] | None = None,
-        requested_outputs: tuple[str, ...] = (),
-        parameters: Mapping[str, ParameterValue] | None = None,
-    ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = id
-        self.inputs: list[InputTensor] = [] if inputs is None else inputs
-        self.requested_outputs = requested_outputs
-        self.parameters = parameters
-        self.correlation_id: int | str = 0
-        self.flags = 0
-        self.priority = 0
-        self.timeout_us = 0
-        self.batch_size = 1
-        self.is_inner = False
-        self.queued_ns = 0
-        self.regions: RegionOutputs | None = None
-        self.trace: RequestTrace | None = None
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    inputs: list[InputTensor] = field(default_factory=list)
+    requested_outputs: tuple[str, ...] = ()
+    batch_size: int = 1
+    parameters: Mapping[str, ParameterValue] | None = None
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_us: int = 0
+    is_inner: bool = False
+    queued_ns: int = 0
+    regions: RegionOutputs | None = None
+    trace: RequestTrace | None = None
 
     @property
     def has_options(self) -> bool:

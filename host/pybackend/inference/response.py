@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct, field
+
 from pybackend.errors import InferenceError
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.tensor import OutputTensor
 
 
-class InferenceResponse:
+class InferenceResponse(Struct, eq=False):
     """One response. Its outputs may lie in shared memory: call :meth:`release` once they have been sent or copied.
 
     Attributes:
@@ -18,48 +20,26 @@ class InferenceResponse:
         id: the request's id.
         outputs: in the order in which the model produced them.
         parameters: response parameters, None if there are none.
+        on_release: called by :meth:`release`; None if the outputs' memory is private.
         error: the failure, None for a result.
         final: True on the last element of the stream.
         empty: True if this only ends the stream: the model sent its final flag without a response.
     """
 
-    __slots__ = ("_on_release", "empty", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
-
-    def __init__(
-        self,
-        model_name: str,
-        model_version: str,
-        id: str = "",  # noqa: A002  the protocol's own word
-        *,
-        error: InferenceError | None = None,
-        final: bool = True,
-        empty: bool = False,
-    ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = id
-        self.outputs: list[OutputTensor] = []
-        self.parameters: Mapping[str, ParameterValue] | None = None
-        self.error = error
-        self.final = final
-        self.empty = empty
-        self._on_release: Callable[[], None] | None = None
-
-    def set_result(
-        self,
-        outputs: list[OutputTensor],
-        parameters: Mapping[str, ParameterValue] | None,
-        on_release: Callable[[], None] | None,
-    ) -> None:
-        """Set the result that a model produced."""
-        self.outputs = outputs
-        self.parameters = parameters
-        self._on_release = on_release
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[OutputTensor] = field(default_factory=list)
+    parameters: Mapping[str, ParameterValue] | None = None
+    on_release: Callable[[], None] | None = None
+    error: InferenceError | None = None
+    final: bool = True
+    empty: bool = False
 
     def release(self) -> None:
         """Release the outputs' memory. Further calls do nothing."""
-        if self._on_release is not None:
-            on_release, self._on_release = self._on_release, None
+        if self.on_release is not None:
+            on_release, self.on_release = self.on_release, None
             self.outputs = []
             on_release()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from msgspec import Struct
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -40,7 +42,7 @@ class Lease(Protocol):
         """Release the block. Further calls do nothing."""
 
 
-class InputTensor:
+class InputTensor(Struct, eq=False):
     """One input of a request.
 
     Attributes:
@@ -52,16 +54,11 @@ class InputTensor:
         lease: the memory that holds ``data``; None while the bytes are private to the host.
     """
 
-    __slots__ = ("data", "datatype", "lease", "name", "shape")
-
-    def __init__(
-        self, name: str, datatype: str, shape: Sequence[int], data: Buffer | None = None, lease: Lease | None = None
-    ) -> None:
-        self.name = name
-        self.datatype = datatype
-        self.shape = shape
-        self.data = data
-        self.lease = lease
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Buffer | None = None
+    lease: Lease | None = None
 
     def leave(self) -> None:
         """Copy the bytes to private memory of the host, and release the model's memory."""
@@ -79,13 +76,10 @@ class InputTensor:
             self.lease = None
 
 
-class OutputTensor:
+class OutputTensor(Struct, eq=False):
     """One output of a response; ``data`` is only valid until the response is released."""
 
-    __slots__ = ("data", "datatype", "name", "shape")
-
-    def __init__(self, name: str, datatype: str, shape: Sequence[int], data: Buffer) -> None:
-        self.name = name
-        self.datatype = datatype
-        self.shape = shape
-        self.data = data
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Buffer

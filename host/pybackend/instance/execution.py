@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -51,7 +53,10 @@ class ExecutionTimes(NamedTuple):
     infer_end_ns: int = 0
 
 
-class Execution:
+NOT_OVER = ExecutionTimes()
+
+
+class Execution(Struct, eq=False):
     """One call of ``execute``.
 
     Attributes:
@@ -68,42 +73,17 @@ class Execution:
         times: known once ``execute`` has returned.
     """
 
-    __slots__ = (
-        "ahead",
-        "frame",
-        "gate",
-        "number",
-        "owner",
-        "pending",
-        "rescheduled",
-        "responded",
-        "sent_ns",
-        "times",
-        "unanswered",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        pending: list[PendingRequest],
-        sent_ns: int,
-        owner: ExecutionOwner,
-        gate: ExecutionGate,
-        frame: int,
-        *,
-        ahead: bool,
-    ) -> None:
-        self.number = number
-        self.pending = pending
-        self.sent_ns = sent_ns
-        self.owner = owner
-        self.gate = gate
-        self.frame = frame
-        self.ahead = ahead
-        self.responded = False
-        self.rescheduled: Sequence[int] = ()
-        self.unanswered = len(pending)
-        self.times = ExecutionTimes()
+    number: int
+    pending: list[PendingRequest]
+    sent_ns: int
+    owner: ExecutionOwner
+    gate: ExecutionGate
+    frame: int
+    ahead: bool
+    unanswered: int
+    responded: bool = False
+    rescheduled: Sequence[int] = ()
+    times: ExecutionTimes = NOT_OVER
 
     def reschedule(self, places: Sequence[int]) -> None:
         """Note which requests must be executed once more.

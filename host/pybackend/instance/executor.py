@@ -142,7 +142,7 @@ class InstanceExecutor:
             if pending.paused:
                 self.flow(pending, paused=True)
         self._in_flight[number] = Execution(
-            number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead=ahead
+            number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
         if ahead and not self._prefetch.watches:
             self._prefetch.watch()

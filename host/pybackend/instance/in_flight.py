@@ -119,14 +119,14 @@ class ExecutionsInFlight:
         if pending.answered:
             raise RemoteProtocolError("a response to a request that is answered")
         request = pending.request
-        response = InferenceResponse(request.model_name, self._version, request.id, final=final)
-        if item.error is None:
-            assert self.session is not None
-            outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions)
-            response.set_result(outputs, item.parameters, on_release)
-        else:
-            response.error = InferenceError(item.error.message, ErrorCode(item.error.code))
-        return response
+        if item.error is not None:
+            error = InferenceError(item.error.message, ErrorCode(item.error.code))
+            return InferenceResponse(request.model_name, self._version, request.id, error=error, final=final)
+        assert self.session is not None
+        outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions)
+        return InferenceResponse(
+            request.model_name, self._version, request.id, outputs, item.parameters, on_release, None, final
+        )
 
     def on_respond(self, respond: heard.Respond, tail: bytes) -> None:
         """A response was sent by a sender."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
@@ -69,7 +71,7 @@ def output_format(
     return OutputFormat(binary_default=binary_default, overrides=forms)
 
 
-class InferPlan:
+class InferPlan(Struct, eq=False):
     """A parsed request whose binary tensors have not arrived yet.
 
     Attributes:
@@ -81,21 +83,12 @@ class InferPlan:
         wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
     """
 
-    __slots__ = ("binary_bytes", "binary_inputs", "checked", "output_format", "request", "wants_empty_final")
-
-    def __init__(
-        self,
-        request: InferenceRequest,
-        binary_inputs: list[tuple[InputTensor, int]],
-        binary_bytes: int,
-        output_format: OutputFormat,
-    ) -> None:
-        self.request = request
-        self.binary_inputs = binary_inputs
-        self.binary_bytes = binary_bytes
-        self.output_format = output_format
-        self.checked = Checked.NOTHING
-        self.wants_empty_final = False
+    request: InferenceRequest
+    binary_inputs: list[tuple[InputTensor, int]]
+    binary_bytes: int
+    output_format: OutputFormat
+    checked: Checked = Checked.NOTHING
+    wants_empty_final: bool = False
 
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:

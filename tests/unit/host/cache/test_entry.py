@@ -9,9 +9,9 @@ from pybackend.inference.tensor import OutputTensor
 
 def test_a_copy_outlives_the_memory_of_its_response():
     memory, released = bytearray(b"abcd"), []
-    response = InferenceResponse("m", "1", "first")
     shape = [2, 2]
-    response.set_result([OutputTensor("OUT", "UINT8", shape, memoryview(memory))], {"a": 1}, lambda: released.append(1))
+    outputs = [OutputTensor("OUT", "UINT8", shape, memoryview(memory))]
+    response = InferenceResponse("m", "1", "first", outputs, {"a": 1}, lambda: released.append(1))
     kept = copy_of(response)
     assert kept.nbytes == weight_bytes(response) == weight_bytes_of([4]) == ENTRY_BYTES + 4
     response.release()

@@ -21,7 +21,7 @@ def request_of(nbytes, receive):
 
 def response_of(released, *, final=True):
     response = InferenceResponse("m", "1", final=final)
-    response.set_result([], None, lambda: released.append(response))
+    response.on_release = lambda: released.append(response)
     return response
 
 

@@ -66,7 +66,7 @@ class Instance:
             self.number += 1
             ahead = bool(self.in_flight)
             self.in_flight[self.number] = Execution(
-                self.number, [], self.now_ns, None, OPEN, self.stub.next_frame, ahead=ahead
+                self.number, [], self.now_ns, None, OPEN, self.stub.next_frame, ahead, unanswered=0
             )
             if ahead and watch and not self.prefetch.watches:
                 self.prefetch.watch()

@@ -19,8 +19,8 @@ def signature(*, reshape=None):
 def response(name="OUT", datatype="FP32", shape=(2, 2)):
     """A response, and a list that tells whether its memory was given back."""
     given_back = []
-    made = InferenceResponse("m", "1")
-    made.set_result([OutputTensor(name, datatype, shape, b"")], None, lambda: given_back.append(True))
+    outputs = [OutputTensor(name, datatype, shape, b"")]
+    made = InferenceResponse("m", "1", outputs=outputs, on_release=lambda: given_back.append(True))
     return made, given_back
 
 

@@ -34,9 +34,7 @@ PARAMETERS = st.dictionaries(
 
 
 def result(outputs=(), parameters=None, *, request_id="", final=True, empty=False):
-    response = InferenceResponse("m", "1", request_id, final=final, empty=empty)
-    response.set_result(list(outputs), parameters, None)
-    return response
+    return InferenceResponse("m", "1", request_id, list(outputs), parameters, final=final, empty=empty)
 
 
 def theirs(encoded, of=service_pb2.ModelInferResponse):

@@ -32,8 +32,7 @@ def test_round_trip(datatype, binary_in, binary_out, make_signature, infer):
     plan = infer(*parts)
     (found,) = plan.request.inputs
     assert (plan.request.id, plan.request.timeout_us, plan.request.batch_size) == ("7", 9, 1)
-    answer = InferenceResponse("m", "1", "7")
-    answer.set_result([OutputTensor("X", datatype, found.shape, found.data)], None, None)
+    answer = InferenceResponse("m", "1", "7", [OutputTensor("X", datatype, found.shape, found.data)])
     encoded = encode_response(answer, plan.output_format)
     reply = b"".join([encoded.header_json, *encoded.chunks])
     assert len(reply) == encoded.body_bytes
