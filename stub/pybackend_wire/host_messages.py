@@ -144,16 +144,11 @@ class Execute(NamedTuple):
 
     The requests and their tensor places are plain sequences in the order of the fields of :class:`ExecuteRequest` and
     :class:`TensorPlace`: making tuples of these types would cost more than everything else done here for a small
-    request.
+    request. The host's channel encodes the message by hand for the same reason.
     """
 
     execution: Natural
     requests: Sequence[Any]
-
-
-def encoded_execute(execution: int, requests: Sequence[Any]) -> Tuple[Any, ...]:
-    """Encode an :class:`Execute` for the wire."""
-    return (HostMessage.EXECUTE, execution, requests)
 
 
 class FreeOutput(NamedTuple):

@@ -8,6 +8,7 @@ and the validation of the request.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,8 @@ from pybackend.inference.validation import Checked, validate_bytes_tensors, vali
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
+
+_READY = ModelState.READY  # looked up once: an enumeration's members are found by a function
 
 
 class AdmissionOwner(Protocol):
@@ -175,6 +178,10 @@ class Admission:
         self._room.append(lease)
         return lease
 
+    def route(self) -> Route:
+        """The way to this version for further requests of the same kind."""
+        return Route(self._engine, self._model, follows_newest=not self._version)
+
     def submit(
         self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
     ) -> PendingRequest:
@@ -193,7 +200,7 @@ class Admission:
         """
         request.is_inner = self._sender.is_inner
         try:
-            if self._model.state is not ModelState.READY:
+            if self._model.state is not _READY:
                 self.renew()
                 request.model_version = self._model.version
                 request.leave()
@@ -211,7 +218,8 @@ class Admission:
             request.release()
             self.release()
             raise
-        self._room = []
+        if self._room:
+            self._room = []
         return pending
 
     def release(self) -> None:
@@ -259,3 +267,36 @@ class Admission:
         finally:
             if leaving is not None:
                 leaving.cancel()
+
+
+class Route:
+    """A shortcut to a version, for requests that were completely checked against its signature.
+
+    A front end keeps it between requests. It does not keep the version alive, and leads nowhere once another version
+    would answer.
+    """
+
+    __slots__ = ("_engine", "_follows_newest", "_model")
+
+    def __init__(self, engine: AdmissionOwner, model: Model, *, follows_newest: bool) -> None:
+        self._engine = engine
+        self._model = weakref.ref(model)
+        self._follows_newest = follows_newest
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest | None:
+        """Queue a request; otherwise as :meth:`Admission.submit`.
+
+        Returns:
+            None if another version would answer, or none: the request needs a new admission. It remains the caller's.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+        model = self._model()
+        if model is None or model.state is not _READY or (self._follows_newest and not model.is_newest):
+            return None
+        try:
+            return self._engine.submit(model, request, on_response)
+        except BaseException:
+            request.release()
+            raise

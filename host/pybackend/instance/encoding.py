@@ -18,13 +18,12 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
         OSError: this process has no descriptor left.
     """
     inputs: list[tuple[Any, ...]] = []
+    append_tail = channel.append_tail
     for tensor in request.inputs:
         lease: Any = tensor.lease
         if lease is None:
-            data = tensor.data
-            nbytes = len(data)  # type: ignore[arg-type]  # bytes have arrived by now
-            offset = channel.append_tail(data, nbytes)
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, offset, nbytes))
+            data: Any = tensor.data  # the bytes have arrived by now
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, append_tail(data), len(data)))
         elif type(lease) is RegionInput:
             source, block = lent.regions.source(lease), lease.block
             if block is not None:

@@ -121,14 +121,16 @@ class InstanceExecutor:
         session = executions.session
         assert session is not None
         executions.last_number = number = executions.last_number + 1
-        for index, pending in enumerate(batch):
-            pending.holder, pending.execution, pending.index = self, number, index
         owner = self._owner if owner is None else owner
         gate = self.gate if self.is_up else OPEN  # samples, which run before the instance is ready, need nothing
-        gate.begin()
+        if gate is not OPEN:
+            gate.begin()
         channel, lent = session.channel, session.inputs
+        encoded = []
         try:
-            encoded = [encoded_request(channel, lent, pending.request) for pending in batch]
+            for index, pending in enumerate(batch):
+                pending.holder, pending.execution, pending.index = self, number, index
+                encoded.append(encoded_request(channel, lent, pending.request))
         except OSError as error:
             for pending in batch:
                 taken_back(lent, pending.request)

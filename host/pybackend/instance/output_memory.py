@@ -96,17 +96,18 @@ class OutputMemory:
         blocks: list[tuple[int, int]] | None = None
         last = self._last
         for place in result.outputs:
-            if last.get(place.name) != (place.datatype, place.shape, place.nbytes):
+            name, datatype, shape = place.name, place.datatype, place.shape
+            if last.get(name) != (datatype, shape, place.nbytes):
                 self._look_at(place)
-            if regions and place.name in regions and _is_in_region(place, regions[place.name]):
-                tensors.append(OutputTensor(place.name, place.datatype, place.shape, IN_REGION))
-                continue
-            data = self._bytes_of(place, tail)
-            if place.segment != TAIL:
+            if place.segment == TAIL:
+                tensors.append(OutputTensor(name, datatype, shape, self._copy_of(place, tail)))
+            elif regions and name in regions and _is_in_region(place, regions[name]):
+                tensors.append(OutputTensor(name, datatype, shape, IN_REGION))
+            else:
+                tensors.append(OutputTensor(name, datatype, shape, self._hold(place)))
                 if blocks is None:
                     blocks = []
                 blocks.append((place.segment, place.offset))
-            tensors.append(OutputTensor(place.name, place.datatype, place.shape, data))
         if blocks is None:
             return tensors, None
         held = blocks
@@ -138,17 +139,15 @@ class OutputMemory:
             RemoteProtocolError: as for :meth:`tensors_of`.
         """
         _check_size(place)
-        return self._bytes_of(place, tail)
+        return self._copy_of(place, tail) if place.segment == TAIL else self._hold(place)
 
-    def _bytes_of(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        if place.segment != TAIL:
-            return self._hold(place)
-        nbytes = place.nbytes
-        data = tail[place.offset : place.offset + nbytes]
+    def _copy_of(self, place: heard.TensorPlace, tail: bytes) -> bytes:
+        nbytes, offset = place.nbytes, place.offset
+        data = tail[offset : offset + nbytes]
         if len(data) != nbytes:
             raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")
-        self._tail_left -= nbytes
-        if self._tail_left < 0:  # else a few bytes of a frame would stand for any number of copies
+        self._tail_left = left = self._tail_left - nbytes
+        if left < 0:  # else a few bytes of a frame would stand for any number of copies
             raise RemoteProtocolError(f"tensor '{place.name}' shares bytes of its frame with others")
         return data
 

@@ -117,7 +117,7 @@ class StubCaller:
 
     def place_inline(self, data: Buffer, nbytes: int) -> int:
         """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
-        return self._channel.append_tail(data, nbytes)
+        return self._channel.append_tail(data)
 
     def lease(self, nbytes: int) -> ArenaLease:
         """Memory for a tensor that goes to the model."""

@@ -22,7 +22,8 @@ from pybackend.ipc.unwanted_descriptors import close, receiver_of
 from pybackend.loop_turn import loop_turn_of
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import HEADER, MOST_DESCRIPTORS, Frame, FrameDecoder
-from pybackend_wire.host_messages import Attach, FromHost, encoded, encoded_execute
+from pybackend_wire.host_messages import Attach, FromHost, encoded
+from pybackend_wire.messages import HostMessage
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ have sent too many."""
 _TAIL_ALIGNMENT_BYTES = 16
 """Alignment of malloc for the stub's copy of a tail: compiled code may refuse arrays that are not aligned."""
 _ZEROS = bytes(_TAIL_ALIGNMENT_BYTES)
+_EXECUTE = int(HostMessage.EXECUTE)
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -117,7 +119,11 @@ class StubChannel:
 
     def post_execute(self, execution: int, requests: Sequence[Any]) -> None:
         """Add an :class:`~pybackend_wire.host_messages.Execute` to this turn's frame."""
-        self._post(encoded_execute(execution, requests))
+        messages = self._messages
+        if messages:
+            messages.append((_EXECUTE, execution, requests))
+        else:
+            self._post((_EXECUTE, execution, requests))
 
     def _post(self, fields: tuple[Any, ...]) -> None:
         if not self._open:
@@ -136,16 +142,15 @@ class StubChannel:
             self._descriptors.append(os.dup(descriptor))
             self.post(message)
 
-    def append_tail(self, data: Any, nbytes: int) -> int:
+    def append_tail(self, data: Any) -> int:
         """Add bytes to the tail of this turn's frame, aligned for any array element; returns their offset there."""
         offset = self._tail_bytes
-        if nbytes:
-            gap = -offset % _TAIL_ALIGNMENT_BYTES
-            if gap:
-                self._tail.append(_ZEROS[:gap])
-                offset += gap
-            self._tail.append(data)
-            self._tail_bytes = offset + nbytes
+        gap = -offset % _TAIL_ALIGNMENT_BYTES
+        if gap:
+            self._tail.append(_ZEROS[:gap])
+            offset += gap
+        self._tail.append(data)
+        self._tail_bytes = offset + len(data)
         return offset
 
     def flush(self) -> None:
@@ -176,6 +181,7 @@ class StubChannel:
             self._open = False
             self._loop.remove_reader(self._descriptor)
             self._arrived.clear()
+            self._messages.clear()
             if self._backlog:
                 self._loop.remove_writer(self._descriptor)
             close(self._socket)

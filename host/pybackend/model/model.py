@@ -79,6 +79,7 @@ class Model(ABC):
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
         traffic: the rules for requests that name no version; None if the newest version answers them.
+        is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name no version.
     """
 
     may_recover: ClassVar[bool] = False
@@ -99,6 +100,7 @@ class Model(ABC):
         self.digest = b""
         self.open_requests = OpenRequests()
         self.traffic: Distribution | None = None
+        self.is_newest = False
 
     @property
     def environment(self) -> Mapping[str, Any] | None:

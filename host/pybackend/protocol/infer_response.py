@@ -150,7 +150,7 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
         if size:
             chunks.append(chunk_of(data, size))
     cached = name_length <= LONGEST_CACHED_NAMES
-    header_of = _binary_header if cached else _binary_header.__wrapped__
+    header_of = _cached_binary_header if cached else binary_header
     header_json = header_of(response.model_name, response.model_version, tuple(layout))
     if response.id:
         # The first member, as in every other response.
@@ -163,15 +163,24 @@ def chunk_of(data: Buffer, size: int) -> Buffer:
     return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
 
 
-@lru_cache(maxsize=512)
-def _binary_header(
+def binary_header(
     model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
 ) -> bytes:
+    """The JSON part of a response whose outputs are all binary, without an id.
+
+    Args:
+        model_name: the model that answered.
+        model_version: its version.
+        layout: name, datatype, shape and size in bytes of each output.
+    """
     outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
     document = _Document(
         id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
     )
     return encode_document(document, may_hold_nan=False)
+
+
+_cached_binary_header = lru_cache(maxsize=512)(binary_header)
 
 
 def document_head(response: InferenceResponse) -> bytes:

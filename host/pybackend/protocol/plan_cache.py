@@ -14,7 +14,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.protocol.infer_plan import InferPlan
+from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_HEADER_BYTES = 4096
@@ -54,30 +54,16 @@ class PlanCache:
         known = self._plans.get(header)
         if known is None:
             return None
-        template = known.request
-        request = InferenceRequest(template.model_name, template.model_version)
-        request.requested_outputs = template.requested_outputs
-        request.batch_size = template.batch_size
-        inputs = request.inputs
+        inputs = []
         binary = []
         for tensor, size in known.binary_inputs:
             copy = InputTensor(tensor.name, tensor.datatype, tensor.shape)
             inputs.append(copy)
             binary.append((copy, size))
-        plan = InferPlan(request, binary, known.binary_bytes, known.output_format)
-        plan.checked = Checked.HEADER
-        return plan
-
-    def get_with_id(self, header: bytes) -> InferPlan | None:
-        """As :meth:`get`, for a JSON part that begins with an id, which differs each time; the plan has that id."""
-        match = _ID_FIRST.match(header)
-        plan = self.get(header[match.end() :]) if match else None
-        if match and plan:
-            plan.request.id = match[1].decode()
-        return plan
+        return InferPlan(_copy(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked)
 
     def put_with_id(self, header: bytes, plan: InferPlan) -> None:
-        """As :meth:`put`, for a JSON part that begins with an id; the rest of it is likely to recur."""
+        """As :meth:`put`, for a JSON part that begins with an id; the rest of it is likely to recur. Only :meth:`whole` finds it."""
         match = _ID_FIRST.match(header)
         if match and not plan.request.has_options and not _ID_AGAIN.search(header, match.end()):
             self.put(header[match.end() :], plan, whole=False)
@@ -95,18 +81,45 @@ class PlanCache:
         known = self._plans.get(header)
         if known is None or len(raw) < len(known.binary_inputs):
             return None
-        template = known.request
-        request = InferenceRequest(template.model_name, template.model_version)
-        inputs = request.inputs
+        inputs = []
         for (tensor, size), data in zip(known.binary_inputs, raw, strict=False):
             if len(data) != size and ITEMSIZE[tensor.datatype]:
                 return None
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
-        request.requested_outputs = template.requested_outputs
-        request.batch_size = template.batch_size
-        plan = InferPlan(request, [], 0, known.output_format)
-        plan.checked = Checked.HEADER
-        return plan
+        return InferPlan(_copy(known.request, inputs), [], 0, known.output_format, known.checked)
+
+    def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
+        """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
+
+        Args:
+            message: bytes of a request, up to the end of its body.
+            start: of the JSON part in the message; it may begin with an id.
+            end: of the JSON part.
+
+        Returns:
+            None if the JSON part is not cached, or as many bytes follow as no request with this JSON part has.
+        """
+        header = message[start:end]
+        known, request_id = self._plans.get(header), ""
+        if known is None:
+            match = _ID_FIRST.match(header)
+            known = self._plans.get(header[match.end() :]) if match else None
+            if match is None or known is None:
+                return None
+            request_id = match[1].decode()
+        if known.binary_bytes != len(message) - end:
+            return None
+        inputs = []
+        view = None
+        for tensor, size in known.binary_inputs:
+            start, end = end, end + size
+            if size <= SMALL_BYTES:
+                data: Buffer = message[start:end]
+            else:
+                view = view or memoryview(message)
+                data = view[start:end]
+            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
+        return InferPlan(_copy(known.request, inputs, request_id), [], 0, known.output_format, known.checked)
 
     def put(self, header: bytes, plan: InferPlan, *, whole: bool = True) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same header is likely to recur.
@@ -130,8 +143,21 @@ class PlanCache:
             return
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
-        template = InferenceRequest(request.model_name, request.model_version)
-        template.requested_outputs = request.requested_outputs
-        template.batch_size = request.batch_size
         inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
-        self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format)
+        has_bytes = any(not ITEMSIZE[each.datatype] for each in request.inputs)
+        checked = (
+            Checked.HEADER if has_bytes else Checked.ALL
+        )  # only the contents of BYTES tensors remain to be checked
+        template = _copy(request, [])
+        self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, checked)
+
+
+def _copy(template: InferenceRequest, inputs: list[InputTensor], request_id: str = "") -> InferenceRequest:
+    return InferenceRequest(
+        template.model_name,
+        template.model_version,
+        request_id,
+        inputs,
+        template.requested_outputs,
+        template.batch_size,
+    )

@@ -98,7 +98,7 @@ def test_messages_of_one_turn_are_one_frame(codec):
         stub = HostChannel(end.theirs.detach())
         stub.use_codec(codec)
         end.channel.use_codec(codec)
-        offsets = [end.channel.append_tail(data, len(data)) for data in (b"abc", b"", b"defgh")]
+        offsets = [end.channel.append_tail(data) for data in (b"abc", b"", b"defgh")]
         for number in range(3):
             end.channel.post(Detach(number))
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ def test_messages_of_one_turn_are_one_frame(codec):
 
 def test_tensors_in_a_tail_are_aligned():
     async def scenario(end):
-        offsets = [end.channel.append_tail(bytes(size), size) for size in (1, 7, 16, 33, 2)]
+        offsets = [end.channel.append_tail(bytes(size)) for size in (1, 7, 16, 33, 2)]
         assert [offset % 16 for offset in offsets] == [0] * 5
         end.channel.post(NoOutput())
         stub = HostChannel(end.theirs.detach())
@@ -163,7 +163,7 @@ def test_a_stub_that_does_not_read_keeps_nobody_waiting():
         reading, writing = os.pipe()
         block = bytes(100_000)
         for number in range(100):
-            end.channel.append_tail(block, len(block))
+            end.channel.append_tail(block)
             if number == 50:
                 end.channel.post_attach(Attach(number, 1, SegmentRole.INPUT), reading)
             else:
@@ -187,7 +187,7 @@ def test_end_while_much_is_kept():
         reading, writing = os.pipe()
         before = len(os.listdir("/proc/self/fd"))
         block = bytes(10_000_000)
-        end.channel.append_tail(block, len(block))
+        end.channel.append_tail(block)
         end.channel.post(NoOutput())
         await asyncio.sleep(0)
         end.channel.post_attach(Attach(1, 1, SegmentRole.INPUT), reading)

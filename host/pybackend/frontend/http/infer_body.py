@@ -74,26 +74,26 @@ def _decode_binary(
     body: bytes, json_length: int, admission: Admission, limits: BodyLimits, plans: PlanCache
 ) -> InferPlan:
     """A JSON part followed by binary tensors."""
+    known = plans.whole(body, 0, json_length)
+    if known is not None:
+        return known
     signature = admission.signature
     header = body[:json_length]
-    available = len(body) - json_length
-    plan = plans.get(header) or plans.get_with_id(header)
-    if plan is None or plan.binary_bytes != available:
-        plan = parse_infer(
-            header,
-            header_length=json_length,
-            signature=signature,
-            model_version=admission.model_version,
-            limits=limits,
-            available_bytes=available,
-            regions=admission.regions,
-        )
-        validate_header(plan.request, signature, plan.binary_inputs)
-        plan.checked = Checked.HEADER
-        if plan.request.id:
-            plans.put_with_id(header, plan)
-        else:
-            plans.put(header, plan)
+    plan = parse_infer(
+        header,
+        header_length=json_length,
+        signature=signature,
+        model_version=admission.model_version,
+        limits=limits,
+        available_bytes=len(body) - json_length,
+        regions=admission.regions,
+    )
+    validate_header(plan.request, signature, plan.binary_inputs)
+    plan.checked = Checked.HEADER
+    if plan.request.id:
+        plans.put_with_id(header, plan)
+    else:
+        plans.put(header, plan)
     attach_blobs(plan, body, json_length)
     return plan
 

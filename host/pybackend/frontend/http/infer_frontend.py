@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from pybackend.engine.admission import Admission, Route
 from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.compression import Coding
 from pybackend.frontend.http.connection_clock import ConnectionClock
@@ -16,15 +20,20 @@ from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.traced import ContextFields
 from pybackend.frontend.watch import Watch
+from pybackend.protocol.infer_request import parse_header_length
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.plan_cache import PlanCaches
+from pybackend.protocol.plan_cache import PlanCache, PlanCaches
 
 MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
 """Limits of the cache of request heads, 1 MB in all."""
 
 
-class KnownHead(NamedTuple):
-    """The parsed head of a small infer request."""
+class KnownHead(Struct, eq=False):
+    """The parsed head of a small infer request.
+
+    Attributes:
+        shortcut: for requests with this head; None before there was one, and if it has a field that few requests have.
+    """
 
     model_name: str
     model_version: str
@@ -35,6 +44,34 @@ class KnownHead(NamedTuple):
     forwarded: Mapping[str, str] | None
     answer_fields: bytes
     context: ContextFields | None
+    shortcut: Shortcut | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing in it but the model and the lengths matters."""
+        return not (
+            self.header_length is None
+            or self.coding
+            or self.forwarded
+            or self.answer_fields
+            or self.context is not None
+        )
+
+
+class Shortcut(NamedTuple):
+    """The way of a request whose head is known, and which arrives in one piece.
+
+    Attributes:
+        message_bytes: size of the request.
+        json_end: end of the JSON part in it.
+        plans: of the version.
+        route: to the version.
+    """
+
+    message_bytes: int
+    json_end: int
+    plans: PlanCache
+    route: Route
 
 
 class InferFrontend(ConnectionClock):
@@ -77,3 +114,18 @@ class InferFrontend(ConnectionClock):
         if len(self.heads) >= MOST_KNOWN_HEADS:
             del self.heads[next(iter(self.heads))]
         self.heads[head] = meaning
+
+    def shorten(self, head: bytes, meaning: KnownHead, admission: Admission) -> None:
+        """Make the shortcut for the next requests with a known head."""
+        if not meaning.is_plain:
+            return
+        assert meaning.header_length is not None
+        try:
+            json_bytes = parse_header_length(meaning.header_length, meaning.body_bytes)
+        except InferenceError:
+            return  # every request with this head is refused
+        if json_bytes:
+            plans = self.plans.of(admission.signature)
+            meaning.shortcut = Shortcut(
+                len(head) + meaning.body_bytes, len(head) + json_bytes, plans, admission.route()
+            )

@@ -39,6 +39,7 @@ from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, Inf
 from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
 from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, SerialProtocol
+from pybackend.frontend.http.small_answer import small_answer
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices
 from pybackend.frontend.traced import ContextFields, begin_trace
@@ -46,7 +47,8 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
-from pybackend.protocol.infer_plan import OutputFormat
+from pybackend.inference.validation import Checked
+from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.json_pieces import is_large
 
@@ -68,9 +70,14 @@ class InferProtocol(SerialProtocol):
         self._last_head = b""
         self._began_ns = 0
         self._context: ContextFields | None = None
+        self._took_shortcut = False
         super().__init__(config, server_state, frontend, loop)
 
     def _start_message(self) -> None:
+        if self._took_shortcut:  # only these have changed
+            self._took_shortcut = self._message_done = self._answer_done = self._headers_done = self._claimed = False
+            self._in_head = True
+            return
         super()._start_message()
         self._admission: Admission | None = None
         self._header_length: bytes | None = None
@@ -86,19 +93,70 @@ class InferProtocol(SerialProtocol):
 
     # The request
 
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes from the client."""
+        if not self._take_shortcut(data):
+            super().data_received(data)
+
+    def _take_shortcut(self, data: bytes) -> bool:
+        """Submit a whole request whose head and JSON part are known; False if these bytes are something else.
+
+        Nearly all requests of busy clients come this way.
+        """
+        if not self._in_head or self._head_bytes or self._closing:
+            return False
+        end = data.find(b"\r\n\r\n") + 4
+        frontend = self._frontend
+        known = frontend.heads.get(data[:end])
+        shortcut = None if known is None else known.shortcut
+        if (
+            known is None
+            or shortcut is None
+            or shortcut.message_bytes != len(data)
+            or self._watch.on
+            or frontend.engine.tracer.active
+        ):
+            return False
+        plan = shortcut.plans.whole(data, end, shortcut.json_end)
+        if plan is None or plan.checked is not Checked.ALL:
+            return False
+        try:
+            pending = shortcut.route.submit(plan.request, self._on_response)
+        except InferenceError as error:
+            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, known.model_name, error, self.address)
+            self._begin_shortcut(data, known, plan.output_format)
+            self.answer_error(error)
+            return True
+        if pending is None:
+            known.shortcut = None
+            return False
+        self._begin_shortcut(data, known, plan.output_format)
+        self._pending = pending
+        return True
+
+    def _begin_shortcut(self, data: bytes, known: KnownHead, output_format: OutputFormat) -> None:
+        self._active_at = self._clock.seconds
+        self._received_bytes += len(data)
+        self._in_head = False
+        self._took_shortcut = self._message_done = self._headers_done = self._claimed = True
+        self._takes_chunks, self._format = known.takes_chunks, output_format
+
     def recognise(self, head: bytes) -> bool:
         """True for a cached head."""
         known = self._frontend.heads.get(head)
         if known is None:
             return False
-        name, version, length, self._body_left, self._takes_chunks, self.coding, forwarded, fields, context = known
-        self._header_length, self._forwarded, self._answer_fields, self._context = length, forwarded, fields, context
+        self._header_length, self._body_left = known.header_length, known.body_bytes
+        self._takes_chunks, self.coding = known.takes_chunks, known.coding
+        self._forwarded, self._answer_fields, self._context = known.forwarded, known.answer_fields, known.context
         if self._frontend.engine.tracer.active:
             self._began_ns = time.monotonic_ns()
         try:
-            self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
+            self._admission = self._frontend.engine.open(known.model_name, known.model_version, HTTP_CLIENT)
+            if known.shortcut is None:
+                self._frontend.shorten(head, known, self._admission)
         except InferenceError as error:
-            self._refusal, self._refused_model = error, name
+            self._refusal, self._refused_model = error, known.model_name
         return True
 
     def claim(self) -> bool:
@@ -333,6 +391,14 @@ class InferProtocol(SerialProtocol):
             self.answer_error(response.error)
             return
         assert self._format is not None
+        if self._took_shortcut and self._format is ALL_BINARY and self._keep_alive:
+            whole = small_answer(response)
+            if whole:
+                response.release()
+                self._frontend.answers.ok += 1
+                self.transport.write(whole)
+                self.answered()
+                return
         if is_large(response, self._format):
             answer_in_pieces(self, response, self._format, takes_chunks=self._takes_chunks)
             return
