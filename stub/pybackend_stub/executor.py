@@ -100,7 +100,7 @@ class ModelExecutor:
             if len(requests) < len(raw_requests):
                 refused = self._reader.refused
             returned = self._model.execute(requests) if requests else []
-            if inspect.iscoroutine(returned):
+            if type(returned) is not list and inspect.iscoroutine(returned):
                 if self._overlaps:
                     self._begin(execution, returned, began_ns, start_ns, requests, refused)
                     return start_ns

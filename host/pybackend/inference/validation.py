@@ -55,13 +55,16 @@ def validate(request: InferenceRequest, signature: ModelSignature) -> None:
 
 def validate_header(
     request: InferenceRequest, signature: ModelSignature, announced: Iterable[tuple[InputTensor, int]] = ()
-) -> None:
+) -> Checked:
     """Run the checks that need no tensor bytes, and set ``batch_size``.
 
     Args:
         request: its inputs may lack data.
         signature: the model's signature.
         announced: the inputs without data, in order, with the number of bytes still to arrive.
+
+    Returns:
+        What has been checked now: everything, unless there are BYTES tensors.
 
     Raises:
         InferenceError: INVALID_ARG, describes the first mismatch with the signature.
@@ -78,6 +81,7 @@ def validate_header(
     if signature.max_batch_size:
         request.batch_size = _batch_size(request, signature) or 1
     sizes = iter(announced)
+    checked = Checked.ALL
     for tensor in request.inputs:
         expected = signature.inputs.get(tensor.name)
         if expected is None:
@@ -97,10 +101,13 @@ def validate_header(
         data = tensor.data
         size = next(sizes)[1] if data is None else len(data)
         itemsize = ITEMSIZE[tensor.datatype]
-        if itemsize and size != prod(tensor.shape) * itemsize:
+        if not itemsize:
+            checked = Checked.HEADER
+        elif size != prod(tensor.shape) * itemsize:
             raise byte_size_error(request, tensor, size, signature.model_name)
     if count != len(signature.inputs) and _missing_inputs(request, signature):
         raise _input_count_error(request, signature)
+    return checked
 
 
 def _missing_inputs(request: InferenceRequest, signature: ModelSignature) -> list[str]:

@@ -14,7 +14,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
-from pybackend.inference.validation import Checked, validate_header
+from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc_contents import cut_contents, encode_contents
@@ -182,8 +182,7 @@ def _plan_unknown(
             raise no_data_error(tensor.name, signature.model_name)
         plan.binary_inputs.append((tensor, size))
         plan.binary_bytes += size
-    validate_header(request, signature, plan.binary_inputs)
-    plan.checked = Checked.HEADER
+    plan.checked = validate_header(request, signature, plan.binary_inputs)
     plans.put(message.head, plan, whole=False)
     return plan
 

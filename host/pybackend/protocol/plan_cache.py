@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor
-from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan
 from pybackend_wire.dtypes import ITEMSIZE
@@ -144,12 +143,8 @@ class PlanCache:
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
-        has_bytes = any(not ITEMSIZE[each.datatype] for each in request.inputs)
-        checked = (
-            Checked.HEADER if has_bytes else Checked.ALL
-        )  # only the contents of BYTES tensors remain to be checked
         template = _copy(request, [])
-        self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, checked)
+        self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
 
 
 def _copy(template: InferenceRequest, inputs: list[InputTensor], request_id: str = "") -> InferenceRequest:

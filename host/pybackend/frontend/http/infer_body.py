@@ -88,8 +88,7 @@ def _decode_binary(
         available_bytes=len(body) - json_length,
         regions=admission.regions,
     )
-    validate_header(plan.request, signature, plan.binary_inputs)
-    plan.checked = Checked.HEADER
+    plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
     if plan.request.id:
         plans.put_with_id(header, plan)
     else:
@@ -298,8 +297,7 @@ class StreamedBody:
             available_bytes=available,
             regions=self._admission.regions,
         )
-        validate_header(plan.request, self._admission.signature, plan.binary_inputs)
-        plan.checked = Checked.HEADER
+        plan.checked = validate_header(plan.request, self._admission.signature, plan.binary_inputs)
         self._collected.clear()
         self._plan, self._open = plan, list(plan.binary_inputs)
 

@@ -57,7 +57,7 @@ def test_raw_tensors(one):
     assert request.requested_outputs == ("Z", "Y")
     (found,) = request.inputs
     assert (found.name, found.datatype, found.shape, found.data) == ("X", "FP32", [2], EIGHT)
-    assert (plan.output_format, plan.checked, plan.wants_empty_final) == (ALL_BINARY, Checked.HEADER, False)
+    assert (plan.output_format, plan.checked, plan.wants_empty_final) == (ALL_BINARY, Checked.ALL, False)
 
 
 def test_surplus_tensors_are_ignored(one):
@@ -73,7 +73,7 @@ def test_a_request_that_differs_in_id_parameters_and_tensors_is_recognised(one):
     again = decode(message(tensor(), raw=[b"abcdefgh"], id="8", parameters=parameters), unfit, plans)
     assert (again.request.id, again.request.correlation_id, again.request.inputs[0].data) == ("8", 5, b"abcdefgh")
     assert again.wants_empty_final
-    assert again.checked is Checked.HEADER
+    assert again.checked is Checked.ALL
     assert (first.request.id, first.request.correlation_id, first.request.inputs[0].data) == ("", 0, EIGHT)
     plain = decode(message(tensor(), raw=[EIGHT]), unfit, plans)
     assert (plain.request.id, plain.request.correlation_id, plain.wants_empty_final) == ("", 0, False)

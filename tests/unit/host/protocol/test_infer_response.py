@@ -25,7 +25,7 @@ FOUR = struct.pack("<4f", 0.1, 2, -3.5, 1e20)
 
 def response(*outputs, parameters=None, request_id=""):
     made = InferenceResponse("m", "1", request_id)
-    made.set_result(list(outputs), parameters, None)
+    made.outputs, made.parameters = list(outputs), parameters
     return made
 
 

@@ -23,7 +23,7 @@ NUMBERS = [name for name, each in DATATYPES.items() if each.itemsize]
 
 def response_of(*tensors, **members):
     response = InferenceResponse("model", "3", members.get("id", ""))
-    response.set_result(list(tensors), members.get("parameters"), None)
+    response.outputs, response.parameters = list(tensors), members.get("parameters")
     return response
 
 

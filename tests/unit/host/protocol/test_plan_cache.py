@@ -9,6 +9,7 @@ import pytest
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.protocol.plan_cache import LARGEST_HEADER_BYTES, PlanCache, PlanCaches
@@ -70,21 +71,40 @@ def test_what_differs_each_time_is_not_kept(made):
 REST = b'"inputs":[...]}'
 
 
+def whole(cache, header, tensors=bytes(16)):
+    return cache.whole(header + tensors, 0, len(header))
+
+
+def test_a_whole_message_gives_each_tensor_its_bytes():
+    cache, first = PlanCache(), InputTensor("A", "FP32", (1, 4))
+    large = InputTensor("B", "UINT8", (5000,))
+    request = InferenceRequest("m", "3", inputs=[first, large], requested_outputs=("X",))
+    cache.put(HEADER, InferPlan(request, [(first, 16), (large, 5000)], 5016, ALL_BINARY, Checked.ALL))
+    tensors = bytes(range(16)) + bytes(5000)
+    found = cache.whole(b"head" + HEADER + tensors, 4, 4 + len(HEADER))
+    assert [bytes(each.data) for each in found.request.inputs] == [tensors[:16], tensors[16:]]
+    assert (found.request.id, found.request.requested_outputs, found.output_format) == ("", ("X",), ALL_BINARY)
+    assert found.checked is Checked.ALL
+    assert whole(cache, HEADER, tensors[:-1]) is None
+    assert whole(cache, HEADER, tensors + b"x") is None
+    assert whole(cache, b"another", tensors) is None
+
+
 @pytest.mark.parametrize("start", [b'{"id":"%b",', b'{"id": "%b", '])
 def test_an_id_in_front_may_differ_each_time(start):
     cache = PlanCache()
     cache.put_with_id(start % b"first" + REST, plan(id="first"))
-    assert cache.get_with_id(start % b"second one" + REST).request.id == "second one"
-    assert cache.get_with_id(start % b"first" + REST).request.id == "first"
+    assert whole(cache, start % b"second one" + REST).request.id == "second one"
+    assert whole(cache, start % b"first" + REST).request.id == "first"
     assert cache.get(start % b"first" + REST) is None
-    assert cache.get_with_id(b"{" + REST) is None
+    assert whole(cache, b"{" + REST) is None
 
 
 @pytest.mark.parametrize("name", [b"", b'a\\"', b"\xc3\xa9", b"x" * 129, b"a\n"])
 def test_an_id_that_is_not_plain_is_read_by_the_parser(name):
     cache = PlanCache()
     cache.put_with_id(b'{"id":"1",' + REST, plan(id="1"))
-    assert cache.get_with_id(b'{"id":"%b",%b' % (name, REST)) is None
+    assert whole(cache, b'{"id":"%b",%b' % (name, REST)) is None
 
 
 @pytest.mark.parametrize("again", [b',"id":"2"}', b',"\\u0069d":"2"}'])
@@ -92,13 +112,13 @@ def test_of_two_ids_the_last_counts_so_neither_is_kept(again):
     cache = PlanCache()
     header = b'{"id":"2",' + REST[:-1] + again
     cache.put_with_id(header, plan(id="2"))
-    assert cache.get_with_id(header) is None
+    assert whole(cache, header) is None
 
 
 def test_an_id_with_other_options_is_not_kept():
     cache = PlanCache()
     cache.put_with_id(b'{"id":"1",' + REST, plan(id="1", priority=1))
-    assert cache.get_with_id(b'{"id":"1",' + REST) is None
+    assert whole(cache, b'{"id":"1",' + REST) is None
 
 
 def test_long_headers_are_not_kept():

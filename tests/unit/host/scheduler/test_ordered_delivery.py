@@ -32,7 +32,7 @@ class Scene:
 
     def respond(self, pending, text, *, final=True):
         response = InferenceResponse("m", "1", pending.request.id, final=final)
-        response.set_result([], {"text": text}, lambda: self.released.append(text))
+        response.parameters, response.on_release = {"text": text}, lambda: self.released.append(text)
         self.delivery.on_response(pending, response)
 
 

@@ -321,7 +321,7 @@ def test_a_request_that_is_withdrawn_from_its_lane_keeps_nobodys_answer_back():
         released = []
         for text, pending in (("a1", first), ("b1", second)):
             response = InferenceResponse("m", "1", pending.request.id, final=False)
-            response.set_result([], None, partial(released.append, text))
+            response.on_release = partial(released.append, text)
             scene.batcher.path(pending, response)
         assert [len(scene.answers[pending]) for pending in (first, second)] == [1, 0]
         third = scene.send(0, 0, "c")

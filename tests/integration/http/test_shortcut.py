@@ -1,0 +1,178 @@
+"""Requests whose head and JSON part are known take a shortcut, and are answered exactly as all others are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pybackend.engine.admission import Route
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.server import HttpServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import bind
+from pybackend.protocol.limits import BodyLimits
+from tests.support.connection import binary_body, post
+from tests.support.engine import engine_on
+from tests.support.repositories import tensors, write_model
+
+CONFIG = f"""
+backend: "python"
+input [ {tensors(IN=("TYPE_FP32", [-1]))} ]
+output [ {tensors(OUT=("TYPE_FP32", [-1]))} ]
+version_policy {{ all {{}} }}
+"""
+
+ADDING = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                array = request.inputs()[0].as_numpy()
+                if array[0] < 0:
+                    answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
+                else:
+                    answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array + np.float32({number}))]))
+            return answers
+"""
+
+
+def adding(number):
+    return ADDING.format(number=number)
+
+
+def request(value, **extra):
+    document = {
+        **extra,
+        "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}],
+        "parameters": {"binary_data_output": True},
+    }
+    body, headers = binary_body(document, struct.pack("<f", value))
+    return post("/v2/models/m/infer", body, headers)
+
+
+class Client:
+    """One connection that stays open."""
+
+    def __init__(self, reader, writer):
+        self._reader = reader
+        self.writer = writer
+
+    async def ask(self, value, **extra):
+        """Status, document and the output's number."""
+        self.writer.write(request(value, **extra))
+        return await self.answer()
+
+    async def answer(self):
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+        body = await self._reader.readexactly(int(fields[b"content-length"]))
+        json_bytes = int(fields.get(b"inference-header-content-length", len(body)))
+        numbers = struct.unpack(f"<{(len(body) - json_bytes) // 4}f", body[json_bytes:])
+        return int(head.split()[1]), json.loads(body[:json_bytes]), *numbers
+
+
+@pytest.fixture
+def shortcuts(monkeypatch):
+    """How many requests have gone through a shortcut."""
+    taken = []
+    submit = Route.submit
+
+    def counted(self, *args):
+        pending = submit(self, *args)
+        if pending is not None:
+            taken.append(pending)
+        return pending
+
+    monkeypatch.setattr(Route, "submit", counted)
+    return taken
+
+
+@asynccontextmanager
+async def serving(repository):
+    async with engine_on(repository, explicit=True, startup_models=("m",)) as engine:
+        limits = BodyLimits()
+        server = HttpServer(
+            make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
+        )
+        sock = bind("127.0.0.1", 0, "HTTP")
+        await server.start(sock)
+        client = Client(*await asyncio.open_connection(*sock.getsockname()))
+        yield engine, client
+        client.writer.close()
+        await server.stop(asyncio.get_running_loop().time() + 5)
+
+
+def test_a_client_that_repeats_itself_follows_the_model_through_its_life(tmp_path, shortcuts):
+    write_model(tmp_path, "m", adding(1), CONFIG)
+
+    async def main():
+        async with serving(tmp_path) as (engine, client):
+            answers = [await client.ask(value) for value in range(6)]
+            assert len(shortcuts) >= 3
+            assert [answer[2] for answer in answers] == [1, 2, 3, 4, 5, 6]
+            assert len({json.dumps(answer[1]) for answer in answers}) == 1
+            # A higher version answers from now on, although the first one still serves.
+            write_model(tmp_path, "m", adding(10), CONFIG, version=2)
+            await engine.load_model("m")
+            before = len(shortcuts)
+            answers = [await client.ask(1) for _ in range(4)]
+            assert {(answer[1]["model_version"], answer[2]) for answer in answers} == {("2", 11)}
+            assert len(shortcuts) - before >= 3
+            await engine.unload_model("m")
+            for _ in range(3):
+                status, document = await client.ask(1)
+                assert status in {400, 404}
+                assert document["error"].startswith("Request for unknown model: 'm' ")
+            await engine.load_model("m")
+            before = len(shortcuts)
+            assert [(await client.ask(2))[2] for _ in range(4)] == [12] * 4
+            assert len(shortcuts) - before >= 3
+
+    asyncio.run(main())
+
+
+def test_the_shortcut_leads_to_the_same_answers(tmp_path, shortcuts):
+    write_model(tmp_path, "m", adding(1), CONFIG)
+
+    async def main():
+        async with serving(tmp_path) as (_engine, client):
+            for _ in range(4):
+                await client.ask(1)
+            ordinary = len(shortcuts)
+            assert ordinary
+            status, document = await client.ask(-1)
+            assert (status, document["error"]) == (500, "negative")
+            for name in ("a", "b", "c", "d"):
+                assert (await client.ask(1, id=name))[1:] == (
+                    {
+                        "id": name,
+                        "model_name": "m",
+                        "model_version": "1",
+                        "outputs": [
+                            {"name": "OUT", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}
+                        ],
+                    },
+                    2,
+                )
+            assert len(shortcuts) >= ordinary + 2
+            # Requests in pieces and several at once are no whole requests, and answered in order all the same.
+            before = len(shortcuts)
+            message = request(5)
+            for cut in (1, 30, len(message) - 5, len(message) - 1):
+                client.writer.write(message[:cut])
+                await client.writer.drain()
+                client.writer.write(message[cut:])
+                assert (await client.answer())[2] == 6
+            client.writer.write(request(7) + request(8) + request(9)[:20])
+            assert [(await client.answer())[2] for _ in range(2)] == [8, 9]
+            client.writer.write(request(9)[20:])
+            assert (await client.answer())[2] == 10
+            assert (await client.ask(3))[2] == 4
+            assert len(shortcuts) > before
+
+    asyncio.run(main())
