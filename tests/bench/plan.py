@@ -63,7 +63,7 @@ class Plan:
 
 
 FULL = Plan(
-    connections=(1, 8, 32, 128),
+    connections=(1, 8, 32, 128, 1000),
     busy_connections=32,
     batched_connections=64,
     single_rounds=5,
