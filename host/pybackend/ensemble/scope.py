@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from pybackend.ensemble.plan import PlannedStep
 from pybackend.ensemble.sequence import Correlation
 from pybackend.inference.tensor import Buffer, InputTensor
@@ -17,46 +19,43 @@ class _Owner(Protocol):
         """Release the memory. Further calls do nothing."""
 
 
-class Memory:
+class Memory(Struct, eq=False):
     """The owner of tensor memory: a step's response or a request's input. It is released after its last use.
 
-    Args:
+    Attributes:
         owner: the object to release.
-        uses: planned number of reads of its tensors.
+        uses: planned number of reads of its tensors that are not done.
+        borrowers: responses that use it.
     """
 
-    __slots__ = ("_borrowers", "_owner", "_uses")
-
-    def __init__(self, owner: _Owner, uses: int) -> None:
-        self._owner = owner
-        self._uses = uses
-        self._borrowers = 0
+    owner: _Owner
+    uses: int
+    borrowers: int = 0
 
     def used(self) -> None:
         """One planned read of a tensor is done."""
-        self._uses -= 1
-        self._release_if_unneeded()
+        self.uses -= 1
+        if self.uses <= 0 and not self.borrowers:
+            self.owner.release()
 
     def abandon(self) -> None:
         """The planned reads will not happen."""
-        self._uses = 0
-        self._release_if_unneeded()
+        self.uses = 0
+        if not self.borrowers:
+            self.owner.release()
 
     def borrow(self) -> None:
         """A response uses this memory until :meth:`give_back`."""
-        self._borrowers += 1
+        self.borrowers += 1
 
     def give_back(self) -> None:
         """The response was released."""
-        self._borrowers -= 1
-        self._release_if_unneeded()
-
-    def _release_if_unneeded(self) -> None:
-        if self._uses <= 0 and not self._borrowers:
-            self._owner.release()
+        self.borrowers -= 1
+        if self.uses <= 0 and not self.borrowers:
+            self.owner.release()
 
 
-class EnsembleTensor:
+class EnsembleTensor(Struct, eq=False):
     """A tensor that flows through the ensemble.
 
     Attributes:
@@ -70,27 +69,14 @@ class EnsembleTensor:
         correlation: its sequence, if a step has named one, else None.
     """
 
-    __slots__ = ("batched", "chain", "correlation", "data", "datatype", "given", "memory", "shape")
-
-    def __init__(
-        self,
-        datatype: str,
-        shape: Sequence[int],
-        data: Buffer,
-        memory: Memory,
-        *,
-        batched: bool,
-        chain: Chain,
-        given: InputTensor | None = None,
-    ) -> None:
-        self.datatype = datatype
-        self.shape = shape
-        self.data = data
-        self.memory = memory
-        self.batched = batched
-        self.chain = chain
-        self.given = given
-        self.correlation: Correlation | None = None
+    datatype: str
+    shape: Sequence[int]
+    data: Buffer
+    memory: Memory
+    batched: bool
+    chain: Chain
+    given: InputTensor | None = None
+    correlation: Correlation | None = None
 
     def shape_for(self, dims: Sequence[int], *, batched: bool) -> Sequence[int]:
         """The shape for a step's input, if only one of producer and consumer has a batch dimension.
