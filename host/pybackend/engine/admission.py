@@ -178,8 +178,10 @@ class Admission:
         self._room.append(lease)
         return lease
 
-    def route(self) -> Route:
-        """The way to this version for further requests of the same kind."""
+    def route(self) -> Route | None:
+        """The way to this version for further requests of the same kind; None if the name may soon mean another model."""
+        if self._name != self.full_name:
+            return None
         return Route(self._engine, self._model, follows_newest=not self._version)
 
     def submit(

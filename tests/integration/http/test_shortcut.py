@@ -93,8 +93,8 @@ def shortcuts(monkeypatch):
 
 
 @asynccontextmanager
-async def serving(repository):
-    async with engine_on(repository, explicit=True, startup_models=("m",)) as engine:
+async def serving(repository, startup_models=("m",), **options):
+    async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
         server = HttpServer(
             make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
@@ -174,5 +174,23 @@ def test_the_shortcut_leads_to_the_same_answers(tmp_path, shortcuts):
             assert (await client.answer())[2] == 10
             assert (await client.ask(3))[2] == 4
             assert len(shortcuts) > before
+
+    asyncio.run(main())
+
+
+def test_a_name_that_may_become_ambiguous_has_no_shortcut(tmp_path, shortcuts):
+    places = [tmp_path / "one", tmp_path / "two"]
+    for number, place in enumerate(places, 1):
+        write_model(place, "m", adding(number), CONFIG)
+
+    async def main():
+        options = {"more_repositories": places[1:], "namespacing": True}
+        async with serving(places[0], ("one::m",), **options) as (engine, client):
+            assert [(await client.ask(1))[2] for _ in range(4)] == [2] * 4
+            assert not shortcuts
+            await engine.load_model("two::m")
+            status, document = await client.ask(1)
+            assert status == 400
+            assert "There are 2 identifiers of model 'm'" in document["error"]
 
     asyncio.run(main())

@@ -124,8 +124,7 @@ class InferFrontend(ConnectionClock):
             json_bytes = parse_header_length(meaning.header_length, meaning.body_bytes)
         except InferenceError:
             return  # every request with this head is refused
-        if json_bytes:
+        route = admission.route()
+        if json_bytes and route is not None:
             plans = self.plans.of(admission.signature)
-            meaning.shortcut = Shortcut(
-                len(head) + meaning.body_bytes, len(head) + json_bytes, plans, admission.route()
-            )
+            meaning.shortcut = Shortcut(len(head) + meaning.body_bytes, len(head) + json_bytes, plans, route)
