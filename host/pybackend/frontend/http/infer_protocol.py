@@ -38,17 +38,14 @@ from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, St
 from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead
 from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
 from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
-from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES, SerialProtocol
-from pybackend.frontend.http.small_answer import small_answer
+from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES
+from pybackend.frontend.http.shortcut import ShortcutProtocol
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices
 from pybackend.frontend.traced import ContextFields, begin_trace
-from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
-from pybackend.inference.validation import Checked
-from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.json_pieces import is_large
 
@@ -60,23 +57,19 @@ _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 _DONE = object()
 
 
-class InferProtocol(SerialProtocol):
+class InferProtocol(ShortcutProtocol):
     """One connection."""
 
     def __init__(
         self, config: Config, server_state: ServerState, frontend: InferFrontend, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._frontend = frontend
         self._last_head = b""
         self._began_ns = 0
         self._context: ContextFields | None = None
-        self._took_shortcut = False
         super().__init__(config, server_state, frontend, loop)
 
     def _start_message(self) -> None:
-        if self._took_shortcut:  # only these have changed
-            self._took_shortcut = self._message_done = self._answer_done = self._headers_done = self._claimed = False
-            self._in_head = True
+        if self._end_shortcut():
             return
         super()._start_message()
         self._admission: Admission | None = None
@@ -85,61 +78,12 @@ class InferProtocol(SerialProtocol):
         self._body: Body | None = None
         self._refusal: InferenceError | None = None
         self._refused_model = ""
-        self._format: OutputFormat | None = None
-        self._pending: PendingRequest | None = None
+        self._format = self._pending = None
         self._takes_chunks = True
         self.coding: Coding | None = None
         self._forwarded: Mapping[str, str] | None = None
 
     # The request
-
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
-        if not self._take_shortcut(data):
-            super().data_received(data)
-
-    def _take_shortcut(self, data: bytes) -> bool:
-        """Submit a whole request whose head and JSON part are known; False if these bytes are something else.
-
-        Nearly all requests of busy clients come this way.
-        """
-        if not self._in_head or self._head_bytes or self._closing:
-            return False
-        end = data.find(b"\r\n\r\n") + 4
-        frontend = self._frontend
-        known = frontend.heads.get(data[:end])
-        shortcut = None if known is None else known.shortcut
-        if (
-            known is None
-            or shortcut is None
-            or shortcut.message_bytes != len(data)
-            or self._watch.on
-            or frontend.engine.tracer.active
-        ):
-            return False
-        plan = shortcut.plans.whole(data, end, shortcut.json_end)
-        if plan is None or plan.checked is not Checked.ALL:
-            return False
-        try:
-            pending = shortcut.route.submit(plan.request, self._on_response)
-        except InferenceError as error:
-            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, known.model_name, error, self.address)
-            self._begin_shortcut(data, known, plan.output_format)
-            self.answer_error(error)
-            return True
-        if pending is None:
-            known.shortcut = None
-            return False
-        self._begin_shortcut(data, known, plan.output_format)
-        self._pending = pending
-        return True
-
-    def _begin_shortcut(self, data: bytes, known: KnownHead, output_format: OutputFormat) -> None:
-        self._active_at = self._clock.seconds
-        self._received_bytes += len(data)
-        self._in_head = False
-        self._took_shortcut = self._message_done = self._headers_done = self._claimed = True
-        self._takes_chunks, self._format = known.takes_chunks, output_format
 
     def recognise(self, head: bytes) -> bool:
         """True for a cached head."""
@@ -358,7 +302,7 @@ class InferProtocol(SerialProtocol):
             tracer = frontend.engine.tracer
             if tracer.active and (self._context is not None or tracer.takes(admission.full_name)):
                 self._begin_trace(plan.request, admission.full_name)
-            self._pending = admission.submit(plan.request, self._on_response, plan.checked)
+            self._pending = admission.submit(plan.request, self.on_response, plan.checked)
             self._body = None  # nothing else may keep the request, which may keep a client's shared memory
             if self._kept_bytes:
                 self.keep(0)
@@ -382,7 +326,8 @@ class InferProtocol(SerialProtocol):
 
     # The response
 
-    def _on_response(self, response: InferenceResponse) -> None:
+    def on_response(self, response: InferenceResponse) -> None:
+        """Send the answer to the submitted request."""
         self._pending = None
         if self._lost or self._closing:
             response.release()
@@ -391,14 +336,8 @@ class InferProtocol(SerialProtocol):
             self.answer_error(response.error)
             return
         assert self._format is not None
-        if self._took_shortcut and self._format is ALL_BINARY and self._keep_alive:
-            whole = small_answer(response)
-            if whole:
-                response.release()
-                self._frontend.answers.ok += 1
-                self.transport.write(whole)
-                self.answered()
-                return
+        if self._sent_small(response):
+            return
         if is_large(response, self._format):
             answer_in_pieces(self, response, self._format, takes_chunks=self._takes_chunks)
             return

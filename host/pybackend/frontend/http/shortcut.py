@@ -1,0 +1,112 @@
+"""The shortcut through the HTTP protocol object: whole requests whose head and JSON part are known.
+
+Nearly all requests of busy clients come this way. What a request has that few others have (another head, a body in
+pieces, strings, a trace) leads it onto the ordinary way, which gives the same answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from pybackend.errors import InferenceError
+from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_frontend import InferFrontend, KnownHead
+from pybackend.frontend.http.serial_protocol import SerialProtocol
+from pybackend.frontend.http.small_answer import small_answer
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.validation import Checked
+from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
+
+
+class ShortcutProtocol(SerialProtocol):
+    """One connection; a subclass takes the requests that have no shortcut."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, frontend: InferFrontend, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._frontend = frontend
+        self._took_shortcut = False
+        self._takes_chunks = True
+        self._format: OutputFormat | None = None
+        self._pending: PendingRequest | None = None
+        super().__init__(config, server_state, frontend, loop)
+
+    # For subclasses
+
+    def on_response(self, response: InferenceResponse) -> None:
+        """The answer to the submitted request."""
+
+    def answer_error(self, error: InferenceError) -> None:
+        """Send an error response."""
+
+    # The way
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes from the client."""
+        if not self._take_shortcut(data):
+            super().data_received(data)
+
+    def _take_shortcut(self, data: bytes) -> bool:
+        """Submit a whole request whose head and JSON part are known; False if these bytes are something else."""
+        if not self._in_head or self._head_bytes or self._closing:
+            return False
+        end = data.find(b"\r\n\r\n") + 4
+        frontend = self._frontend
+        known = frontend.heads.get(data[:end])
+        shortcut = None if known is None else known.shortcut
+        if (
+            known is None
+            or shortcut is None
+            or shortcut.message_bytes != len(data)
+            or self._watch.on
+            or frontend.engine.tracer.active
+        ):
+            return False
+        plan = shortcut.plans.whole(data, end, shortcut.json_end)
+        if plan is None or plan.checked is not Checked.ALL:
+            return False
+        try:
+            pending = shortcut.route.submit(plan.request, self.on_response)
+        except InferenceError as error:
+            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, known.model_name, error, self.address)
+            self._begin_shortcut(data, known, plan.output_format)
+            self.answer_error(error)
+            return True
+        if pending is None:
+            known.shortcut = None
+            return False
+        self._begin_shortcut(data, known, plan.output_format)
+        self._pending = pending
+        return True
+
+    def _begin_shortcut(self, data: bytes, known: KnownHead, output_format: OutputFormat) -> None:
+        self._active_at = self._clock.seconds
+        self._received_bytes += len(data)
+        self._in_head = False
+        self._took_shortcut = self._message_done = self._headers_done = self._claimed = True
+        self._takes_chunks, self._format = known.takes_chunks, output_format
+
+    def _sent_small(self, response: InferenceResponse) -> bool:
+        """Send a result if it is small and nothing about it is special; False if it must be sent otherwise."""
+        if not self._took_shortcut or self._format is not ALL_BINARY or not self._keep_alive:
+            return False
+        whole = small_answer(response)
+        if not whole:
+            return False
+        response.release()
+        self._frontend.answers.ok += 1
+        self.transport.write(whole)
+        self.answered()
+        return True
+
+    def _end_shortcut(self) -> bool:
+        """Get ready for the next message; True if nothing else has changed since the one before."""
+        if not self._took_shortcut:
+            return False
+        self._took_shortcut = self._message_done = self._answer_done = self._headers_done = self._claimed = False
+        self._in_head = True
+        return True
