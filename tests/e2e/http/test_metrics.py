@@ -129,7 +129,8 @@ def fresh(tmp_path_factory):
     write_model(repository, "untouched", IDENTITY, identity_config(extra="version_policy { all {} }"), version=2)
     write_model(repository, "tagged", ADD_SUB, pair)
     write_model(repository, "large", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
-    write_model(repository, "batched", IDENTITY, identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8"))
+    for name in ("batched", "followed"):
+        write_model(repository, name, IDENTITY, identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8"))
     probe = f"""
         backend: "python"
         input [ {tensors(COMMAND=("TYPE_STRING", [1]))} ]
@@ -220,13 +221,13 @@ def test_a_page_is_never_older_than_the_statistics(fresh):
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}
     kept = _of_models(fresh)
     for _ in range(3):
-        assert fresh.infer("batched", body).status == 200
+        assert fresh.infer("followed", body).status == 200
         lines = _of_models(fresh)
         changed = lines - kept
         assert {line.partition("{")[0] for line in changed} >= {"nv_inference_count", "nv_inference_exec_count"}
-        assert all('model="batched"' in line for line in changed)
+        assert all('model="followed"' in line for line in changed)
         kept = lines
-        statistics = fresh.get("/v2/models/batched/stats").json["model_stats"][0]
+        statistics = fresh.get("/v2/models/followed/stats").json["model_stats"][0]
         success = statistics["inference_stats"]["success"]
         for name, value in {
             "nv_inference_request_success": success["count"],
@@ -234,7 +235,7 @@ def test_a_page_is_never_older_than_the_statistics(fresh):
             "nv_inference_count": statistics["inference_count"],
             "nv_inference_exec_count": statistics["execution_count"],
         }.items():
-            assert f'{name}{{model="batched",version="1"}} {float(value)}' in lines
+            assert f'{name}{{model="followed",version="1"}} {float(value)}' in lines
     assert _of_models(fresh) == kept
 
 
