@@ -1,6 +1,7 @@
 """``python -m tests.bench``: run the benchmark, print its tables, keep its raw results.
 
-With ``VS=triton`` in the environment everything is measured on the reference server too, in the same rounds.
+With ``VS=triton`` in the environment everything is measured on the reference server too, in the same rounds. With
+``VS=mlserver,litserve`` models without code are measured on these.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.bench import (
     ladder,
     large_tensors,
     loadgen,
+    model_servers,
     noise,
     one_client,
     operations,
@@ -42,6 +44,7 @@ from tests.bench.results import Results, describe_machine
 VERSUS_VARIABLE = "VS"
 _VERSUS = "triton"
 _LAUNCHERS = {"pybackend": servers.pybackend_launcher, _VERSUS: servers.reference_launcher}
+_MODEL_SERVERS = (model_servers.MLSERVER, model_servers.LITSERVE)
 
 Section = Callable[[Results, Sequence[servers.Launcher], Path], None]
 
@@ -145,6 +148,11 @@ def _frameworks(results: Results, launchers: Sequence[servers.Launcher], scratch
     results.frameworks = frameworks.measure(launchers, results.plan, scratch)
 
 
+def _servers_of_models(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    if len(launchers) > 1:
+        results.model_servers = model_servers.measure(launchers, results.plan, scratch)
+
+
 def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     for name in ("watching", "reloads", "scrapes"):
         (scratch / name).mkdir()
@@ -182,6 +190,7 @@ _SECTIONS: dict[str, Section] = {
     "call-memory": _call_memory,
     "operations": _operations,
     "frameworks": _frameworks,
+    "model-servers": _servers_of_models,
 }
 
 
@@ -190,7 +199,8 @@ def main() -> int:
     options = _parse()
     try:
         loadgen.build()
-        launchers = [_LAUNCHERS[name]() for name in options.servers]
+        launchers = [_LAUNCHERS[name]() for name in options.servers if name in _LAUNCHERS]
+        others = [model_servers.launcher(name) for name in options.servers if name in _MODEL_SERVERS]
     except (loadgen.LoadError, ReferenceUnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -201,7 +211,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             os.chmod(scratch, 0o755)  # models of a server that is root run as others, who have to reach their files
             try:
-                _SECTIONS[name](results, launchers, Path(scratch))
+                compared = [launchers[0], *others] if _SECTIONS[name] is _servers_of_models else launchers
+                _SECTIONS[name](results, compared, Path(scratch))
             except (servers.ServerError, loadgen.LoadError, WrongReplyError, PackingError) as error:
                 print(f"error: {name} could not be measured: {error}", file=sys.stderr)
                 failed = True
@@ -223,10 +234,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--servers",
-        type=_choices(_LAUNCHERS),
+        type=_choices((*_LAUNCHERS, *_MODEL_SERVERS)),
         default=_default_servers(parser),
         metavar="NAME,...",
-        help=f"measure only these beside the yardsticks: {', '.join(_LAUNCHERS)}",
+        help=f"measure only these beside the yardsticks: {', '.join((*_LAUNCHERS, *_MODEL_SERVERS))}",
     )
     parser.add_argument(
         "--output",
@@ -238,10 +249,12 @@ def _parse() -> argparse.Namespace:
 
 
 def _default_servers(parser: argparse.ArgumentParser) -> list[str]:
-    versus = os.environ.get(VERSUS_VARIABLE, "")
-    if versus not in ("", _VERSUS):
-        parser.error(f"{VERSUS_VARIABLE}={versus} is not known; the only server to compare with is {_VERSUS}")
-    return ["pybackend", _VERSUS] if versus else ["pybackend"]
+    versus = list(filter(None, os.environ.get(VERSUS_VARIABLE, "").split(",")))
+    known = (_VERSUS, *_MODEL_SERVERS)
+    for name in versus:
+        if name not in known:
+            parser.error(f"{VERSUS_VARIABLE}={name} is not known; servers to compare with are {', '.join(known)}")
+    return ["pybackend", *versus]
 
 
 def _choices(known: Collection[str]) -> Callable[[str], list[str]]:

@@ -38,6 +38,7 @@ def render(results: Results) -> str:
         _sandbox,
         _operations,
         _frameworks,
+        _model_servers,
         _targets,
     )
     parts = [machine, *filter(None, (section(results) for section in sections))]
@@ -56,6 +57,10 @@ def _frameworks(results: Results) -> str:
     if not results.frameworks:
         return ""
     return f"### Models without code, and the library alone (CPU per row)\n\n{frameworks.render(results.frameworks)}"
+
+
+def _model_servers(results: Results) -> str:
+    return _under_load("Models without code on other servers, in JSON (CPU per request)", results.model_servers)
 
 
 def _operations(results: Results) -> str:

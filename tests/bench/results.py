@@ -61,6 +61,7 @@ class Results:
     sandbox: list[LoadSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
     frameworks: list[FrameworkSample] = field(default_factory=list)
+    model_servers: list[LoadSample] = field(default_factory=list)
     operations: list[LoadSample] = field(default_factory=list)
     scrapes: list[ScrapeSample] = field(default_factory=list)
     many_models: list[ManyModelsSample] = field(default_factory=list)

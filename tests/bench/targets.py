@@ -17,6 +17,7 @@ from tests.bench import (
     frameworks,
     grpc_targets,
     instances,
+    model_servers,
     noise,
     operations,
     packing,
@@ -237,7 +238,11 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
 
 
 def _ratio_verdicts(results: Results) -> Iterator[Verdict]:
-    for goal in (*grpc_targets.goals(results), *frameworks.goals(results.frameworks)):
+    for goal in (
+        *grpc_targets.goals(results),
+        *frameworks.goals(results.frameworks),
+        *model_servers.goals(results.model_servers),
+    ):
         yield from (_at_least if goal.at_least else _at_most)(goal.name, goal.ratios, goal.limit)
 
 
