@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -178,9 +179,12 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
     model = engine.repository.find("a")
 
     async def kill():
-        while model.instances[0].pid is not None and model.is_ready:
-            os.kill(model.instances[0].pid, 9)
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while model.failure is None:  # until it is not started again
+                if model.instances[0].pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(model.instances[0].pid, 9)
+                await asyncio.sleep(0.01)
         await engine.load_model("a")
 
     run(kill())
