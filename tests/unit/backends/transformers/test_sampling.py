@@ -1,12 +1,11 @@
-"""Sampling parameters of requests: checked, translated, and merged from two places."""
+"""Sampling parameters of requests: checked and translated."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from pybackend_backends.transformers.sampling import SamplingError, read_sampling, settings_of_request
+from pybackend_backends.text_requests import RequestError
+from pybackend_backends.transformers.sampling import read_sampling
 
 
 @pytest.mark.parametrize(
@@ -48,14 +47,6 @@ def test_lengths_seed_and_stops_have_their_own_places():
     ],
 )
 def test_other_settings_are_refused_by_name(given, text):
-    with pytest.raises(SamplingError) as refused:
+    with pytest.raises(RequestError) as refused:
         read_sampling(given, 16)
     assert text in str(refused.value)
-
-
-def test_the_input_wins_over_request_parameters():
-    parameters = json.dumps({"max_tokens": 3, "seed": 1, "priority_of_mine": 2})
-    assert settings_of_request('{"max_tokens": 4}', parameters) == {"max_tokens": 4, "seed": 1}
-    for text in ("[1]", "{", "3"):
-        with pytest.raises(SamplingError, match="'sampling_parameters' must be a JSON object"):
-            settings_of_request(text, "{}")
