@@ -12,7 +12,7 @@ from pybackend_sdk.tensor import Tensor
 
 
 def request(text, **parameters):
-    tensor = Tensor("sampling_parameters", np.array([text], np.object_))
+    tensor = Tensor("sampling_parameters", np.array([text.encode()], np.object_))
     return InferenceRequest(inputs=[tensor], requested_output_names=[], model_name="m", parameters=parameters)
 
 
