@@ -1,7 +1,7 @@
 """The shortcut through the HTTP protocol object: whole requests whose head and JSON part are known.
 
-Nearly all requests of busy clients come this way. What a request has that few others have (another head, a body in
-pieces, strings, a trace) leads it onto the ordinary way, which gives the same answers.
+Nearly all requests of busy clients come this way. Requests with another head, a body in pieces, strings or a trace take
+the ordinary way, which gives the same answers.
 """
 
 from __future__ import annotations
