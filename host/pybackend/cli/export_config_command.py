@@ -9,10 +9,9 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
-from pybackend.cli.infer_command import Serve
-from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.visited_server import SILENT, Serve, visited_settings
 from pybackend.client.connection import Connection, model_path
 from pybackend.errors import PybackendError, ServerError
 from pybackend.importing.trial import Trial
@@ -98,25 +97,7 @@ def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve
             errors.append(error)
         return 0
 
-    status = serve(
-        with_single_models(
-            parse_serve_flags(
-                [
-                    str(model),
-                    "--model-control-mode=explicit",
-                    "--http-address=127.0.0.1",
-                    "--http-port=0",
-                    "--allow-grpc=false",
-                    "--allow-metrics=false",
-                    "--log-info=false",
-                    "--log-warning=false",
-                    "--log-error=false",  # the command's own error has the reason
-                    *flags,
-                ]
-            )
-        ),
-        visit,
-    )
+    status = serve(with_single_models(visited_settings(model, SILENT, flags)), visit)
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if errors:

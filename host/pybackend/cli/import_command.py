@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.flag_values import integer
 from pybackend.cli.model_names import check_new_name, name_from
-from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.visited_server import SILENT, Serve, visited_settings
 from pybackend.errors import ServerError
 from pybackend.importing.detection import detect
 from pybackend.importing.entry import Place, StagedEntry, place_of
@@ -42,9 +42,6 @@ examples:
 
 exit status: 0 if the model was imported, 1 if not: then nothing was written
 """
-
-Serve = Callable[[Settings, Callable[[str], int]], int]
-"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
 
 
 def make_parser() -> CommandParser:
@@ -136,7 +133,7 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     with StagedEntry(place) as entry:
         run = ImportRun(found, entry, base, sample, given.verify, given.timeout)
         run.lay_out()
-        comparison = _served(run, _settings(entry, flags), serve, given.tolerance)
+        comparison = _served(run, visited_settings(entry.directory, SILENT, flags), serve, given.tolerance)
         entry.commit()
     _report(run, place, comparison, as_json=given.json)
     return 0
@@ -214,24 +211,6 @@ def _derived_name(found: Found, parser: CommandParser) -> str:
             f"no model name can be made from {found.source}: choose one with --name=NAME", parser.format_usage()
         )
     return name
-
-
-def _settings(entry: StagedEntry, flags: Sequence[str]) -> Settings:
-    """The settings of a server for the entry. Given flags come last, so that they win."""
-    return parse_serve_flags(
-        [
-            str(entry.directory),
-            "--model-control-mode=explicit",
-            "--http-address=127.0.0.1",
-            "--http-port=0",
-            "--allow-grpc=false",
-            "--allow-metrics=false",
-            "--log-info=false",
-            "--log-warning=false",
-            "--log-error=false",  # the command's own error has the reason
-            *flags,
-        ]
-    )
 
 
 # --- Output ---------------------------------------------------------------------------------------------------------

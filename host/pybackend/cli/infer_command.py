@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
-from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.visited_server import Serve, visited_settings
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines, event_line
 from pybackend.client.inference import Question, infer, infer_json, infer_stream
 from pybackend.errors import InferenceError, PybackendError
-from pybackend.settings import Settings
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -42,9 +41,6 @@ examples:
 
 exit status: 0 if the model answered, 1 if not
 """
-
-Serve = Callable[[Settings, Callable[[str], int]], int]
-"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
 
 
 def make_parser() -> CommandParser:
@@ -111,24 +107,8 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             sys.stderr.write(f"error: {error}\n")
             return 1
 
-    return int(serve(_settings(given, flags), visit) != 0)
-
-
-def _settings(given: argparse.Namespace, flags: Sequence[str]) -> Settings:
-    """The settings of a server for one model. Given flags come last, so that they win."""
-    return parse_serve_flags(
-        [
-            str(given.repository),
-            "--model-control-mode=explicit",
-            f"--load-model={given.model}",
-            "--http-address=127.0.0.1",
-            "--http-port=0",
-            "--allow-grpc=false",
-            "--allow-metrics=false",
-            "--log-info=false",
-            *flags,
-        ]
-    )
+    settings = visited_settings(given.repository, [f"--load-model={given.model}"], flags)
+    return int(serve(settings, visit) != 0)
 
 
 def _question(given: argparse.Namespace, parser: CommandParser) -> Question:

@@ -35,14 +35,12 @@ class Memory(Struct, eq=False):
     def used(self) -> None:
         """One planned read of a tensor is done."""
         self.uses -= 1
-        if self.uses <= 0 and not self.borrowers:
-            self.owner.release()
+        self._release_if_unneeded()
 
     def abandon(self) -> None:
         """The planned reads will not happen."""
         self.uses = 0
-        if not self.borrowers:
-            self.owner.release()
+        self._release_if_unneeded()
 
     def borrow(self) -> None:
         """A response uses this memory until :meth:`give_back`."""
@@ -51,6 +49,9 @@ class Memory(Struct, eq=False):
     def give_back(self) -> None:
         """The response was released."""
         self.borrowers -= 1
+        self._release_if_unneeded()
+
+    def _release_if_unneeded(self) -> None:
         if self.uses <= 0 and not self.borrowers:
             self.owner.release()
 

@@ -60,7 +60,7 @@ def execute_batch(
     """
     if len(requests) == 1 or not batches:
         return [_alone(request, run, form) for request in requests]
-    if _all_alike(requests):
+    if _have_one_kind_of_input(requests):
         return _together(requests, run, form)
     responses: List[Optional[InferenceResponse]] = [None] * len(requests)
     for places in _alike(requests):
@@ -88,11 +88,11 @@ def _alike(requests: Sequence[InferenceRequest]) -> "List[List[int]]":
     return list(groups.values())
 
 
-def _all_alike(requests: Sequence[InferenceRequest]) -> bool:
-    """Whether all requests have the same inputs in the same order: the usual case, found out quickly."""
+def _have_one_kind_of_input(requests: Sequence[InferenceRequest]) -> bool:
+    """Whether all requests have a single input, and these are alike: the usual case, found out quickly."""
     first = requests[0]._inputs
     if len(first) != 1:
-        return len(_alike(requests)) == 1
+        return False
     name, datatype, shape = first[0]._name, first[0]._datatype, first[0]._shape[1:]
     for request in requests:
         inputs = request._inputs

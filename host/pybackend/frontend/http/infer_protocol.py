@@ -310,8 +310,7 @@ class InferProtocol(ShortcutProtocol):
             if body is not None:
                 body.release()
             name = self._refused_model if admission is None else admission.model_name
-            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, self.address)
-            self.answer_error(error)
+            self._answer_refusal(name, error)
 
     def _begin_trace(self, request: InferenceRequest, model: str) -> None:
         tracer = self._frontend.engine.tracer

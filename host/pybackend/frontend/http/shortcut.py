@@ -72,9 +72,8 @@ class ShortcutProtocol(SerialProtocol):
         try:
             pending = shortcut.route.submit(plan.request, self.on_response)
         except InferenceError as error:
-            frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, known.model_name, error, self.address)
             self._begin_shortcut(data, known, plan.output_format)
-            self.answer_error(error)
+            self._answer_refusal(known.model_name, error)
             return True
         if pending is None:
             known.shortcut = None
@@ -89,6 +88,11 @@ class ShortcutProtocol(SerialProtocol):
         self._in_head = False
         self._took_shortcut = self._message_done = self._headers_done = self._claimed = True
         self._takes_chunks, self._format = known.takes_chunks, output_format
+
+    def _answer_refusal(self, model_name: str, error: InferenceError) -> None:
+        """Count and answer a request that no model accepted."""
+        self._frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, model_name, error, self.address)
+        self.answer_error(error)
 
     def _sent_small(self, response: InferenceResponse) -> bool:
         """Send a result if it is small and nothing about it is special; False if it must be sent otherwise."""
