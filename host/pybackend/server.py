@@ -9,13 +9,14 @@ import resource
 import signal
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from pybackend.cache.choice import make_cache
 from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
+from pybackend.cores import RoamingPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
@@ -34,6 +35,7 @@ from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.tls import tls_context
 from pybackend.frontend.watch import Watch
+from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host_settings import make_host
@@ -89,9 +91,10 @@ class Server:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
-        self._services = ModelServices()
+        shared_core = SharedCore(enabled=settings.shared_core)
+        self._services = ModelServices(shared_core)
         door = InnerDoor(self._services)
-        host = make_host(settings, launcher, self._services, door, self._cache)
+        host = make_host(settings, launcher, self._services, door, shared_core, self._cache)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
@@ -126,7 +129,9 @@ class Server:
             ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
         raise_descriptor_limit()
-        asyncio.get_running_loop().set_exception_handler(log_unexpected)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(log_unexpected)
+        loop.set_default_executor(RoamingPool())
         self._handle_signals()
         if self._cache is not None:
             await self._cache.open()
@@ -154,7 +159,7 @@ class Server:
 
     async def _serve(self, visitor: Visitor | None, sockets: _Sockets) -> int:
         """Wait for a signal, or for the visitor; returns the visitor's exit status."""
-        threading.Thread(target=remove_unused_bundles, args=(self._launcher.bundle,), daemon=True).start()
+        start_thread(partial(remove_unused_bundles, self._launcher.bundle), "pybackend-bundles")
         if visitor is None:
             await self._stop.wait()
             return EXIT_OK

@@ -373,6 +373,7 @@ class Settings:
         strict_readiness: the server is ready only if every model is.
         model_load_count: number of models that may load at the same time.
         zygotes: processes of models may be forked from one with preloaded modules.
+        shared_core: the server and models' processes wait on one core while requests come one at a time.
         gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
@@ -412,6 +413,7 @@ class Settings:
     strict_readiness: bool = True
     model_load_count: int = 4
     zygotes: bool = True
+    shared_core: bool = True
     gpu_models_on_cpu: bool = False
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30

@@ -32,6 +32,7 @@ from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
+from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
 from pybackend_wire.host_messages import (
     Answer,
@@ -80,7 +81,7 @@ class StubLoop:
         self._confined = confined
         self._memory = StubMemory(self._input_released)
         self._regions = ClientMemory()
-        self._receiver = Receiver(channel, self._handle, self._hand_back)
+        self._receiver = Receiver(channel, self._handle, self._hand_back, WaitingCore(self._memory))
         self._attendant = Attendant(nudges, self._receiver)
         self._answers = AnswerQueue(channel)
         self._attendant.on_nudge = self._answers.on_nudge

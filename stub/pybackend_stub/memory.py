@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 from pybackend_wire.allocation import BlockMap
-from pybackend_wire.messages import BlockPlace, SegmentRole
+from pybackend_wire.messages import BEGUN_WORD, CORE_WORD, BlockPlace, SegmentRole
 
 
 class OutputBlock(NamedTuple):
@@ -93,7 +93,12 @@ class StubMemory:
     def mark_begun(self, execution: int) -> None:
         """Note the execution that began last, where the host can read it after a crash."""
         if self._progress is not None:
-            self._progress[0] = execution
+            self._progress[BEGUN_WORD] = execution
+
+    def wanted_core(self) -> "Optional[int]":
+        """Return the core on which the host wants the main thread to wait; None if it does not mind."""
+        wanted = 0 if self._progress is None else self._progress[CORE_WORD]
+        return wanted - 1 if wanted else None
 
     def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
         """Return a writable view of an input block; the block is released when nothing refers to the view any more."""

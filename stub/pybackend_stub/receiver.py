@@ -16,6 +16,7 @@ from typing import Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.service_thread import ServiceThread
+from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.host_messages import Execute, Finalize, FromHost, Initialize, Load
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
 
@@ -54,6 +55,7 @@ class Receiver:
         channel: to read from.
         handle: receives every message that is not work for the main thread, in the thread that read it.
         hand_back: returns executions to the host that arrived while the main thread was busy.
+        waiting_core: the place of the main thread while it waits.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class Receiver:
         channel: HostChannel,
         handle: "Callable[[FromHost, bytearray], None]",
         hand_back: "Callable[[List[int]], None]",
+        waiting_core: WaitingCore,
     ) -> None:
         self._channel = channel
         self._handle = handle
         self._hand_back = hand_back
+        self._waiting_core = waiting_core
         # Re-entrant: the collector may destroy a model's objects while it is held, and their code may come here.
         self._guard = threading.RLock()
         self._reading = False
@@ -98,18 +102,22 @@ class Receiver:
 
     def next_work(self) -> Work:
         """Wait for the main thread's next message."""
-        while True:
-            work = self.take_work()
-            if work is not None:
-                return work
-            if self._begin_reading(self._main):
-                try:
-                    while not self._work:
-                        self._read()
-                finally:
-                    self._end_reading(goes_on=True)
-            else:
-                self._main.sleep()
+        self._waiting_core.settle()
+        try:
+            while True:
+                work = self.take_work()
+                if work is not None:
+                    return work
+                if self._begin_reading(self._main):
+                    try:
+                        while not self._work:
+                            self._read()
+                    finally:
+                        self._end_reading(goes_on=True)
+                else:
+                    self._main.sleep()
+        finally:
+            self._waiting_core.leave()
 
     @property
     def has_more_work(self) -> bool:
@@ -124,15 +132,19 @@ class Receiver:
 
     def wait(self, waiter: Waiter) -> None:
         """Return once ``waiter.done`` is set; this thread may read meanwhile."""
-        while not waiter.done:
-            if self._begin_reading(waiter):
-                try:
-                    while not waiter.done:
-                        self._read()
-                finally:
-                    self._end_reading()
-            elif not waiter.done:
-                waiter.sleep()
+        self._waiting_core.settle()
+        try:
+            while not waiter.done:
+                if self._begin_reading(waiter):
+                    try:
+                        while not waiter.done:
+                            self._read()
+                    finally:
+                        self._end_reading()
+                elif not waiter.done:
+                    waiter.sleep()
+        finally:
+            self._waiting_core.leave()
 
     def finish(self, waiter: Waiter) -> None:
         """End the wait of ``waiter``: its message has come."""

@@ -70,7 +70,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -82,6 +82,11 @@ TAIL = 0
 ATTENDED_FROM = 16
 """From this execution on a stub receives nudges while a model runs; before it, the host sends nothing ahead."""
 
+BEGUN_WORD, CORE_WORD = 0, 1
+"""The 64-bit words of a PROGRESS segment.
+
+The stub writes the number of the execution that it began last into the first. The host writes into the second on which
+core the stub's main thread is to wait: the core's number plus 1, or 0 if it may wait anywhere."""
 
 NUDGE = b"\0"
 """Written to a stub's pipe: read what was sent, send the answers that were kept, hand back what has not begun."""

@@ -40,6 +40,25 @@ def test_every_package_has_a_place_in_the_import_contracts():
     assert named == present
 
 
+NO_SERVERS = {"cli", "client", "doctor", "importing", "pack"}
+"""Parts of the host that run on no event loop of a server."""
+
+
+def test_threads_and_processes_inherit_all_cores():
+    """The thread of the event loop stays on one core at times: see ``pybackend.cores``."""
+    host = ROOT / "host" / "pybackend"
+    wrong = []
+    for path in host.rglob("*.py"):
+        if path.relative_to(host).parts[0] in NO_SERVERS or path.name in {"cores.py", "warden_program.py"}:
+            continue
+        text = path.read_text()
+        starts_thread = re.search(r"\b(Thread|ThreadPoolExecutor|ProcessPoolExecutor|Process)\(", text)
+        starts_process = re.search(r"\b(subprocess\.\w+|os\.fork|os\.posix_spawn|create_subprocess_\w+)\(", text)
+        if starts_thread or (starts_process and "roam()" not in text):
+            wrong.append(str(path))
+    assert wrong == []
+
+
 MOST_PRIVATES_IN_TESTS = 80
 """Uses of private names by tests: only ever fewer. Test through what a module offers; a test that cannot wants something
 there that its callers would want as well."""

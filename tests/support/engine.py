@@ -21,6 +21,7 @@ from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
+from pybackend.instance.shared_core import SharedCore
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
@@ -75,7 +76,8 @@ async def engine_on(
         namespacing: each repository is a namespace.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
-    services = ModelServices()
+    shared_core = SharedCore()
+    services = ModelServices(shared_core)
     door = InnerDoor(services)
     host = ModelHost(
         launcher=launcher,
@@ -84,6 +86,7 @@ async def engine_on(
         auto_complete=auto_complete,
         model_load_count=model_load_count,
         model_memory_limit_bytes=memory_limit_bytes,
+        shared_core=shared_core,
         explicit=explicit,
         startup_models=startup_models,
         finalize_timeout_s=finalize_timeout_s,

@@ -7,12 +7,12 @@ everything else, and the process could not end.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from pybackend.cores import start_thread
 from pybackend.errors import ErrorCode, ModelLoadError
 
 _T = TypeVar("_T")
@@ -82,7 +82,7 @@ async def begin_apart(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.k
             loop.call_soon_threadsafe(finish, take, outcome)
 
     try:
-        threading.Thread(target=work, name="pybackend-files", daemon=True).start()
+        start_thread(work, "pybackend-files")
     except BaseException:
         patience.cancel()
         give_back()

@@ -22,6 +22,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
 from pybackend.instance.services import Caller
+from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
@@ -107,6 +108,8 @@ class _Outbox:
         self.unsent: deque[OpenCall] = deque()
         """Calls that wait until earlier calls have been sent, which preserves their order."""
         self.sending: asyncio.Task[None] | None = None
+        self.waits = False
+        """The stub executes, and waits for a call meanwhile."""
 
 
 class ModelCalls:
@@ -115,13 +118,21 @@ class ModelCalls:
     Args:
         engine: receives the requests.
         open_bytes: counts the bytes of calls until they are answered.
+        shared_core: hears of executions that wait for calls.
         on_queued: called for each call after the scheduler has had a chance to dispatch it.
     """
 
-    def __init__(self, engine: InferenceEngine, open_bytes: OpenBytes, on_queued: Callable[[OpenCall], None]) -> None:
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        open_bytes: OpenBytes,
+        shared_core: SharedCore,
+        on_queued: Callable[[OpenCall], None],
+    ) -> None:
         self._engine = engine
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
+        self._shared_core = shared_core
         self._on_queued = on_queued
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
@@ -157,6 +168,9 @@ class ModelCalls:
             return
         call.nbytes = nbytes
         outbox.open[message.call] = call
+        if message.execution and not outbox.waits:
+            outbox.waits = True
+            self._shared_core.wait()
         outbox.unsent.append(call)
         if outbox.sending is None:
             self._send_next(outbox)
@@ -178,6 +192,7 @@ class ModelCalls:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
+            self._go_on(outbox)
             for call in outbox.open.values():
                 call.cancel()
 
@@ -411,10 +426,17 @@ class ModelCalls:
             if outbox is not None:
                 outbox.open.pop(call.message.call, None)
                 self._open_bytes.release(caller, call.nbytes)
+                if not outbox.open:
+                    self._go_on(outbox)
         elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:
             call.paused = True
             call.pending.pause()
             caller.on_drained(lambda: self._resume(call))
+
+    def _go_on(self, outbox: _Outbox) -> None:
+        if outbox.waits:
+            outbox.waits = False
+            self._shared_core.go_on()
 
     @staticmethod
     def _resume(call: OpenCall) -> None:

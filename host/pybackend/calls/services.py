@@ -10,6 +10,7 @@ from pybackend.calls.open_bytes import OpenBytes
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.instance.services import Caller
+from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.custom_metrics import CustomMetrics
 
@@ -17,20 +18,24 @@ from pybackend.observability.custom_metrics import CustomMetrics
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
 
+    Args:
+        shared_core: hears of executions that wait for calls.
+
     Attributes:
         metrics: the custom metrics of all models.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared_core: SharedCore) -> None:
         self.metrics = CustomMetrics()
         self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
+        self._shared_core = shared_core
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
     def open(self, engine: InferenceEngine) -> None:
         """Forward requests to this engine."""
-        self._calls = ModelCalls(engine, self._open_bytes, self._check_cycle)
+        self._calls = ModelCalls(engine, self._open_bytes, self._shared_core, self._check_cycle)
         self._control = ModelControl(engine, self._open_bytes)
 
     def on_call(self, caller: Caller, call: heard.Call, tail: bytes) -> None:

@@ -188,6 +188,12 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         default=False,
         text="start each process separately instead of forking from one with preloaded modules",
     )
+    add_switch(
+        group,
+        "--no-shared-core",
+        default=False,
+        text="server and models' processes never wait on one core, not even while requests come one at a time",
+    )
     group.add_argument(
         "--gpu-models",
         choices=("refuse", "cpu"),
@@ -421,6 +427,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         strict_readiness=given.strict_readiness,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
+        shared_core=not given.no_shared_core,
         gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
         exit_timeout_s=given.exit_timeout_secs,

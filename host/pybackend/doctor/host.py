@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
+from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.host_settings import make_host
 from pybackend.process.bundle import stage_bundle
@@ -22,8 +23,9 @@ def model_host(settings: Settings) -> Iterator[ModelHost]:
         PybackendError: the code of model processes cannot be staged.
     """
     launcher = StubLauncher(stage_bundle())
-    services = ModelServices()
-    host = make_host(settings, launcher, services, InnerDoor(services))
+    shared_core = SharedCore()
+    services = ModelServices(shared_core)
+    host = make_host(settings, launcher, services, InnerDoor(services), shared_core)
     try:
         yield host
     finally:

@@ -17,6 +17,7 @@ from pybackend.instance.plan import InstancePlan
 from pybackend.instance.resources import ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.shared_core import SharedCore
 from pybackend.modelconfig.rate_limits import RateLimit
 
 
@@ -30,6 +31,7 @@ class InstanceExecutor:
         version: of the model, decimal.
         owner: the model.
         services: answer what models ask.
+        shared_core: where stubs wait while executions run alone.
 
     Attributes:
         executions: those that the stub has.
@@ -38,12 +40,17 @@ class InstanceExecutor:
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
 
-    def __init__(self, name: str, version: str, owner: InstanceOwner, services: StubServices) -> None:
+    def __init__(
+        self, name: str, version: str, owner: InstanceOwner, services: StubServices, shared_core: SharedCore
+    ) -> None:
         self.name = name
         self.is_up = False
         self.death_cause = ""
         self.gate: ExecutionGate = OPEN
-        self.executions = executions = ExecutionsInFlight(version, owner.on_available, owner.has_idle_instance)
+        self.executions = executions = ExecutionsInFlight(
+            version, owner.on_available, owner.has_idle_instance, shared_core
+        )
+        self._shared_core = shared_core
         self._prefetch = executions.prefetch
         self._in_flight = executions.in_flight
         self._owner = owner
@@ -146,6 +153,7 @@ class InstanceExecutor:
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
+        self._shared_core.begin(session, self._prefetch.usual_ns)
         if ahead and not self._prefetch.watches:
             self._prefetch.watch()
 

@@ -14,6 +14,7 @@ from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import StubSession
+from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
@@ -32,6 +33,7 @@ class ExecutionsInFlight:
         version: of the model, decimal.
         on_available: called when the instance can take work again that it had handed back.
         others_are_idle: whether another instance could begin at once with what this one has not begun.
+        shared_core: hears of executions that end.
 
     Attributes:
         session: the stub's present life, None while there is none.
@@ -41,13 +43,20 @@ class ExecutionsInFlight:
         prefetch: how many may be sent ahead.
     """
 
-    def __init__(self, version: str, on_available: Callable[[], None], others_are_idle: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        version: str,
+        on_available: Callable[[], None],
+        others_are_idle: Callable[[], bool],
+        shared_core: SharedCore,
+    ) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
         self.in_flight: dict[int, Execution] = {}
         self.streaming: dict[int, Execution] = {}
         self.prefetch = Prefetch(self.in_flight, on_available, others_are_idle)
         self._version = version
+        self._shared_core = shared_core
         self._reschedules = False
         self._watcher: OutputWatcher | None = None
 
@@ -91,6 +100,7 @@ class ExecutionsInFlight:
         ]
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
+        self._shared_core.end()
         execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
         self.prefetch.on_answer(execution, now_ns, result.done_ns - result.began_ns)
         execution.unanswered -= len(responses) - responses.count(None)
@@ -186,6 +196,7 @@ class ExecutionsInFlight:
             for pending in execution.pending:
                 pending.wait()
             waiting_of.setdefault(execution.owner, []).extend(execution.pending)
+        self._shared_core.end(len(returned))
         self.last_number += 1  # one is left out: to the stub, what follows what it handed back was sent before
         prefetch.rest_if_busy()
         for owner, waiting in waiting_of.items():
@@ -210,6 +221,8 @@ class ExecutionsInFlight:
         in_flight, streaming = list(self.in_flight.values()), list(self.streaming.values())
         self.in_flight.clear()
         self.streaming.clear()
+        self._shared_core.end(len(in_flight))
+        self._shared_core.forget(session)
         lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {model: ([], [])}
         for execution in streaming:
             lost.setdefault(execution.owner, ([], []))[0].extend(unanswered([execution]))

@@ -16,6 +16,7 @@ from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
 from pybackend.instance.readiness import ReadinessProbe
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.supervision import restart
 from pybackend.instance.warmup import WarmupRun
@@ -50,11 +51,12 @@ class ModelInstance:
         owner: InstanceOwner,
         services: StubServices,
         failures: RepeatedFailures,
+        shared_core: SharedCore,
     ) -> None:
         self.name = name
         self.state = InstanceState.STARTING
         self.output = ModelOutput(name, failures)
-        self.executor = InstanceExecutor(name, version, owner, services)
+        self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
         self.restart_count = 0
         self._start_failure = ""

@@ -75,6 +75,7 @@ class Prefetch:
         rests: nothing is to run beside what runs now.
         watches: a timer sees to it that nothing waits for long behind another execution.
         handed_back: how often the stub has handed work back since it returned from an execution.
+        usual_ns: how long an execution usually takes, 0 if none was measured.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Prefetch:
         self._caution = 0
         self._no_room_until_ns = 0
         self._answered = 0
-        self._execution_ns = 0.0
+        self.usual_ns = 0.0
         self._last_answer_ns = 0
         self._progress = (0, 0)
         self._silences = 0
@@ -114,14 +115,14 @@ class Prefetch:
 
     def forget_times(self) -> None:
         """Measure again: a model's first execution often says nothing about the others."""
-        self._execution_ns = 0.0
+        self.usual_ns = 0.0
 
     def room(self) -> int:
         """How many more executions may wait in the stub's socket; none before their length is known."""
-        if not self._execution_ns or self.handed_back or self._concurrency > 1:
+        if not self.usual_ns or self.handed_back or self._concurrency > 1:
             return 0
         in_flight = self._in_flight
-        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self._execution_ns)) - len(in_flight)
+        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self.usual_ns)) - len(in_flight)
         if room <= 0:
             return 0
         if not in_flight:
@@ -156,9 +157,9 @@ class Prefetch:
         self._last_answer_ns = now_ns
         if execution.ahead and self._caution:
             self._caution -= 1
-        average_ns = self._execution_ns
+        average_ns = self.usual_ns
         took_ns = max(1, took_ns)
-        self._execution_ns = (
+        self.usual_ns = (
             average_ns + 0.2 * (min(took_ns, MOST_GROWTH * average_ns) - average_ns) if average_ns else took_ns
         )
 

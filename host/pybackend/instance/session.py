@@ -26,12 +26,12 @@ from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Finalize, Flow, Initialize, Load, Probe
-from pybackend_wire.messages import NUDGE_TO_ANSWER, PROTOCOL_VERSION, SegmentRole
+from pybackend_wire.messages import BEGUN_WORD, CORE_WORD, NUDGE_TO_ANSWER, PROTOCOL_VERSION, SegmentRole
 from pybackend_wire.states import StubState
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_BYTES = 4096
+_PROGRESS_BYTES, _WORD_BYTES = 4096, 8
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
@@ -207,6 +207,12 @@ class StubSession:
         """The number of the frame in which a message leaves that is posted now."""
         return self.channel.next_frame
 
+    def wait_on(self, core: int | None) -> None:
+        """Have the stub's main thread wait on this core from now on; anywhere if None."""
+        if self._life.state is not StubState.GONE:
+            wanted = 0 if core is None else core + 1
+            self._progress.write(CORE_WORD * _WORD_BYTES, wanted.to_bytes(_WORD_BYTES, "little"))
+
     def ask_for_answers(self) -> None:
         """Have it send the answers that it has kept while an execution runs."""
         self._process.nudge(NUDGE_TO_ANSWER)
@@ -218,7 +224,7 @@ class StubSession:
     def last_begun(self) -> int:
         """The execution that the stub has begun last, 0 for none; for a stub that is dead (it could still write there)."""
         try:
-            return int.from_bytes(self._progress.read(0, 8), "little")
+            return int.from_bytes(self._progress.read(BEGUN_WORD * _WORD_BYTES, _WORD_BYTES), "little")
         except RemoteProtocolError:  # it has cut its count short: anything may have begun
             return UNSIGNED_MAX
 

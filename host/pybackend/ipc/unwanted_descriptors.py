@@ -10,11 +10,11 @@ from __future__ import annotations
 import array
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from pybackend.cores import start_thread
 from pybackend_wire.errors import RemoteProtocolError
 
 _SO_PASSRIGHTS = 83
@@ -79,6 +79,6 @@ def _close_elsewhere(descriptors: Sequence[int]) -> None:
                 os.close(descriptor)
 
     try:
-        threading.Thread(target=close_all, name="pybackend-close", daemon=True).start()
+        start_thread(close_all, "pybackend-close")
     except RuntimeError:  # no more threads can be started
         close_all()

@@ -14,6 +14,7 @@ from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.instance.shared_core import SharedCore
 from pybackend.model.door import ModelDoor
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
@@ -44,6 +45,7 @@ class ModelHost:
         auto_complete: True if models may complete their configuration.
         model_load_count: number of models that may load at the same time.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
+        shared_core: where the server and models' processes wait while requests come one at a time.
         explicit: True if models may be loaded and unloaded while the server runs.
         poll_s: time between looks for changes in the repositories; None if nothing looks for them.
         settle_s: the files of a model must stay the same for this long before it is loaded again.
@@ -71,6 +73,7 @@ class ModelHost:
     auto_complete: bool
     model_load_count: int
     model_memory_limit_bytes: int
+    shared_core: SharedCore
     explicit: bool = False
     poll_s: float | None = None
     settle_s: float = DEFAULT_SETTLE_S

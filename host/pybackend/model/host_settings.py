@@ -11,6 +11,7 @@ from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.instance.shared_core import SharedCore
 from pybackend.mirror.mirrors import cache_directories
 from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
@@ -27,6 +28,7 @@ def make_host(
     launcher: StubLauncher,
     services: StubServices,
     door: ModelDoor,
+    shared_core: SharedCore,
     cache: ResponseCache | None = None,
 ) -> ModelHost:
     """Make the host of models; its sandbox must be closed at the end.
@@ -36,6 +38,7 @@ def make_host(
         launcher: starts model processes.
         services: answers requests from model code.
         door: sends ensembles' requests to their parts.
+        shared_core: where the server and models' processes wait while requests come one at a time.
         cache: the response cache, None for none.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
@@ -56,6 +59,7 @@ def make_host(
         backends=BackendPlaces(
             settings.backend_directory, launcher.bundle / shipped_backends().name, settings.backend_settings
         ),
+        shared_core=shared_core,
         debugger=DebuggerPorts(settings.debug),
         explicit=settings.model_control is ModelControlMode.EXPLICIT,
         poll_s=settings.repository_poll_s if settings.model_control is ModelControlMode.POLL else None,

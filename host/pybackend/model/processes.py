@@ -86,7 +86,9 @@ class ModelProcesses:
         host = self._host
         version = str(self._source.version)
         name = full_name(self._source.namespace, name)
-        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
+        instance = ModelInstance(
+            name, version, host.launcher, self._owner, host.services, self._failures, host.shared_core
+        )
         taken = set(self._places.values())
         self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
         return instance

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pybackend.cores import start_thread
 from pybackend.errors import ServerError
 from pybackend.observability.log_stream import MOST_WAITING_BYTES
 
@@ -76,8 +77,7 @@ class LogFile:
 
     def _wake(self) -> None:
         if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="pybackend-log-file", daemon=True)
-            self._writer.start()
+            self._writer = start_thread(self._write_all, "pybackend-log-file")
         self._changed.notify_all()
 
     def _write_all(self) -> None:

@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from pybackend.cores import start_thread
+
 MOST_WAITING_BYTES = 4 * 1024 * 1024
 """Limit on bytes queued for a stopped terminal or a slow pipe reader. Beyond it, lines are dropped."""
 
@@ -46,8 +48,7 @@ class LogStream:
                 return
             self._queue(rest)
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_waiting, name="pybackend-log", daemon=True)
-                self._writer.start()
+                self._writer = start_thread(self._write_waiting, "pybackend-log")
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the queue is empty, at most ``timeout_s``."""

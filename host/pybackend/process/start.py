@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pybackend.cores import roam
 from pybackend.environment.environment import Environment
 from pybackend.process.process_variables import process_variables
 from pybackend_wire.confinement import Confinement
@@ -142,6 +143,7 @@ def start_process(
 def _popen(
     command: list[str], variables: Mapping[str, str], inherited: Collection[int], output: int
 ) -> subprocess.Popen[bytes]:
+    roam()
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pybackend.cores import roam
+
 _PROGRAM = Path(__file__).with_name("warden_program.py")
 
 
@@ -27,6 +29,7 @@ class Warden:
     def __init__(self, lowest: int, highest: int) -> None:
         reading, self._writing = os.pipe()
         try:
+            roam()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(_PROGRAM), *map(str, (reading, lowest, highest))],
                 stdin=subprocess.DEVNULL,

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pybackend.cores import start_thread
+
 log = logging.getLogger(__name__)
 
 _STOP_CHECK_MS = 1000
@@ -38,7 +40,7 @@ class ChangeNotices:
         """Begin to watch. Listing a large tree takes long, so it is done on the thread too."""
         if not self._directories:
             return
-        threading.Thread(target=self._watch, name="pybackend-notices", daemon=True).start()
+        start_thread(self._watch, "pybackend-notices")
 
     def stop(self) -> None:
         """Stop soon; no notice follows."""

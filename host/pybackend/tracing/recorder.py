@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from pybackend.cores import start_thread
 from pybackend.tracing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,7 @@ class Recorder:
                 self._waiting.append(trace)
                 lost = False
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="pybackend-traces", daemon=True)
-                    self._thread.start()
+                    self._thread = start_thread(self._run, "pybackend-traces")
                 elif len(self._waiting) in {1, self._batch_size}:
                     self._changed.notify_all()
         if lost:

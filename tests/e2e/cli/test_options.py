@@ -313,6 +313,7 @@ FLAGS = {
     "--strict-readiness": ("strict_readiness", True, "false", False),
     "--model-load-thread-count": ("model_load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),
+    "--no-shared-core": ("shared_core", True, "true", False),
     "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
     "--allow-client-shm": ("client_shared_memory", False, "true", True),
     "--allow-http": ("http.enabled", True, "off", False),

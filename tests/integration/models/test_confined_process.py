@@ -12,6 +12,7 @@ from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
 from pybackend.instance.plan import LoadPlan
 from pybackend.instance.session import StubSession
+from pybackend.instance.shared_core import SharedCore
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launch import StubLaunch
 from pybackend.process.launcher import StubLauncher
@@ -68,7 +69,7 @@ def loaded(tmp_path, confinement):
         process = await launcher.start(launch)
         deaf = Deaf()
         plan = LoadPlan(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
-        session = StubSession(process, plan, deaf, deaf, ModelServices())
+        session = StubSession(process, plan, deaf, deaf, ModelServices(SharedCore()))
         try:
             async with asyncio.timeout(30):
                 await session.load(None)

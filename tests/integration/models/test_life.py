@@ -15,6 +15,7 @@ from pybackend.calls.inner_door import InnerDoor
 from pybackend.calls.services import ModelServices
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
+from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.model import ModelState
 from pybackend.model.python_model import PythonModel
@@ -145,7 +146,8 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
     async def main():
         launcher = StubLauncher(stage_bundle())
         config = load_config(directory, auto_complete=True)
-        services = ModelServices()
+        shared_core = SharedCore()
+        services = ModelServices(shared_core)
         host = ModelHost(
             launcher=launcher,
             services=services,
@@ -153,6 +155,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
             auto_complete=True,
             model_load_count=1,
             model_memory_limit_bytes=1 << 24,
+            shared_core=shared_core,
             gpu_count=2,
         )
         model = PythonModel(ModelSource("gpus", 1, directory, config), host)

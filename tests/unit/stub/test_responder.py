@@ -18,6 +18,7 @@ from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.tensor_io import OutputWriter
+from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.framing import FrameDecoder
 from pybackend_wire.host_messages import Flow, encoded
@@ -36,8 +37,9 @@ def stub():
     def handle(message, _tail):
         responder.on_flow((message.execution, message.request), message.paused)
 
-    receiver = Receiver(channel, handle, lambda _executions: None)
-    writer = OutputWriter(channel, receiver, StubMemory(lambda: None), ClientMemory(), "instance")
+    memory = StubMemory(lambda: None)
+    receiver = Receiver(channel, handle, lambda _executions: None, WaitingCore(memory))
+    writer = OutputWriter(channel, receiver, memory, ClientMemory(), "instance")
     responder = Responder(
         channel, receiver, ResultWriter(writer, "instance", str, UnknownOutputs((), None)), decoupled=True
     )

@@ -1,0 +1,107 @@
+"""One core for the server and the models' processes, while requests come one at a time.
+
+Then they only ever wait for each other. On two cores, each hand-over wakes a core that sleeps, which on virtual machines
+takes 25 to 300 us and leaves cold caches behind; on one core it is a switch between two processes. As soon as two
+executions run at the same time, everything may use all cores again.
+
+Models see nothing of it: their processes leave the core before they run a model's code, and the server does before it
+starts a thread or a process (:mod:`pybackend.cores`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from pybackend import cores
+
+ENOUGH_ALONE = 32
+"""So many executions in a row that ran alone, and the next ones share a core."""
+
+SHORT_NS = 5_000_000
+"""Executions that usually take longer do not share: beside them a hand-over costs nothing worth saving."""
+
+RENEW_S = 1.0
+"""After so long all cores are free for a moment: another program may be busy on the shared one by now."""
+
+
+class SharingStub(Protocol):
+    """A stub that can wait on a core."""
+
+    def wait_on(self, core: int | None) -> None:
+        """Have the stub's main thread wait on this core from now on; anywhere if None."""
+
+
+class SharedCore:
+    """Decides when the server and the stubs share a core; used on the event loop's thread only.
+
+    Args:
+        enabled: False if they never do.
+
+    Attributes:
+        core: the core that they share now, None if they share none.
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.core: int | None = None
+        self._enabled = enabled
+        self._running = 0
+        self._waiting = 0
+        self._alone = 0
+        self._stubs: set[SharingStub] = set()
+        self._renewal: asyncio.TimerHandle | None = None
+
+    def begin(self, stub: SharingStub, usual_ns: float) -> None:
+        """An execution was sent.
+
+        Args:
+            stub: runs it.
+            usual_ns: the usual length of its model's executions; 0 if that is not known.
+        """
+        self._running += 1
+        if self._running - self._waiting > 1 or not 0 < usual_ns < SHORT_NS:
+            self._alone = 0
+            if self.core is not None:
+                self.part()
+        elif self.core is not None:
+            if stub not in self._stubs:
+                self._stubs.add(stub)
+                stub.wait_on(self.core)
+        elif self._enabled:
+            self._alone += 1
+            if self._alone >= ENOUGH_ALONE:
+                self._share()
+
+    def end(self, count: int = 1) -> None:
+        """Executions have ended, or will not begin."""
+        self._running -= count
+
+    def wait(self) -> None:
+        """An execution that runs begins to wait for another model."""
+        self._waiting += 1
+
+    def go_on(self) -> None:
+        """An execution no longer waits."""
+        self._waiting -= 1
+
+    def forget(self, stub: SharingStub) -> None:
+        """A stub is gone."""
+        self._stubs.discard(stub)
+
+    def _share(self) -> None:
+        self._alone = 0
+        self.core = cores.stay()
+        if self.core is not None:
+            self._renewal = asyncio.get_running_loop().call_later(RENEW_S, self.part)
+
+    def part(self) -> None:
+        """Let the server and all stubs use all their cores; nothing happens if they do."""
+        if self.core is None:
+            return
+        self.core = None
+        cores.roam()
+        if self._renewal is not None:
+            self._renewal.cancel()
+        stubs, self._stubs = self._stubs, set()
+        for stub in stubs:
+            stub.wait_on(None)
