@@ -4,7 +4,7 @@ Then they only ever wait for each other. On two cores, each hand-over wakes a co
 takes 25 to 300 us and leaves cold caches behind; on one core it is a switch between two processes. As soon as two
 executions run at the same time, everything may use all cores again.
 
-Models see nothing of it: their processes leave the core before they run a model's code, and the server does before it
+Models do not notice: their processes leave the core before they run a model's code, and the server does before it
 starts a thread or a process (:mod:`pybackend.cores`).
 """
 
