@@ -91,6 +91,18 @@ class InferPlan(Struct, eq=False):
     wants_empty_final: bool = False
 
 
+def request_like(template: InferenceRequest, inputs: list[InputTensor], request_id: str = "") -> InferenceRequest:
+    """A request like an earlier one, but for its inputs and its id."""
+    return InferenceRequest(
+        template.model_name,
+        template.model_version,
+        request_id,
+        inputs,
+        template.requested_outputs,
+        template.batch_size,
+    )
+
+
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:
     """Check the number of bytes after the JSON part against the announced sizes.
 

@@ -180,6 +180,28 @@ def binary_header(
     return encode_document(document, may_hold_nan=False)
 
 
+def json_frame(model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+    """A response that is JSON only, without an id, and with ``%b`` for the values of each output; see :func:`encode_values`.
+
+    Args:
+        model_name: the model that answered.
+        model_version: its version.
+        layout: as for :func:`binary_header`.
+    """
+    document = _Document(id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=[])
+    beginning = encode_document(document, may_hold_nan=False).removesuffix(b"]}")
+    heads = [
+        encode_document(OutputHead(name, datatype, shape), may_hold_nan=False) for name, datatype, shape, _ in layout
+    ]
+    outputs = [head.removesuffix(b"}").replace(b"%", b"%%") + b',"data":%b}' for head in heads]
+    return beginning.replace(b"%", b"%%") + b",".join(outputs) + b"]}"
+
+
+def encode_values(values: Sequence[Any]) -> bytes:
+    """The JSON of an output's numbers; NaN and infinities are ``null``."""
+    return _encode(values)
+
+
 _cached_binary_header = lru_cache(maxsize=512)(binary_header)
 
 

@@ -7,6 +7,7 @@ type already; ``infer_document`` or msgspec checks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from struct import Struct
 from struct import error as struct_error
@@ -42,23 +43,21 @@ class _Structs(dict[int, Struct]):
         return packer
 
 
-_STRUCTS: dict[str, _Structs] = {
-    datatype: _Structs(code)
-    for datatype, code in {
-        "BOOL": "?",
-        "UINT8": "B",
-        "UINT16": "H",
-        "UINT32": "I",
-        "UINT64": "Q",
-        "INT8": "b",
-        "INT16": "h",
-        "INT32": "i",
-        "INT64": "q",
-        "FP16": "e",
-        "FP32": "f",
-        "FP64": "d",
-    }.items()
+_CODES = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
 }
+_STRUCTS = {datatype: _Structs(code) for datatype, code in _CODES.items()}
 
 
 # --- JSON to wire ---------------------------------------------------------------------------------------------------
@@ -90,6 +89,16 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
         return _encode_floats(datatype, values)
     wide = np.array(values, dtype=np.int64 if datatype in SIGNED else np.uint64)
     return wide.astype(_little_endian(datatype), copy=False).tobytes()
+
+
+def packer(datatype: str, count: int) -> Callable[..., bytes] | None:
+    """Makes wire bytes of so many elements, as :func:`encode_values` does; raises an error if one is out of range.
+
+    Returns:
+        None if only :func:`encode_values` can.
+    """
+    code = _CODES.get(datatype)
+    return None if code is None else Struct(f"<{count}{code}").pack
 
 
 def _encode_floats(datatype: str, values: Sequence[float]) -> bytes:
@@ -183,6 +192,11 @@ def decode_list(datatype: str, depth: int, text: msgspec.Raw | bytes) -> list[An
     return values
 
 
+def array_decoder(datatype: str, depth: int) -> Callable[[bytes], list[Any]]:
+    """A function that reads an array nested to this depth, as :func:`decode_list` does."""
+    return _DECODE_FLAT[datatype] if depth == 1 else partial(decode_list, datatype, depth)
+
+
 def opening_depth(text: bytes) -> int:
     """How many arrays open at the start."""
     compact = text.translate(None, b" \t\r\n")
@@ -218,6 +232,14 @@ def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
         # Any non-zero byte is true. numpy requires 0 or 1 in a bool array, so the bytes are not viewed as one.
         return (np.frombuffer(data, dtype=np.uint8) != 0).tolist()  # type: ignore[no-any-return]
     return np.frombuffer(data, dtype=_little_endian(datatype)).tolist()  # type: ignore[no-any-return]
+
+
+def unpacker(datatype: str, nbytes: int) -> Callable[[Buffer], Sequence[Any]]:
+    """Reads tensors of this size as :func:`decode_values` does; for every datatype but BYTES."""
+    count = nbytes // DATATYPES[datatype].itemsize
+    if datatype in _STRUCTS and count <= _SMALL_COUNT:
+        return _STRUCTS[datatype][count].unpack
+    return partial(decode_values, datatype)
 
 
 def is_json_integer(datatype: str, value: Any) -> bool:

@@ -6,24 +6,19 @@ bytes, which is more than half of the codec's cost for a small request.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Sequence
 
-from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan
+from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
+from pybackend.protocol.json_templates import JsonTemplates
+from pybackend.protocol.leading_id import ID_AGAIN, LEADING_ID
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_HEADER_BYTES = 4096
 MOST_PLANS = 256
 """With the largest header this limits a model's plans to 1 MB; beyond, the cache is cleared."""
-
-_ID_FIRST = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
-"""An id of printable ASCII at the start of a JSON part, which is where clients put it."""
-_ID_AGAIN = re.compile(rb'"id"|\\')
-"""A second id behind the first contains one of these. The last id counts, so such headers are not remembered."""
 
 
 class PlanCaches:
@@ -43,9 +38,14 @@ class PlanCaches:
 
 
 class PlanCache:
-    """Validated plans of one model version, by the bytes of their header."""
+    """Validated plans of one model version, by the bytes of their header.
+
+    Attributes:
+        templates: the plans of requests that are JSON only.
+    """
 
     def __init__(self) -> None:
+        self.templates = JsonTemplates()
         self._plans: dict[bytes, InferPlan] = {}
 
     def get(self, header: bytes) -> InferPlan | None:
@@ -59,13 +59,15 @@ class PlanCache:
             copy = InputTensor(tensor.name, tensor.datatype, tensor.shape)
             inputs.append(copy)
             binary.append((copy, size))
-        return InferPlan(_copy(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked)
+        return InferPlan(
+            request_like(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked
+        )
 
     def put_with_id(self, header: bytes, plan: InferPlan) -> None:
-        """As :meth:`put`, for a JSON part that begins with an id; the rest of it is likely to recur. Only :meth:`whole` finds it."""
-        match = _ID_FIRST.match(header)
-        if match and not plan.request.has_options and not _ID_AGAIN.search(header, match.end()):
-            self.put(header[match.end() :], plan, whole=False)
+        """As :meth:`put`, for a JSON part that begins with an id. The rest of it, which is likely to recur, is kept as if there were no id."""
+        match = LEADING_ID.match(header)
+        if match and not plan.request.has_options and not ID_AGAIN.search(header, match.end()):
+            self.put(b"{" + header[match.end() :], plan, whole=False)
 
     def filled(self, header: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
         """A private copy of the plan for this header, with the bytes of its tensors.
@@ -85,7 +87,7 @@ class PlanCache:
             if len(data) != size and ITEMSIZE[tensor.datatype]:
                 return None
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
-        return InferPlan(_copy(known.request, inputs), [], 0, known.output_format, known.checked)
+        return InferPlan(request_like(known.request, inputs), [], 0, known.output_format, known.checked)
 
     def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
         """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
@@ -101,8 +103,8 @@ class PlanCache:
         header = message[start:end]
         known, request_id = self._plans.get(header), ""
         if known is None:
-            match = _ID_FIRST.match(header)
-            known = self._plans.get(header[match.end() :]) if match else None
+            match = LEADING_ID.match(header)
+            known = self._plans.get(b"{" + header[match.end() :]) if match else None
             if match is None or known is None:
                 return None
             request_id = match[1].decode()
@@ -118,7 +120,7 @@ class PlanCache:
                 view = view or memoryview(message)
                 data = view[start:end]
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
-        return InferPlan(_copy(known.request, inputs, request_id), [], 0, known.output_format, known.checked)
+        return InferPlan(request_like(known.request, inputs, request_id), [], 0, known.output_format, known.checked)
 
     def put(self, header: bytes, plan: InferPlan, *, whole: bool = True) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same header is likely to recur.
@@ -143,16 +145,5 @@ class PlanCache:
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
-        template = _copy(request, [])
+        template = request_like(request, [])
         self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
-
-
-def _copy(template: InferenceRequest, inputs: list[InputTensor], request_id: str = "") -> InferenceRequest:
-    return InferenceRequest(
-        template.model_name,
-        template.model_version,
-        request_id,
-        inputs,
-        template.requested_outputs,
-        template.batch_size,
-    )

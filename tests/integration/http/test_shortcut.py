@@ -55,6 +55,11 @@ def request(value, **extra):
     return post("/v2/models/m/infer", body, headers)
 
 
+def text(*values, compact=True, **extra):
+    document = {**extra, "inputs": [{"name": "IN", "shape": [len(values)], "datatype": "FP32", "data": values}]}
+    return json.dumps(document, separators=(",", ":") if compact else None).encode()
+
+
 class Client:
     """One connection that stays open."""
 
@@ -66,6 +71,20 @@ class Client:
         """Status, document and the output's number."""
         self.writer.write(request(value, **extra))
         return await self.answer()
+
+    async def ask_twice(self, body, number):
+        """The whole answer to a body of JSON, which is the same if a head that comes once forces the ordinary way."""
+        self.writer.write(post("/v2/models/m/infer", body))
+        answer = await self.whole()
+        self.writer.write(post("/v2/models/m/infer", body, {"X-Number": number}))
+        assert await self.whole() == answer
+        return answer
+
+    async def whole(self):
+        """The bytes of an answer."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = head.lower().split(b"\r\ncontent-length: ")[1].split(b"\r")[0]
+        return head + await self._reader.readexactly(int(length))
 
     async def answer(self):
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
@@ -174,6 +193,66 @@ def test_the_shortcut_leads_to_the_same_answers(tmp_path, shortcuts):
             assert (await client.answer())[2] == 10
             assert (await client.ask(3))[2] == 4
             assert len(shortcuts) > before
+
+    asyncio.run(main())
+
+
+def test_text_of_any_length_takes_the_shortcut_to_the_same_answers(tmp_path, shortcuts):
+    write_model(tmp_path, "m", adding(1), CONFIG)
+
+    async def main():
+        async with serving(tmp_path) as (_engine, client):
+            numbers = iter(range(1000))
+            for compact in (True, False):
+                for value in (1, 2.5, 100):
+                    client.writer.write(post("/v2/models/m/infer", text(value, compact=compact)))
+                    assert json.loads((await client.whole()).split(b"\r\n\r\n")[1])["outputs"][0]["data"] == [value + 1]
+                before = len(shortcuts)
+                for value in (0, 0.1, 123456.789, 1e-30, 3.4e38):
+                    await client.ask_twice(text(value, compact=compact), next(numbers))
+                assert len(shortcuts) == before + 5
+                before = len(shortcuts)
+                for value in (1e39, -1):  # one that FP32 does not hold, one that the model refuses
+                    await client.ask_twice(text(value, compact=compact), next(numbers))
+                assert len(shortcuts) == before + 1
+            before = len(shortcuts)
+            for name in "abcd":
+                answer = await client.ask_twice(text(1, id=name), next(numbers))
+                assert json.loads(answer.split(b"\r\n\r\n")[1])["id"] == name
+            assert len(shortcuts) == before + 4
+            for body in (
+                text(1)[:-1],
+                text(1)[1:],
+                text(1).replace(b"[1]}", b"[1,2]}"),
+                text(1).replace(b"FP32", b"FP64"),
+            ):
+                answer = await client.ask_twice(body, next(numbers))
+                assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 500 "))
+            assert len(shortcuts) == before + 4
+            # Only a plain length tells where the text ends.
+            body = text(1)
+            expected = await client.ask_twice(body, next(numbers))
+            before = len(shortcuts)
+            padded = body + b" " * 40
+            for length in (b"0%d" % len(body), b"%d " % len(body), b"%d" % (len(body) + 40)):
+                client.writer.write(post("/v2/models/m/infer", padded, {"Content-Length": length.decode()})[:-40])
+                if length.startswith(b"%d" % (len(body) + 40)):
+                    client.writer.write(b" " * 40)
+                assert await client.whole() == expected
+            assert len(shortcuts) == before
+            # Two requests at once, and one in pieces.
+            client.writer.write(post("/v2/models/m/infer", body) * 2)
+            assert [await client.whole() for _ in range(2)] == [expected] * 2
+            message = post("/v2/models/m/infer", body)
+            client.writer.write(message[:-3])
+            await client.writer.drain()
+            client.writer.write(message[-3:])
+            assert await client.whole() == expected
+            for length in ("", "-1", "+5", "5a"):
+                reader, writer = await asyncio.open_connection(*client.writer.get_extra_info("peername"))
+                writer.write(post("/v2/models/m/infer", body, {"Content-Length": length}))
+                assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+                writer.close()
 
     asyncio.run(main())
 

@@ -59,7 +59,11 @@ def decode_body(
     signature, version = admission.signature, admission.model_version
     if json_length == 0 or not body:
         return parse_raw(body, signature, model_version=version, limits=limits)
-    return parse_infer(
+    limits.check_json(length)
+    known = plans.templates.filled(body)
+    if known is not None:
+        return known
+    plan = parse_infer(
         body,
         header_length=None,
         signature=signature,
@@ -68,6 +72,8 @@ def decode_body(
         available_bytes=0,
         regions=admission.regions,
     )
+    plans.templates.learn(body, plan, signature, limits)
+    return plan
 
 
 def _decode_binary(

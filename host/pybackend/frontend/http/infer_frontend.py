@@ -15,7 +15,7 @@ from pybackend.frontend.compression import Coding
 from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.traced import ContextFields
@@ -27,11 +27,26 @@ from pybackend.protocol.plan_cache import PlanCache, PlanCaches
 MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
 """Limits of the cache of request heads, 1 MB in all."""
 
+_LENGTH_FIELDS = (b"\nContent-Length: ", b"\ncontent-length: ")
+_ZERO, _MOST_DIGITS = ord("0"), 5
+
+
+def split_length(head: bytes) -> tuple[bytes, bytes]:
+    """A head without the length of the body, which is then no complete head; and that length, ``b""`` if it was not found."""
+    for field in _LENGTH_FIELDS:
+        at = head.find(field)
+        if at >= 0:
+            at += len(field)
+            end = head.find(b"\r", at)
+            return head[:at] + head[end:-1], head[at:end]
+    return head, b""
+
 
 class KnownHead(Struct, eq=False):
     """The parsed head of a small infer request.
 
     Attributes:
+        body_bytes: size of the body, if :attr:`has_length`.
         shortcut: for requests with this head; None before there was one, and if it has a field that few requests have.
     """
 
@@ -49,27 +64,24 @@ class KnownHead(Struct, eq=False):
     @property
     def is_plain(self) -> bool:
         """True if nothing in it but the model and the lengths matters."""
-        return not (
-            self.header_length is None
-            or self.coding
-            or self.forwarded
-            or self.answer_fields
-            or self.context is not None
-        )
+        return not (self.coding or self.forwarded or self.answer_fields or self.context is not None)
+
+    @property
+    def has_length(self) -> bool:
+        """True if the length of the body belongs to what is remembered: the length of text differs from time to time."""
+        return self.header_length is not None or self.forwarded is not None
 
 
 class Shortcut(NamedTuple):
     """The way of a request whose head is known, and which arrives in one piece.
 
     Attributes:
-        message_bytes: size of the request.
-        json_end: end of the JSON part in it.
+        json_bytes: size of the JSON part, 0 if the body is JSON only.
         plans: of the version.
         route: to the version.
     """
 
-    message_bytes: int
-    json_end: int
+    json_bytes: int
     plans: PlanCache
     route: Route
 
@@ -105,26 +117,47 @@ class InferFrontend(ConnectionClock):
         self.limits = limits
         self.plans = PlanCaches()
         self.heads: dict[bytes, KnownHead] = {}
+        self._longest_text = min(SMALL_BODY_BYTES, limits.max_input_size_bytes)
+
+    def known(self, head: bytes) -> tuple[KnownHead, int] | None:
+        """The meaning of a cached head, and the length of its body; None if it is not cached."""
+        known = self.heads.get(head)
+        return self.known_but_for_length(head) if known is None else (known, known.body_bytes)
+
+    def known_but_for_length(self, head: bytes) -> tuple[KnownHead, int] | None:
+        """As :meth:`known`, for a head that is not cached as it is."""
+        without_length, digits = split_length(head)
+        known = self.heads.get(without_length)
+        if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
+            return None
+        body_bytes = int(digits)
+        return (known, body_bytes) if body_bytes <= self._longest_text else None
 
     def remember(self, head: bytes, meaning: KnownHead) -> None:
         """Cache a parsed head: clients send the same one with every request, and it need not be parsed again.
 
         The oldest entry is evicted.
+
+        Args:
+            head: the head, without the length unless that belongs to its meaning.
+            meaning: of the head.
         """
         if len(self.heads) >= MOST_KNOWN_HEADS:
             del self.heads[next(iter(self.heads))]
         self.heads[head] = meaning
 
-    def shorten(self, head: bytes, meaning: KnownHead, admission: Admission) -> None:
+    def shorten(self, meaning: KnownHead, admission: Admission) -> None:
         """Make the shortcut for the next requests with a known head."""
         if not meaning.is_plain:
             return
-        assert meaning.header_length is not None
-        try:
-            json_bytes = parse_header_length(meaning.header_length, meaning.body_bytes)
-        except InferenceError:
-            return  # every request with this head is refused
+        json_bytes = 0
+        if meaning.header_length is not None:
+            try:
+                json_bytes = parse_header_length(meaning.header_length, meaning.body_bytes)
+            except InferenceError:
+                return  # every request with this head is refused
+            if not json_bytes:
+                return
         route = admission.route()
-        if json_bytes and route is not None:
-            plans = self.plans.of(admission.signature)
-            meaning.shortcut = Shortcut(len(head) + meaning.body_bytes, len(head) + json_bytes, plans, route)
+        if route is not None:
+            meaning.shortcut = Shortcut(json_bytes, self.plans.of(admission.signature), route)

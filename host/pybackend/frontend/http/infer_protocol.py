@@ -35,7 +35,7 @@ from pybackend.frontend.http.content_coding import (
 from pybackend.frontend.http.errors import STATUS
 from pybackend.frontend.http.head_fields import read_fields
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
-from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead
+from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead, split_length
 from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
 from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES
@@ -87,10 +87,11 @@ class InferProtocol(ShortcutProtocol):
 
     def recognise(self, head: bytes) -> bool:
         """True for a cached head."""
-        known = self._frontend.heads.get(head)
-        if known is None:
+        found = self._frontend.known(head)
+        if found is None:
             return False
-        self._header_length, self._body_left = known.header_length, known.body_bytes
+        known, self._body_left = found
+        self._header_length = known.header_length
         self._takes_chunks, self.coding = known.takes_chunks, known.coding
         self._forwarded, self._answer_fields, self._context = known.forwarded, known.answer_fields, known.context
         if self._frontend.engine.tracer.active:
@@ -98,7 +99,7 @@ class InferProtocol(ShortcutProtocol):
         try:
             self._admission = self._frontend.engine.open(known.model_name, known.model_version, HTTP_CLIENT)
             if known.shortcut is None:
-                self._frontend.shorten(head, known, self._admission)
+                self._frontend.shorten(known, self._admission)
         except InferenceError as error:
             self._refusal, self._refused_model = error, known.model_name
         return True
@@ -153,7 +154,7 @@ class InferProtocol(ShortcutProtocol):
 
         Heads that differ each time, e.g. by a trace id, would evict those of other clients.
         """
-        head = self._head
+        head = self._head if meaning.has_length else split_length(self._head)[0]
         if head == self._last_head:
             self._frontend.remember(head, meaning)
         elif len(head) <= LARGEST_KNOWN_HEAD_BYTES:

@@ -15,11 +15,11 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend, KnownHead
 from pybackend.frontend.http.serial_protocol import SerialProtocol
-from pybackend.frontend.http.small_answer import small_answer
+from pybackend.frontend.http.small_answer import small_answer, small_json_answer
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
-from pybackend.protocol.infer_plan import ALL_BINARY, OutputFormat
+from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, OutputFormat
 
 
 class ShortcutProtocol(SerialProtocol):
@@ -57,20 +57,22 @@ class ShortcutProtocol(SerialProtocol):
         end = data.find(b"\r\n\r\n") + 4
         frontend = self._frontend
         known = frontend.heads.get(data[:end])
-        shortcut = None if known is None else known.shortcut
-        if (
-            known is None
-            or shortcut is None
-            or shortcut.message_bytes != len(data)
-            or self._watch.on
-            or frontend.engine.tracer.active
-        ):
+        if known is None:
+            found = frontend.known_but_for_length(data[:end])
+            if found is None:
+                return False
+            known, body_bytes = found
+        else:
+            body_bytes = known.body_bytes
+        shortcut = known.shortcut
+        if shortcut is None or end + body_bytes != len(data) or self._watch.on or frontend.engine.tracer.active:
             return False
-        plan = shortcut.plans.whole(data, end, shortcut.json_end)
+        json_bytes, plans, route = shortcut
+        plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
         if plan is None or plan.checked is not Checked.ALL:
             return False
         try:
-            pending = shortcut.route.submit(plan.request, self.on_response)
+            pending = route.submit(plan.request, self.on_response)
         except InferenceError as error:
             self._begin_shortcut(data, known, plan.output_format)
             self._answer_refusal(known.model_name, error)
@@ -96,9 +98,14 @@ class ShortcutProtocol(SerialProtocol):
 
     def _sent_small(self, response: InferenceResponse) -> bool:
         """Send a result if it is small and nothing about it is special; False if it must be sent otherwise."""
-        if not self._took_shortcut or self._format is not ALL_BINARY or not self._keep_alive:
+        if not self._took_shortcut or not self._keep_alive:
             return False
-        whole = small_answer(response)
+        if self._format is ALL_BINARY:
+            whole = small_answer(response)
+        elif self._format is ALL_JSON:
+            whole = small_json_answer(response)
+        else:
+            return False
         if not whole:
             return False
         response.release()

@@ -1,0 +1,10 @@
+"""Recognises an id at the start of a JSON part: there clients put it, and nothing else of the JSON changes with it."""
+
+from __future__ import annotations
+
+import re
+
+LEADING_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
+"""The id, of printable ASCII without escapes; the match ends before the next key."""
+ID_AGAIN = re.compile(rb'"id"|\\')
+"""A second id behind the first contains one of these. The last id counts, so such JSON parts are not remembered."""
