@@ -10,6 +10,7 @@ import gzip
 import json
 import random
 import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -190,6 +191,18 @@ async def refused(http: Http) -> None:
     except RefusedError:
         return
     raise WrongAnswerError(f"{path} took {body!r}")
+
+
+async def latencies_us(port: int, count: int) -> list[float]:
+    """The times of so many requests of a single client, ascending."""
+    http = await Http.connect(port)
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await http_json(http)
+        found.append((time.perf_counter() - began) * 1e6)
+    http.close()
+    return sorted(found)
 
 
 # --- over gRPC ---

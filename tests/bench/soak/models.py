@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tests.support.ensembles import step, write_ensemble
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
+from tests.support.server import ServerProcess
 
 SUM = """
 class TritonPythonModel:
@@ -63,3 +66,16 @@ def write_models(repository: Path) -> None:
         SLOW.replace("request.inputs()", "[pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())]"),
         identity_config(),
     )
+
+
+RELOADED = ("identity", "batched", "double", "repeat", "add_squares", "quadruple")
+"""The models that are loaded again while they are used."""
+
+
+def reload(server: ServerProcess, model: str, number: int) -> None:
+    """Load a model with a configuration that has changed, while clients use it."""
+    config: dict[str, Any] = server.get(f"/v2/models/{model}/config").json
+    config.setdefault("parameters", {})["reload"] = {"string_value": str(number)}
+    body = json.dumps({"parameters": {"config": json.dumps(config)}})
+    reply = server.request("POST", f"/v2/repository/models/{model}/load", body.encode())
+    assert reply.status == 200, reply.error
