@@ -15,7 +15,7 @@ from typing import NoReturn
 from pybackend.cli.command_parser import UsageError
 from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
 from pybackend.pack import PackError, PackOptions, PackResult, pack
-from pybackend.pack.errors import SpecificationError, UnsolvableError
+from pybackend.pack.errors import ConflictError, SpecificationError, UnsolvableError
 from pybackend.pack.options import FORMATS
 from pybackend.pack.progress import Progress, TerminalProgress
 from pybackend.pack.surprises import Wanted, gigabytes, surprises
@@ -160,6 +160,11 @@ def _packages_of(backend: str, upgrade: bool, warnings: list[str]) -> Path:
 
 
 def _with_way_out(error: PackError, given: argparse.Namespace) -> str:
+    if given.backend is None and isinstance(error, ConflictError):
+        return (
+            f"{str(error).rstrip('.')}. Change one of these requirements, or pack an environment for each: every model can "
+            "run in its own"
+        )
     if given.backend is None or given.upgrade or not isinstance(error, UnsolvableError):
         return str(error)
     return (

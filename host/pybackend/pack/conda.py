@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.pack.errors import (
+    ConflictError,
     PackError,
     SpecificationError,
     UnreachableError,
@@ -105,7 +106,8 @@ def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
     if says_not_writable(message):
         return cache_not_writable(_one_line(message))
     if kind == "SolverError":
-        return UnsolvableError(_unsolvable(order, message))
+        unsolvable = UnsolvableError if "No candidates were found" in message else ConflictError
+        return unsolvable(_unsolvable(order, message))
     if kind in {"InvalidMatchSpecError", "InvalidPackageNameError", "InvalidVersionSpecError", "InvalidVersionError"}:
         return SpecificationError(f"one of the dependencies ({', '.join(order.specs)}) cannot be read: {message}")
     if kind in {"InvalidChannelError", "InvalidUrlError"}:

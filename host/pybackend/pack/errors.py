@@ -4,6 +4,7 @@ PackError
 ├── MissingExtraError       `pybackend[pack]` is not installed
 ├── SpecificationError      the file contains a mistake, or cannot be packed
 ├── UnsolvableError         no set of packages satisfies the file
+│   └── ConflictError       because its packages contradict each other
 ├── UnreachableError        a channel or an index is unreachable
 ├── OutputError             no space, or a directory is not writable
 └── UnpackableError         the environment would not work elsewhere
@@ -34,6 +35,10 @@ class UnsolvableError(PackError):
     """No set of packages satisfies the file: a version, a wheel or a package does not exist."""
 
     status = 3
+
+
+class ConflictError(UnsolvableError):
+    """All packages of the file exist, and contradict each other."""
 
 
 class UnreachableError(PackError):

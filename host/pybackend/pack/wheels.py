@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pybackend.pack.errors import (
+    ConflictError,
     PackError,
     SpecificationError,
     UnpackableError,
@@ -27,6 +28,11 @@ from pybackend.pack.errors import (
 from pybackend.pack.options import PackedSize
 
 MSGPACK = "msgpack"
+
+_PROGRESS = r"Using (CPython|Python)|Resolved|Prepared|Audited|Download(ing|ed) |Build(ing|t) |Updat(ing|ed) |(Uni|I)nstalled \d"
+_UNAVAILABLE = r"not found in|no versions? of|are no versions|has no usable wheels|has no wheels|unavailable|does not satisfy Python"
+_MOST_OUTPUT = 200
+"""Characters of the last line that a failed build has printed."""
 
 
 @dataclass(frozen=True)
@@ -171,13 +177,13 @@ def normalised(name: str) -> str:
 
 
 def uv_environment() -> dict[str, str]:
-    """This process's environment, set so that uv neither picks another interpreter nor downloads one."""
+    """This process's environment, set so that uv neither picks or downloads an interpreter, nor wraps its errors."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "CONDA")) and name not in {"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON"}
     }
-    return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "COLUMNS": "100000"}
 
 
 def uv_cache_directory() -> Path:
@@ -223,8 +229,12 @@ def _error(complaint: str, python: Path | None) -> PackError:
     ):
         return UnreachableError(f"an index cannot be reached: {message}")
     if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
-        return UnsolvableError(f"no set of packages satisfies the request: {message}")
-    if re.search(r"Distribution not found|Failed to (build|fetch|download|prepare|install)|does not exist", message):
+        kind = UnsolvableError if re.search(_UNAVAILABLE, message) else ConflictError
+        reason = message.removeprefix("No solution found when resolving dependencies: ")
+        return kind(f"no set of packages satisfies the request: {reason}")
+    if "Failed to build" in message:
+        return UnsolvableError(f"a package has no wheel for this Python, and cannot be built here: {message}")
+    if re.search(r"Distribution not found|Failed to (fetch|download|prepare|install)|does not exist", message):
         return UnsolvableError(f"a package is unavailable: {message}")
     if re.search(
         r"Couldn't parse|Failed to parse|Error parsing|[Ii]nvalid|Unsupported|[Ee]xtra|File not found|expected", message
@@ -236,15 +246,32 @@ def _error(complaint: str, python: Path | None) -> PackError:
 
 
 def _readable(complaint: str) -> str:
-    """The error message of uv, without box-drawing characters and progress reports."""
+    """The error message of uv, without box-drawing characters and progress reports; of a failed build, its last words."""
     lines = []
-    for line in complaint.splitlines():
+    for line in _without_build_output(complaint.splitlines()):
         words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()
         # A line of carets points into the preceding line. In one line, it would point nowhere.
-        if words and not re.match(r"(Using (CPython|Python)|Resolved|Prepared|Audited|warning:)|\^+$", words):
+        if words and not re.match(rf"({_PROGRESS}|warning:|hint: Build failures)|\^+$", words):
             words = words.replace("in `-`", "in the request")  # uv's name for standard input
             lines.append(re.sub(r"^(error|cause|Caused by): ", "", words))
-    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)) or "no error message"
+    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)).replace(".: ", ". ") or "no error message"
+
+
+def _without_build_output(lines: Sequence[str]) -> list[str]:
+    """Lines of uv's error, and of the output of a program that has built a package only the last line, in brackets."""
+    kept: list[str] = []
+    output: list[str] | None = None
+    for line in lines:
+        words = line.strip()
+        if words in {"[stdout]", "[stderr]"}:
+            output = output or []
+        elif output is not None and not line.startswith("hint:"):
+            output += [words[-_MOST_OUTPUT:]] if words else []
+        else:
+            kept += [f"({output[-1]})"] if output else []
+            output = None
+            kept.append(line)
+    return kept + ([f"({output[-1]})"] if output else [])
 
 
 def _download_bytes(package: dict[str, object]) -> int | None:

@@ -14,6 +14,8 @@ from tests.support.server import serving
 
 tensorflow = pytest.importorskip("tensorflow")
 
+from tests.backends.tensorflow import networks  # noqa: E402
+
 # Its protobuf modules warn about Python's own deprecations, and it takes long to start.
 pytestmark = [
     pytest.mark.e2e,
@@ -73,40 +75,9 @@ EXPECTED = {
 }
 
 
-class Network(tensorflow.Module):
-    """``y = relu(x @ w)``, and other functions as signatures."""
-
-    def __init__(self) -> None:
-        self.w = tensorflow.Variable(np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32))
-
-    @tensorflow.function(input_signature=[tensorflow.TensorSpec([None, 16], tensorflow.float32, name="x")])
-    def dense(self, x):
-        return {"y": tensorflow.nn.relu(x @ self.w), "most": tensorflow.reduce_max(x, axis=1)}
-
-    @tensorflow.function(input_signature=[tensorflow.TensorSpec([None, 2], tensorflow.string, name="s")])
-    def upper(self, s):
-        return {"t": tensorflow.strings.upper(s)}
-
-    @tensorflow.function(
-        input_signature=[
-            tensorflow.TensorSpec([], tensorflow.int64, name="by"),
-            tensorflow.TensorSpec([2], tensorflow.int64, name="n"),
-        ]
-    )
-    def times(self, by, n):
-        return {"product": by * n, "sum": tensorflow.reduce_sum(by * n, keepdims=True)}
-
-    @property
-    def signatures(self):
-        return {"serving_default": self.dense, "upper": self.upper, "times": self.times}
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("saved") / "model.savedmodel"
-    network = Network()
-    tensorflow.saved_model.save(network, str(path), signatures=network.signatures)
-    return path
+    return networks.save(tmp_path_factory.mktemp("saved") / "model.savedmodel")
 
 
 @pytest.fixture(scope="module")
@@ -150,15 +121,6 @@ def server(tmp_path_factory, saved):
         yield server
 
 
-def direct(saved, signature, **inputs):
-    """The library's own answer."""
-    function = tensorflow.saved_model.load(str(saved)).signatures[signature]
-    return {
-        name: value.numpy()
-        for name, value in function(**{k: tensorflow.constant(v) for k, v in inputs.items()}).items()
-    }
-
-
 def tensors_of(config):
     return [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in (*config["input"], *config["output"])]
 
@@ -169,7 +131,7 @@ def test_a_directory_alone_is_served(server, saved):
     assert config["dynamic_batching"]["preferred_batch_size"] == [4]
     assert tensors_of(config) == [("x", "TYPE_FP32", [16]), ("most", "TYPE_FP32", [1]), ("y", "TYPE_FP32", [4])]
     x = RANDOM.standard_normal((3, 16)).astype(np.float32)
-    answer, expected = infer(server, "bare", {"x": x}), direct(saved, "serving_default", x=x)
+    answer, expected = infer(server, "bare", {"x": x}), networks.direct(saved, "serving_default", x=x)
     for name in ("most", "y"):
         np.testing.assert_allclose(answer[name].reshape(expected[name].shape), expected[name], rtol=1e-6)
     assert list(infer(server, "bare", {"x": x}, outputs=[{"name": "most"}]).outputs) == ["most"]
@@ -184,7 +146,9 @@ def test_a_configuration_written_for_the_reference(server, saved):
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda array: infer(server, "named", {"x": array})["y"], arrays))
     for array, answer in zip(arrays, answers, strict=True):
-        np.testing.assert_allclose(answer, direct(saved, "serving_default", x=array)["y"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            answer, networks.direct(saved, "serving_default", x=array)["y"], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_converted_file_of_litert(server, saved):
@@ -192,7 +156,7 @@ def test_a_converted_file_of_litert(server, saved):
     config = server.get("/v2/models/converted/config").json
     assert (config["backend"], config["max_batch_size"]) == ("litert", 4)
     x = RANDOM.standard_normal((3, 16)).astype(np.float32)
-    expected = direct(saved, "serving_default", x=x)
+    expected = networks.direct(saved, "serving_default", x=x)
     np.testing.assert_allclose(infer(server, "converted", {"x": x})["y"], expected["y"], rtol=1e-5, atol=1e-6)
 
 

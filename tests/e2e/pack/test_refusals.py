@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -36,7 +37,7 @@ def _yml(directory, channel, *dependencies, more=""):
     [
         (["python=3.3"], r"No candidates were found for python 3\.3"),
         (["python", "no-such-package"], "No candidates were found for no-such-package"),
-        (["python", "greeter=1.0", "wants-old"], r"greeter.*(<1|cannot be installed|No candidates)"),
+        (["python", "greeter=1.0", "wants-old"], r"greeter.*(<1|cannot be installed).*or pack an environment for each"),
         (["python", "numpy=1.2.3"], r"No candidates were found for numpy 1\.2\.3"),
     ],
     ids=["python", "package", "conflict", "version"],
@@ -80,6 +81,36 @@ def test_wheels_that_do_not_exist(python, tmp_path):
         (tmp_path / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{line}\n")
         status = 3 if line.startswith(("leaf==", "./")) else 2
         _refused(status, reason, tmp_path / "requirements.txt", "--python", python, cwd=tmp_path)
+
+
+def test_wheels_that_contradict_each_other_or_cannot_be_built(python, tmp_path):
+    """Two frameworks that need different versions of a third package, and one that has no wheel."""
+    wheels = tmp_path / "wheels"
+    for version in ("1.0", "2.0"):
+        write_wheel(wheels, "leaf", version, {"leaf.py": ""})
+    write_wheel(wheels, "oak", "1.0", {"oak.py": ""}, requires=["leaf<2"])
+    write_wheel(wheels, "elm", "1.0", {"elm.py": ""}, requires=["leaf>=2"])
+    builder = "def build_wheel(*_, **__):\n    for n in range(99): print('compiling', n)\n    raise SystemExit('no compiler here')\n"
+    project = '[build-system]\nrequires = []\nbuild-backend = "builder"\nbackend-path = ["."]\n'
+    (tmp_path / "fir-1.0").mkdir()
+    (tmp_path / "fir-1.0" / "builder.py").write_text(builder)
+    (tmp_path / "fir-1.0" / "pyproject.toml").write_text(project)
+    with tarfile.open(wheels / "fir-1.0.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "fir-1.0", "fir-1.0")
+    for lines, reason in (
+        (
+            ["oak", "elm"],
+            r"^error: no set of packages satisfies the request: Because all versions of elm depend on leaf>=2 and all "
+            r"versions of oak depend on leaf<2, [^:\n]* unsatisfiable\. Change one of these requirements, or pack an environment for each: every model can run in its own\n$",
+        ),
+        (
+            ["fir"],
+            r"^error: a package has no wheel for this Python, and cannot be built here: Failed to build `fir==1.0`: [^\n]*: "
+            r"\(no compiler here\)\n",
+        ),
+    ):
+        (tmp_path / "requirements.txt").write_text("\n".join(["--no-index", "--find-links wheels", *lines]))
+        _refused(3, reason, tmp_path / "requirements.txt", "--python", python, "--dry-run", cwd=tmp_path)
 
 
 def test_extra_that_a_project_does_not_have(python, tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig import backend_places
@@ -174,3 +176,11 @@ def test_every_shipped_backend_is_known_and_has_a_recipe_and_an_extra() -> None:
         assert rows[home.name].modules, home
         assert home.name in backend_places.backends_with_recipes()
     assert "onnxruntime" in {home.name for home in homes}
+
+
+def test_the_extra_frameworks_is_what_all_backends_but_vllm_need() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[4] / "pyproject.toml").read_text())["project"]
+    extras = {row.extra for row in KNOWN_BACKENDS} - {""}
+    assert extras <= project["optional-dependencies"].keys()
+    named = Requirement(project["optional-dependencies"]["frameworks"][0])
+    assert named.extras == extras - {"vllm"}

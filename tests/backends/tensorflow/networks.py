@@ -1,0 +1,51 @@
+"""A small SavedModel, made for a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+class Network(tf.Module):
+    """``y = relu(x @ w)``, and other functions as signatures."""
+
+    def __init__(self) -> None:
+        self.w = tf.Variable(np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 16], tf.float32, name="x")])
+    def dense(self, x):
+        return {"y": tf.nn.relu(x @ self.w), "most": tf.reduce_max(x, axis=1)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.string, name="s")])
+    def upper(self, s):
+        return {"t": tf.strings.upper(s)}
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([], tf.int64, name="by"),
+            tf.TensorSpec([2], tf.int64, name="n"),
+        ]
+    )
+    def times(self, by, n):
+        return {"product": by * n, "sum": tf.reduce_sum(by * n, keepdims=True)}
+
+    @property
+    def signatures(self):
+        return {"serving_default": self.dense, "upper": self.upper, "times": self.times}
+
+
+def save(path: Path) -> Path:
+    """Write :class:`Network` into a directory, which is made."""
+    network = Network()
+    tf.saved_model.save(network, str(path), signatures=network.signatures)
+    return path
+
+
+def direct(path: Path, signature: str, **inputs: Any) -> dict[str, Any]:
+    """The library's own answer, as arrays by name."""
+    function = tf.saved_model.load(str(path)).signatures[signature]
+    given = {name: tf.constant(value) for name, value in inputs.items()}
+    return {name: value.numpy() for name, value in function(**given).items()}
