@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pybackend.cli import main
-from tests.support.gates import GATE, Gate
+from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
@@ -364,10 +364,13 @@ def test_a_model_that_cannot_be_served(pybackend, repository):
 def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
     model = write_model(tmp_path, "waits", GATE + WAITS, identity_config())
     command = [sys.executable, "-m", "pybackend", "infer", "--repository", str(tmp_path), "waits", "--input", "IN=1"]
+    log = tmp_path / "log"
+    command += ["--", "--log-info=true", f"--log-file={log}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         gate = Gate(model, "execute")
         gate.wait_reached()
         process.send_signal(signal.SIGINT)
+        wait_until(lambda: "Signal (2) received" in log.read_text(), "the server has not heard the signal")
         gate.open()
         out, errors = process.communicate(timeout=30)
     assert (process.returncode, out) == (1, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
