@@ -18,7 +18,7 @@ from pybackend import cores
 ENOUGH_ALONE = 32
 """So many executions in a row that ran alone, and the next ones share a core."""
 
-SHORT_NS = 5_000_000
+SHORT_NS = 100_000_000
 """Executions that usually take longer do not share: beside them a hand-over costs nothing worth saving."""
 
 RENEW_S = 1.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
 
-from tests.support.callers import caller, write_caller
+from tests.support.callers import caller, sender, write_caller, write_targets
 from tests.support.gates import Gate, wait_until
 from tests.support.server import serving
 
@@ -17,6 +18,7 @@ pytestmark = [
 ]
 
 CORES = "return sorted(os.sched_getaffinity(0))"
+CALL = 'assert value(call("double", IN=[1.0]).exec()) == [2.0]\n'
 OF_A_THREAD = """
 seen = []
 thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))
@@ -32,30 +34,50 @@ return json.loads(subprocess.run([sys.executable, "-c", program], capture_output
 TWO = "instance_group { kind: KIND_CPU count: 2 }"
 
 
+def waits_on_one_core(server, run, own):
+    """Whether a process waits on one core. Its model sees all of them."""
+    assert run(CORES) == own
+    return any(len(cores) == 1 for cores in map(os.sched_getaffinity, server.stub_pids()))
+
+
 def test_processes_share_a_core_while_they_wait_and_models_see_all_cores(tmp_path):
     directory = write_caller(tmp_path, extra=TWO)
     gate = Gate(directory, "busy")
     own = sorted(os.sched_getaffinity(0))
     with serving(tmp_path) as server:
-        run, stubs = caller(server), server.stub_pids()
+        run, send = caller(server), sender(server)
 
-        def waits_on_one_core():
-            assert run(CORES) == own
-            return any(len(os.sched_getaffinity(pid)) == 1 for pid in stubs)
+        def shares():
+            return waits_on_one_core(server, run, own)
 
-        wait_until(waits_on_one_core, "no process waits on one core")
+        wait_until(shares, "no process waits on one core")
         assert run(OF_A_THREAD) == own
         assert run(OF_A_PROCESS) == own
-        wait_until(waits_on_one_core, "no process waits on one core")
+        wait_until(shares, "no process waits on one core after a model has started others")
 
-        busy = threading.Thread(target=run, args=('pass_gate(state["directory"], "busy")\nreturn 1',))
+        busy = threading.Thread(target=send, args=('pass_gate(state["directory"], "busy")\nreturn 1',))
         busy.start()
         gate.wait_reached()
-        for _ in stubs:
-            assert run(CORES) == own  # beside the other one: two executions run at the same time
+        other = run("return os.getpid()")  # beside the other one: two executions run at the same time
         assert sorted(os.sched_getaffinity(server.process.pid)) == own
-        gate.open()
+        (killed,) = (pid for pid in server.stub_pids() if pid != other)
+        os.kill(killed, signal.SIGKILL)
         busy.join()
+        wait_until(shares, "no process waits on one core after another one was killed")
+
+
+def test_a_call_and_its_model_share_a_core(tmp_path):
+    write_caller(tmp_path)
+    write_targets(tmp_path, "double")
+    own = sorted(os.sched_getaffinity(0))
+    with serving(tmp_path) as server:
+        run = caller(server)
+
+        def all_share():
+            assert run(CALL + CORES) == own
+            return all(len(cores) == 1 for cores in map(os.sched_getaffinity, server.stub_pids()))
+
+        wait_until(all_share, "not all processes wait on one core")
 
 
 def test_without(tmp_path):
