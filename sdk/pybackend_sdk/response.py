@@ -44,6 +44,15 @@ class InferenceResponse:
         self._error = error
         self._parameters = None if parameters is None else checked_parameters(parameters)
 
+    @classmethod
+    def _of(cls, output_tensors: List[Tensor]) -> "InferenceResponse":
+        """Make a response of tensors, which are not checked; the list becomes the response's own."""
+        response = cls.__new__(cls)
+        response._output_tensors = output_tensors
+        response._error = None
+        response._parameters = None
+        return response
+
     def output_tensors(self) -> List[Tensor]:
         """The outputs."""
         return list(self._output_tensors)

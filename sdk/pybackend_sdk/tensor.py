@@ -3,8 +3,9 @@
 On a request's path, bytes become arrays here and arrays become bytes, without unnecessary copies.
 """
 
+from itertools import accumulate
 from math import prod
-from operator import index
+from operator import attrgetter, index, itemgetter
 from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
@@ -19,6 +20,8 @@ from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
 _DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
+
+_SHAPE, _DATA, _FIRST = attrgetter("_shape"), attrgetter("_data"), itemgetter(0)
 
 _SMALL_BYTES = 1 << 20
 """Up to this size, tensors are joined as bytes, without an array of each. Beyond it NumPy's memory is the better one."""
@@ -154,40 +157,49 @@ class Tensor:
                 f"{list(self._shape)}"
             ) from None
 
+    @classmethod
+    def _of(cls, name: str, array: "np.ndarray") -> "Tensor":
+        """Make a tensor like the constructor, for a name that is known to be one."""
+        row = BY_NUMPY.get(array.dtype)
+        if row is None or not array.flags.c_contiguous:
+            return cls(name, array)
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = row.name
+        tensor._data = tensor._array = array
+        tensor._shape = array.shape
+        tensor._copy = False
+        return tensor
+
     @staticmethod
     def _joined(tensors: "Sequence[Tensor]") -> "np.ndarray":
         """A new array of tensors that follow each other along the first dimension. They are alike otherwise."""
         first = tensors[0]
         dtype = _DTYPES.get(first._datatype)
-        if dtype is None:
-            return np.concatenate([tensor.as_numpy() for tensor in tensors])
-        rest = first._shape[1:]
-        rows = sum([tensor._shape[0] for tensor in tensors])
-        if not 0 < rows * prod(rest) * dtype.itemsize <= _SMALL_BYTES:
-            return np.concatenate([tensor.as_numpy() for tensor in tensors])
-        joined = bytearray().join([tensor._data for tensor in tensors])
-        return np.frombuffer(joined, dtype).reshape((rows, *rest))
+        if dtype is not None:
+            rest = first._shape[1:]
+            rows = sum(map(_FIRST, map(_SHAPE, tensors)))
+            if 0 < rows * prod(rest) * dtype.itemsize <= _SMALL_BYTES:
+                joined = bytearray().join(map(_DATA, tensors))
+                return np.frombuffer(joined, dtype).reshape((rows, *rest))
+        return np.concatenate([tensor.as_numpy() for tensor in tensors])
 
     @classmethod
     def _split(cls, name: str, array: "np.ndarray", rows: "Sequence[int]") -> "List[Tensor]":
         """Tensors that view so many rows each of an array, one after the other, under one name."""
+        parts = _parts(array, rows)
         row = BY_NUMPY.get(array.dtype)
         if row is None or not array.flags.c_contiguous:
-            tensors, start = [], 0
-            for count in rows:
-                tensors.append(cls(name, array[start : start + count]))
-                start += count
-            return tensors
-        datatype, new, tensors, start = row.name, cls.__new__, [], 0
-        for count in rows:
+            return [cls(name, part) for part in parts]
+        datatype, new, tensors = row.name, cls.__new__, []
+        for part in parts:
             tensor = new(cls)
             tensor._name = name
             tensor._datatype = datatype
-            tensor._data = tensor._array = part = array[start : start + count]
+            tensor._data = tensor._array = part
             tensor._shape = part.shape
             tensor._copy = False
             tensors.append(tensor)
-            start += count
         return tensors
 
     def _payload(self) -> Any:
@@ -291,6 +303,15 @@ def _empty_array(name: str, shape: "Sequence[int]", dtype: "np.dtype[Any]") -> "
     if buffer is None:
         return np.empty(dimensions, dtype)
     return np.frombuffer(buffer, dtype).reshape(dimensions)
+
+
+def _parts(array: "np.ndarray", rows: "Sequence[int]") -> "List[np.ndarray]":
+    """Views of so many rows each, one after the other."""
+    count = rows[0]
+    if count and array.flags.c_contiguous and rows.count(count) == len(rows):
+        return list(array.reshape((len(rows), count, *array.shape[1:])))  # one call instead of one for each
+    ends = list(accumulate(rows))
+    return [array[end - count : end] for end, count in zip(ends, rows)]
 
 
 def _checked_name(call: str, name: Union[str, bytes]) -> str:

@@ -18,16 +18,15 @@ class SizedOutputs:
 
     Args:
         signature: of the model's file.
-        batches: whether the first dimension of every tensor is the batch's.
+        most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
     """
 
-    def __init__(self, signature: Signature, *, batches: bool) -> None:
+    def __init__(self, signature: Signature, most_rows: int) -> None:
+        batches = most_rows > 0
         found = {tensor.name: _Sized.of(tensor.data_type, tensor.shape, batches) for tensor in signature.outputs}
         self._sized = {name: sized for name, sized in found.items() if sized is not None}
         self._batches = batches
-
-    def __bool__(self) -> bool:
-        return bool(self._sized)
+        self.can_be_large = any(sized.row_bytes * max(1, most_rows) >= LARGE_BYTES for sized in self._sized.values())
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> int:
         """The batch's size, 1 without batching."""

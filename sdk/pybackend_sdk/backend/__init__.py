@@ -10,8 +10,9 @@ Every error is a ``TritonModelException`` of one sentence that names the model, 
 """
 
 from pybackend_sdk.backend.allocation import keep_freed_memory
-from pybackend_sdk.backend.batching import Form, execute_batch
+from pybackend_sdk.backend.batching import execute_batch
 from pybackend_sdk.backend.completion import complete_config
+from pybackend_sdk.backend.form import Form
 from pybackend_sdk.backend.framework import require
 from pybackend_sdk.backend.model_file import model_path
 from pybackend_sdk.backend.parameters import (

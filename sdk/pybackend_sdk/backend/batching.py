@@ -1,13 +1,13 @@
 """Runs the requests of one ``execute`` together: joined along the batch dimension, and split again.
 
-A single request is not copied. An error concerns only the request that causes it.
+A single request is not copied. An error concerns only the request that causes it. What is done for every request of a batch is
+left to functions in C where there is one: behind a batcher, these lines cost as much as the answer of a small model.
 """
 
-from itertools import accumulate
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from operator import attrgetter, itemgetter
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
-
+from pybackend_sdk.backend.form import ARRAYS, Form
 from pybackend_sdk.backend.process_memory import memory_advice
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
@@ -18,27 +18,12 @@ Run = Callable[[Dict[str, Any], Sequence[str]], Mapping[str, Any]]
 """Computes outputs from inputs, both by name. It also gets the names of the outputs that are wanted, and returns at
 least those. An output can be an array, or a tensor from ``Tensor.empty``, which is sent without a copy."""
 
+_Columns = Sequence[Sequence[Tensor]]
+"""The inputs of several requests: for each name, the tensors of all requests in their order."""
 
-class Form(NamedTuple):
-    """How the values are held that a backend's ``run`` takes and returns. Each has rows, and can be sliced by them.
-
-    Attributes:
-        read: makes a value of an input.
-        join: makes one value of those of several requests, along the first dimension.
-        write: makes an output of a value, by its name.
-    """
-
-    read: Callable[[Tensor], Any]
-    join: Callable[[Sequence[Any]], Any]
-    write: Callable[[str, Any], Tensor]
-
-
-def _written(name: str, output: "Union[np.ndarray, Tensor]") -> Tensor:
-    return output if isinstance(output, Tensor) else Tensor(name, output)
-
-
-ARRAYS = Form(Tensor.as_numpy, np.concatenate, _written)
-"""NumPy arrays; outputs can also be tensors."""
+_inputs, _wanted_names = attrgetter("_inputs"), attrgetter("_requested_output_names")
+_name, _datatype, _shape = attrgetter("_name"), attrgetter("_datatype"), attrgetter("_shape")
+_first = itemgetter(0)
 
 
 def execute_batch(
@@ -60,12 +45,13 @@ def execute_batch(
     """
     if len(requests) == 1 or not batches:
         return [_alone(request, run, form) for request in requests]
-    if _have_one_kind_of_input(requests):
-        return _together(requests, run, form)
+    columns = _alike(requests)
+    if columns:
+        return _together(requests, columns, run, form)
     responses: List[Optional[InferenceResponse]] = [None] * len(requests)
-    for places in _alike(requests):
+    for places in _groups(requests):
         group = [requests[place] for place in places]
-        for place, response in zip(places, _together(group, run, form)):
+        for place, response in zip(places, _together(group, _by_name(group), run, form)):
             responses[place] = response
     return responses  # type: ignore[return-value]  # every request is in one group
 
@@ -74,76 +60,68 @@ def _alone(request: InferenceRequest, run: Run, form: Form) -> InferenceResponse
     try:
         names = request._requested_output_names
         outputs = run({tensor._name: form.read(tensor) for tensor in request._inputs}, names)
-        return InferenceResponse([form.write(name, outputs[name]) for name in names])
+        return InferenceResponse._of([form.write(name, outputs[name]) for name in names])
     except Exception as error:  # noqa: BLE001  the framework's errors are of any type
         return InferenceResponse(error=TritonError(_message(error)))
 
 
-def _alike(requests: Sequence[InferenceRequest]) -> "List[List[int]]":
+def _alike(requests: Sequence[InferenceRequest]) -> "Optional[_Columns]":
+    """The inputs of requests that are all alike and in the same order, the usual case; None for others."""
+    inputs = list(map(_inputs, requests))
+    columns = list(zip(*inputs))
+    if set(map(len, inputs)) != {len(columns)}:
+        return None
+    for column in columns:
+        if len(set(map(_name, column))) > 1 or len(set(map(_datatype, column))) > 1:
+            return None
+        shapes = list(map(_shape, column))
+        if shapes.count(shapes[0]) < len(shapes):
+            rest = shapes[0][1:]
+            if any(shape[1:] != rest for shape in shapes):
+                return None
+    return columns
+
+
+def _groups(requests: Sequence[InferenceRequest]) -> "List[List[int]]":
     """Groups of places of requests that can be joined."""
     groups: Dict[Any, List[int]] = {}
     for place, request in enumerate(requests):
-        key = tuple([(tensor._name, tensor._datatype, tuple(tensor._shape[1:])) for tensor in request._inputs])
-        groups.setdefault(key if len(key) < 2 else frozenset(key), []).append(place)
+        key = frozenset([(tensor._name, tensor._datatype, tuple(tensor._shape[1:])) for tensor in request._inputs])
+        groups.setdefault(key, []).append(place)
     return list(groups.values())
 
 
-def _have_one_kind_of_input(requests: Sequence[InferenceRequest]) -> bool:
-    """Whether all requests have a single input, and these are alike: the usual case, found out quickly."""
-    first = requests[0]._inputs
-    if len(first) != 1:
-        return False
-    name, datatype, shape = first[0]._name, first[0]._datatype, first[0]._shape[1:]
-    for request in requests:
-        inputs = request._inputs
-        if len(inputs) != 1:
-            return False
-        tensor = inputs[0]
-        if tensor._name != name or tensor._datatype != datatype or tensor._shape[1:] != shape:
-            return False
-    return True
+def _by_name(requests: Sequence[InferenceRequest]) -> _Columns:
+    """The inputs of requests that are alike but for the order of their inputs."""
+    return list(zip(*[sorted(request._inputs, key=_name) for request in requests]))
 
 
-def _together(requests: Sequence[InferenceRequest], run: Run, form: Form) -> List[InferenceResponse]:
-    if len(requests) == 1:
-        return [_alone(requests[0], run, form)]
+def _together(requests: Sequence[InferenceRequest], columns: _Columns, run: Run, form: Form) -> List[InferenceResponse]:
+    if len(requests) == 1 or not columns:
+        return [_alone(request, run, form) for request in requests]
     try:
-        names, rows = _wanted(requests), [request._inputs[0]._shape[0] for request in requests]
-        outputs = run(_joined(requests, form), names)
+        names, are_same = _wanted(requests)
+        outputs = run({column[0]._name: form.join(column) for column in columns}, names)
+        rows = list(map(_first, map(_shape, columns[0])))
         values = {name: _sliceable(outputs[name]) for name in names}
         _check_rows(values, sum(rows))
-        columns = {name: _split(name, value, rows, form) for name, value in values.items()}
+        parts = {name: form.split(name, value, rows) for name, value in values.items()}
+        if are_same and names:
+            return [InferenceResponse._of(list(tensors)) for tensors in zip(*[parts[name] for name in names])]
         return [
-            InferenceResponse([columns[name][place] for name in request._requested_output_names])
+            InferenceResponse._of([parts[name][place] for name in request._requested_output_names])
             for place, request in enumerate(requests)
         ]
     except Exception:  # noqa: BLE001  whichever request causes it shows when each is computed alone
         return [_alone(request, run, form) for request in requests]
 
 
-def _joined(requests: Sequence[InferenceRequest], form: Form) -> Dict[str, Any]:
-    tensors: Dict[str, List[Tensor]] = {}
-    for request in requests:
-        for tensor in request._inputs:
-            tensors.setdefault(tensor._name, []).append(tensor)
-    if form is ARRAYS:
-        return {name: Tensor._joined(parts) for name, parts in tensors.items()}
-    return {name: form.join([form.read(part) for part in parts]) for name, parts in tensors.items()}
-
-
-def _split(name: str, value: Any, rows: Sequence[int], form: Form) -> List[Tensor]:
-    """An output's tensors, one for each request."""
-    if form is ARRAYS:
-        return Tensor._split(name, value, rows)
-    ends = list(accumulate(rows))
-    return [form.write(name, value[end - count : end]) for end, count in zip(ends, rows)]
-
-
-def _wanted(requests: Sequence[InferenceRequest]) -> "Sequence[str]":
-    first = requests[0]._requested_output_names
-    if all(request._requested_output_names == first for request in requests):
-        return first
-    return list(dict.fromkeys(name for request in requests for name in request._requested_output_names))
+def _wanted(requests: Sequence[InferenceRequest]) -> "Tuple[Sequence[str], bool]":
+    """The names of the outputs that any of the requests wants, and whether all want these."""
+    wanted = list(map(_wanted_names, requests))
+    if wanted.count(wanted[0]) == len(wanted):
+        return wanted[0], True
+    return list(dict.fromkeys(name for names in wanted for name in names)), False
 
 
 def _check_rows(values: Mapping[str, Any], count: int) -> None:

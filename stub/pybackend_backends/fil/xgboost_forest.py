@@ -20,6 +20,7 @@ _TREES = ("gbtree", "dart")
 _OPTIONS = (
     b'{"type":0,"training":false,"iteration_begin":0,"iteration_end":0,"strict_shape":true,"missing":NaN,"cache_id":0}'
 )
+_FP32_BYTES = 4
 _MATRIX = b'{"data":[%d,true],"shape":[%d,%d],"typestr":"<f4","version":3}'
 
 
@@ -60,7 +61,7 @@ class XGBoostForest(Forest):
 
     def predict(self, rows: "np.ndarray") -> "np.ndarray":
         self._share(len(rows))
-        return self._c.predict(rows).reshape(len(rows), self.width)
+        return self._c.predict(rows, self.width)
 
     def contributions(self, rows: "np.ndarray") -> "np.ndarray":
         self._share(len(rows))
@@ -89,15 +90,18 @@ class _CInterface:
         self._outputs = (ctypes.byref(self._shape), ctypes.byref(self._dimensions), ctypes.byref(self._result))
         self._check(self._library.XGProxyDMatrixCreate(ctypes.byref(self._proxy)))
 
-    def predict(self, rows: "np.ndarray") -> "np.ndarray":
+    def predict(self, rows: "np.ndarray", width: int) -> "np.ndarray":
         address, _ = rows.__array_interface__["data"]
         count, features = rows.shape
         matrix = _MATRIX % (address, count, features)
         self._check(
             self._library.XGBoosterPredictFromDense(self._booster, matrix, _OPTIONS, self._proxy, *self._outputs)
         )
-        shape = tuple(self._shape[axis] for axis in range(self._dimensions.value))
-        return np.ctypeslib.as_array(self._result, shape).copy()  # the library reuses its memory
+        if self._dimensions.value != 2 or self._shape[1] != width:
+            raise RuntimeError(f"XGBoost answers {self._shape[1]} numbers for a row, and its file states {width}")
+        # The library reuses its memory, so the numbers are copied. as_array() of NumPy takes as long as a small forest.
+        numbers = ctypes.string_at(self._result, count * width * _FP32_BYTES)
+        return np.frombuffer(numbers, np.float32).reshape(count, width)
 
     def _check(self, code: int) -> None:
         if code != 0:

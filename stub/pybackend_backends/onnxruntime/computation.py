@@ -19,21 +19,21 @@ class Computation:
         session: an open session of ONNX Runtime.
         run_options: of every run, None for the usual ones.
         signature: of its file.
-        batches: whether the first dimension of every tensor is the batch's.
+        most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
     """
 
-    def __init__(self, session: Any, run_options: Any, signature: Signature, *, batches: bool) -> None:
+    def __init__(self, session: Any, run_options: Any, signature: Signature, most_rows: int) -> None:
         self._session = session
         self._run_options = run_options
         self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
         self._converts = bool(self._scalars) or any(tensor.data_type == "TYPE_STRING" for tensor in signature.inputs)
-        self._sized = SizedOutputs(signature, batches=batches)
+        self._sized = SizedOutputs(signature, most_rows)
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
         """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
         if self._converts:
             inputs = {name: self._converted(name, array) for name, array in inputs.items()}
-        if self._sized:
+        if self._sized.can_be_large:
             large = self._sized.large(self._sized.rows(inputs), names)
             if large:
                 return self._bound(inputs, names, large)

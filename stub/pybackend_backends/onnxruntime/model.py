@@ -31,7 +31,7 @@ class TritonPythonModel:
         signature = signature_of(config, session, path)
         check_config(config, signature, path)
         self._batches = config["max_batch_size"] > 0
-        self._computation = Computation(session, run_options, signature, batches=self._batches)
+        self._computation = Computation(session, run_options, signature, config["max_batch_size"])
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         """Compute the requests, together if the model batches."""

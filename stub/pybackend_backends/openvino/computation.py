@@ -22,10 +22,10 @@ class Computation:
         compiled: a compiled model of OpenVINO.
         signature: of its file, inputs and outputs in the order of the compiled model's.
         output_places: the place of each output among the compiled model's, by name.
-        batches: whether the first dimension of every tensor is the batch's.
+        most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
     """
 
-    def __init__(self, compiled: Any, signature: Signature, output_places: Mapping[str, int], *, batches: bool) -> None:
+    def __init__(self, compiled: Any, signature: Signature, output_places: Mapping[str, int], most_rows: int) -> None:
         self._ov = runtime()
         self._compiled = compiled
         self._request = compiled.create_infer_request()
@@ -34,12 +34,12 @@ class Computation:
         self._output_places = output_places
         self._scalars = {tensor.name for tensor in signature.inputs if tensor.shape == ()}
         self._texts = {tensor.name for tensor in signature.outputs if tensor.data_type == "TYPE_STRING"}
-        self._sized = SizedOutputs(signature, batches=batches)
+        self._sized = SizedOutputs(signature, most_rows)
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
         """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
         rows = self._sized.rows(inputs)
-        large = self._sized.large(rows, names) if self._sized else {}
+        large = self._sized.large(rows, names) if self._sized.can_be_large else {}
         try:
             if large:
                 return self._bound(inputs, names, large, rows)

@@ -36,7 +36,7 @@ class TritonPythonModel:
         device = f"GPU.{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "CPU"
         compiled = compile_model(config, core, served.model, settings, device)
         self._batches = config["max_batch_size"] > 0
-        self._run: Run = Computation(compiled, served.signature, served.output_places, batches=self._batches)
+        self._run: Run = Computation(compiled, served.signature, served.output_places, config["max_batch_size"])
         if served.fixed_batch is not None:
             self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.pads)
 

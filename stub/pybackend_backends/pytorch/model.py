@@ -1,16 +1,12 @@
 """The backend: loads a model with PyTorch, completes its configuration, and answers requests."""
 
 import json
-from functools import partial
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
-
-from pybackend_sdk.backend import Form, check_config, execute_batch, require
+from pybackend_sdk.backend import check_config, execute_batch, require
 from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.tensor import Tensor
 
 torch = require("torch", backend="pytorch", extra="torch")
 
@@ -22,7 +18,7 @@ from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
 from pybackend_backends.pytorch.files import ModelFiles, find_files, load  # noqa: E402
 from pybackend_backends.pytorch.programs import Program  # noqa: E402
 from pybackend_backends.pytorch.settings import apply_to_process, read_settings  # noqa: E402
-from pybackend_backends.pytorch.tensors import from_torch, join, to_torch  # noqa: E402
+from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
 
 
 class TritonPythonModel:
@@ -54,7 +50,7 @@ class TritonPythonModel:
         outputs = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
         self._execution = Execution(program, arguments, outputs, device, settings.guard)
         self._batches = config["max_batch_size"] > 0
-        self._form = Form(to_torch, join, partial(_written, batches=self._batches))
+        self._form = TorchTensors(batches=self._batches)
         self._cleans_cache = settings.cleans_cache and device.startswith("cuda")
 
     def _program(self, config: Dict[str, Any], device: str) -> Program:
@@ -74,12 +70,3 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Release the model."""
         del self._execution
-
-
-def _written(name: str, value: Any, *, batches: bool) -> Tensor:
-    """An output; the texts of a batch form a column."""
-    tensor = from_torch(name, value)
-    if batches and isinstance(value, list):
-        column: np.ndarray = tensor.as_numpy().reshape(-1, 1)
-        return Tensor(name, column)
-    return tensor

@@ -6,6 +6,7 @@ from typing import Any, List, Sequence, Union
 import numpy as np
 import torch
 
+from pybackend_sdk.backend import Form
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.tensor import Tensor
 
@@ -34,13 +35,6 @@ for _name, _datatype in (("uint16", "UINT16"), ("uint32", "UINT32"), ("uint64", 
 def datatype_of(dtype: Any) -> str:
     """The datatype of a torch dtype, such as ``FP32``; the dtype's own name if it cannot be sent."""
     return _DATATYPES.get(dtype, str(dtype))
-
-
-def join(values: "Sequence[Value]") -> Value:
-    """Values of several requests as one, along the first dimension."""
-    if isinstance(values[0], torch.Tensor):
-        return torch.cat(list(values))
-    return [text for texts in values for text in texts]
 
 
 def to_torch(tensor: Tensor) -> Value:
@@ -95,3 +89,29 @@ def _from_tensor(name: str, tensor: Any) -> Tensor:
     if tensor.dtype is torch.bfloat16:
         return Tensor.from_dlpack(name, tensor)
     return Tensor(name, tensor.resolve_neg().numpy())
+
+
+class TorchTensors(Form):
+    """Torch tensors, and lists of texts for BYTES.
+
+    Args:
+        batches: whether the texts of an output form a column.
+    """
+
+    read = staticmethod(to_torch)
+
+    def __init__(self, *, batches: bool) -> None:
+        self._batches = batches
+
+    def join(self, tensors: Sequence[Tensor]) -> Value:
+        values = list(map(to_torch, tensors))
+        if isinstance(values[0], torch.Tensor):
+            return torch.cat(values)
+        return [text for texts in values for text in texts]
+
+    def write(self, name: str, value: Any) -> Tensor:
+        tensor = from_torch(name, value)
+        if self._batches and isinstance(value, list):
+            column: np.ndarray = tensor.as_numpy().reshape(-1, 1)
+            return Tensor(name, column)
+        return tensor

@@ -87,19 +87,23 @@ def _described(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.directory}/config.json"
 
 
-def _read(tensor: Tensor) -> List[Any]:
-    """The elements of an input: texts, encoded images as bytes, or truths."""
-    elements: List[Any] = tensor.as_numpy().ravel().tolist()
-    if tensor.name() == "image" or not elements or not isinstance(elements[0], bytes):
-        return elements
-    try:
-        return [element.decode("utf-8") for element in elements]
-    except UnicodeDecodeError:
-        raise TritonModelException(f"Input '{tensor.name()}' has an element that is not UTF-8.") from None
+class _Elements(Form):
+    """Inputs are lists of texts, encoded images as bytes, or truths; outputs are arrays."""
+
+    def read(self, tensor: Tensor) -> List[Any]:
+        elements: List[Any] = tensor.as_numpy().ravel().tolist()
+        if tensor.name() == "image" or not elements or not isinstance(elements[0], bytes):
+            return elements
+        try:
+            return [element.decode("utf-8") for element in elements]
+        except UnicodeDecodeError:
+            raise TritonModelException(f"Input '{tensor.name()}' has an element that is not UTF-8.") from None
+
+    def join(self, tensors: Sequence[Tensor]) -> List[Any]:
+        return [element for tensor in tensors for element in self.read(tensor)]
+
+    def write(self, name: str, value: Any) -> Tensor:
+        return Tensor(name, value)
 
 
-def _joined(values: Sequence[List[Any]]) -> List[Any]:
-    return [element for value in values for element in value]
-
-
-_FORM = Form(_read, _joined, Tensor)
+_FORM = _Elements()

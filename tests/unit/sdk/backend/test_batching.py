@@ -123,11 +123,16 @@ def test_an_output_without_the_batch_dimension_is_not_split():
 
 
 def test_a_form_says_how_values_are_held():
-    form = Form(
-        lambda tensor: tensor.as_numpy().tolist(),
-        lambda lists: [row for rows in lists for row in rows],
-        lambda name, value: Tensor(name, np.array(value, np.int64)),
-    )
+    class Lists(Form):
+        def read(self, tensor):
+            return tensor.as_numpy().tolist()
+
+        def join(self, tensors):
+            return [row for tensor in tensors for row in self.read(tensor)]
+
+        def write(self, name, value):
+            return Tensor(name, np.array(value, np.int64))
+
     calls = []
 
     def run(inputs, _):
@@ -135,5 +140,5 @@ def test_a_form_says_how_values_are_held():
         return {"y": [row * 2 for row in inputs["x"]]}
 
     requests = [request(x=np.array(values)) for values in ([1], [2, 3])]
-    assert outputs_of(execute_batch(requests, run, batches=True, form=form)) == [{"y": [2]}, {"y": [4, 6]}]
+    assert outputs_of(execute_batch(requests, run, batches=True, form=Lists())) == [{"y": [2]}, {"y": [4, 6]}]
     assert calls == [{"x": [1, 2, 3]}]
