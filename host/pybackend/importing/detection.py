@@ -17,9 +17,11 @@ from pybackend.importing.kinds import (
     ACCEPTED,
     JOBLIB,
     LIGHTGBM,
+    LITERT,
     ONNX,
     OPENVINO,
     PICKLE,
+    SAVED_MODEL,
     SKOPS,
     TORCH_COMPILED,
     TORCH_EXPORT,
@@ -58,6 +60,8 @@ _TREELITE_MAJORS = range(3, 7)
 _SAFETENSORS = re.compile(rb".{7}\x00\{\"", re.DOTALL)
 _OPENVINO = re.compile(rb"\s*(?:<\?xml[^>]*\?>\s*)?<net\s[^>]*version=\"1[01]\"")
 _END_BYTES = 64
+_SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.cpb", "saved_model.pbtxt")
+_LITERT_MARK, _LITERT_PLACE = b"TFL3", 4
 _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 
 
@@ -88,6 +92,8 @@ def detect(path: Path, *, native: bool = True) -> Found:
 def _directory(path: Path) -> Found:
     if backend_of_files(path) == TRANSFORMERS.backend:
         return Found(TRANSFORMERS, path, {name: path / name for name in _names(path)})
+    if any(os.path.isfile(path / name) for name in _SAVED_MODEL_FILES):
+        return Found(SAVED_MODEL, path, {SAVED_MODEL.filename: path})
     models = []
     for name in _names(path):
         if os.path.isfile(path / name):
@@ -160,6 +166,10 @@ def _kind(path: Path) -> Kind:
             raise _refused(path, clause)
     if start.startswith(b"PK\x03\x04"):
         return _kind_of_zip(path)
+    if start[_LITERT_PLACE:].startswith(_LITERT_MARK):
+        return LITERT
+    if path.name in _SAVED_MODEL_FILES:
+        raise _refused(path, f"a part of a TensorFlow SavedModel: name its directory, {path.parent}")
     for recognise in (_kind_of_json, _kind_of_text, _kind_of_pickle):
         kind = recognise(path, start)
         if kind is not None:

@@ -170,6 +170,59 @@ def _torch_predictor(module: Any, arguments: list[str], config: dict[str, Any]) 
     return predict
 
 
+# --- TensorFlow, LiteRT ---------------------------------------------------------------------------------------------
+
+
+def _saved_model(path: str, config: dict[str, Any]) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    tensorflow = importlib.import_module("tensorflow")
+    parameters = {name: each["string_value"] for name, each in config.get("parameters", {}).items()}
+    tags = [parameters["TF_GRAPH_TAG"]] if "TF_GRAPH_TAG" in parameters else None
+    model = tensorflow.saved_model.load(path, tags)
+    keys = [name for name in model.signatures if not name.startswith("__")]
+    usual = "serving_default" if "serving_default" in keys else keys[0]
+    key = parameters.get("TF_SIGNATURE_DEF", usual)
+    specs = model.signatures[key].structured_input_signature[1]
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        given = {name: array.reshape(()) if specs[name].shape.rank == 0 else array for name, array in inputs.items()}
+        outputs = model.signatures[key](**{name: tensorflow.constant(array) for name, array in given.items()})
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    return predict
+
+
+def _litert(path: str, config: dict[str, Any]) -> Any:
+    try:
+        interpreter_class = importlib.import_module("ai_edge_litert.interpreter").Interpreter
+    except ModuleNotFoundError:
+        interpreter_class = importlib.import_module("tensorflow").lite.Interpreter
+    interpreter = interpreter_class(path)
+    keys = list(interpreter.get_signature_list())
+    if keys:
+        usual = "serving_default" if "serving_default" in keys else keys[0]
+        chosen = config.get("parameters", {}).get("SIGNATURE", {"string_value": usual})
+        runner = interpreter.get_signature_runner(chosen["string_value"])
+        shapes = {name: each["shape_signature"] for name, each in runner.get_input_details().items()}
+        return lambda inputs: runner(**{name: _scalar(array, shapes[name]) for name, array in inputs.items()})
+    places = {each["name"]: each for each in interpreter.get_input_details()}
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        for name, array in inputs.items():
+            interpreter.resize_tensor_input(places[name]["index"], _scalar(array, places[name]["shape"]).shape)
+        interpreter.allocate_tensors()
+        for name, array in inputs.items():
+            interpreter.set_tensor(places[name]["index"], _scalar(array, places[name]["shape"]))
+        interpreter.invoke()
+        return {each["name"]: interpreter.get_tensor(each["index"]) for each in interpreter.get_output_details()}
+
+    return predict
+
+
+def _scalar(array: Any, shape: Any) -> Any:
+    return array if len(shape) else array.reshape(())
+
+
 # --- OpenVINO, MLflow -----------------------------------------------------------------------------------------------
 
 
@@ -266,6 +319,8 @@ _PREDICTORS = {
     "lightgbm": _lightgbm,
     "treelite": _treelite,
     "sklearn": _sklearn,
+    "saved_model": _saved_model,
+    "litert": _litert,
     "openvino": _openvino,
     "mlflow": _mlflow,
     "torchscript": _torchscript,

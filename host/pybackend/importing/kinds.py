@@ -39,12 +39,15 @@ TORCHSCRIPT = Kind("torchscript", "a TorchScript archive", "pytorch", "model.pt"
 TORCH_EXPORT = Kind("torch_export", "an archive of torch.export", "pytorch", "model.pt2")
 TORCH_COMPILED = Kind("torch_compiled", "an archive of AOTInductor", "pytorch", "model.pt2")
 TRANSFORMERS = Kind("transformers", "a Hugging Face directory", "transformers", "")
+SAVED_MODEL = Kind("saved_model", "a TensorFlow SavedModel", "tensorflow", "model.savedmodel")
+LITERT = Kind("litert", "a LiteRT model", "litert", "model.tflite")
 OPENVINO = Kind("openvino", "an OpenVINO model", "openvino", "model.xml")
 MLFLOW = Kind("mlflow", "an MLflow directory", "python", "model.py", is_pickle=True)
 
 ACCEPTED = (
-    "ONNX, OpenVINO (.xml and .bin), TorchScript and torch.export archives, XGBoost (JSON, UBJSON), LightGBM (text), treelite "
-    "checkpoints, skops, pickles of scikit-learn (--trust-pickle), directories of Hugging Face and MLflow"
+    "ONNX, OpenVINO (.xml and .bin), TorchScript and torch.export archives, LiteRT (.tflite), XGBoost (JSON, UBJSON), LightGBM "
+    "(text), treelite checkpoints, skops, pickles of scikit-learn (--trust-pickle), directories of TensorFlow (SavedModel), Hugging "
+    "Face and MLflow"
 )
 """All kinds, for messages."""
 

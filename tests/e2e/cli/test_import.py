@@ -160,7 +160,7 @@ def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):
     assert (
         "reading one runs any code that its writer put into it: if you trust the model, add" in capsys.readouterr().err
     )
-    assert imported(*flags, "--trust-pickle", "--verify")["verified"]["requests"] == 8
+    assert imported(*flags, "--trust-pickle")["kind"] == "pickle of joblib"
     request = json.loads((tmp_path / "models/mood/sample_request.json").read_text())
     assert [(each["name"], each["datatype"], each["shape"]) for each in request["inputs"]] == [
         ("text", "BYTES", [1, 1])
@@ -230,12 +230,15 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, onnx_file, capsys):
     """Before anything is started or written."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "two").mkdir()
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"\x08\x01")
     lightgbm = b"tree\nversion=v4\n"
     for name in ("a.txt", "b.txt"):
         (tmp_path / "two" / name).write_bytes(lightgbm + b"end of trees\n")
     cases = {
         tmp_path / "nothing": "does not exist: name the file or the directory of a model",
         tmp_path / "empty": "is a directory of no known kind; it holds nothing. Accepted are ONNX, ",
+        tmp_path / "saved" / "saved_model.pb": "is a part of a TensorFlow SavedModel: name its directory, ",
         tmp_path / "two": "holds 2 models, a.txt (a LightGBM model), b.txt (a LightGBM model): name one of the files",
         _zip(
             tmp_path / "keras.onnx", "config.json", "metadata.json"

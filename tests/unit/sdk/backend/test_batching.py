@@ -81,6 +81,28 @@ def test_rows_that_arrived_are_joined_small_or_large(width):
     assert np.array_equal(requests[1].inputs()[0].as_numpy(), arrays[1])
 
 
+def test_several_inputs_are_joined_by_name():
+    """In whichever order they come, and also where each request has another number of rows."""
+
+    def run(inputs, _):
+        calls.append(len(inputs["a"]))
+        return {"y": inputs["a"] - inputs["b"]}
+
+    for last in ({"a": rows(2, 5), "b": rows(2, 1)}, {"b": rows(2, 1), "a": rows(2, 5)}):
+        calls = []
+        requests = [request(a=rows(1, 3), b=rows(1, 1)), request(a=rows(1, 2), b=rows(1, 2)), request(**last)]
+        outputs = outputs_of(execute_batch(requests, run, batches=True))
+        assert outputs == [{"y": rows(1, 2).tolist()}, {"y": rows(1, 0).tolist()}, {"y": rows(2, 4).tolist()}]
+        assert calls == [4]
+
+
+def test_requests_without_wanted_outputs_or_without_inputs_are_answered():
+    run = Double()
+    assert outputs_of(execute_batch([request((), x=rows(1)), request((), x=rows(1))], run, batches=True)) == [{}, {}]
+    responses = execute_batch([request(), request()], lambda inputs, names: {"y": np.ones(1)}, batches=True)
+    assert outputs_of(responses) == [{"y": [1.0]}, {"y": [1.0]}]
+
+
 def test_strings_are_joined():
     words = [np.array([[b"a"], [b"bc"]], np.object_), np.array([[b""]], np.object_)]
     responses = execute_batch(
