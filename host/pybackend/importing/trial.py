@@ -128,7 +128,7 @@ def _without_parameters(output: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reason(message: str) -> str:
     """The cause in the message of a failed load, in one line and without the server's words around it."""
-    return " ".join(_AROUND.sub("", message).split())
+    return " ".join(_AROUND.sub("", message).split()).rstrip(";")
 
 
 def _last_line(text: str) -> str:
