@@ -14,7 +14,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pybackend.http2 import Config, HeaderBlock, RequestHead, ServerConnection, Stream
+from pybackend.http2 import AnswerForm, Config, HeaderBlock, RequestHead, ServerConnection, Stream
 from tests.bench import progress
 from tests.bench.plan import Plan
 
@@ -35,6 +35,7 @@ _HEAD_FIELDS = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 _TRAILER_FIELDS = [(b"grpc-status", b"0")]
 _HEAD, _TRAILERS = HeaderBlock(_HEAD_FIELDS), HeaderBlock(_TRAILER_FIELDS)
 _ANSWER = bytes(_ANSWER_BYTES)
+_FORM = AnswerForm(_HEAD, b"%b", _TRAILERS)
 
 _H2_SHARE = 20
 """The library is much slower and gets fewer calls."""
@@ -85,6 +86,12 @@ class _Ours:
         return sum(map(len, self._connection.take_output()))
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> _OurCall:
+        head.takes_whole = True
+        return _OurCall(self, stream)
+
+    def on_whole_request(self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /) -> _OurCall:
+        self.answered += 1
+        stream.respond_in(_FORM, _ANSWER_BYTES, (_ANSWER,))
         return _OurCall(self, stream)
 
     def on_ping_acknowledged(self, payload: bytes, /) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
 import hpack
@@ -50,6 +50,7 @@ class RawClient:
         self._writer = writer
         self._decoder = hpack.Decoder()
         self._next_stream = 1
+        self._together: list[bytes] | None = None
         self.pongs: list[bytes] = []
         self.asked = 0
         self.heads: dict[int, dict[str, str]] = {}
@@ -74,7 +75,20 @@ class RawClient:
 
     def write(self, *frames: bytes) -> None:
         """Send bytes."""
-        self._writer.write(b"".join(frames))
+        if self._together is None:
+            self._writer.write(b"".join(frames))
+        else:
+            self._together += frames
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send all that is written meanwhile in one piece."""
+        frames = self._together = []
+        try:
+            yield
+        finally:
+            self._together = None
+            self.write(*frames)
 
     def open(self, path: str, *fields: tuple[str, str], ended: bool = False, **replaced: str) -> int:
         """Send the head of a call; returns its stream. Fields replace the usual ones of the same name."""

@@ -179,8 +179,12 @@ class Admission:
         return lease
 
     def route(self) -> Route | None:
-        """The way to this version for further requests of the same kind; None if the name may soon mean another model."""
-        if self._name != self.full_name:
+        """The way to this version for further requests of the same kind.
+
+        Returns:
+            None if the name may soon mean another model, or if rules or a higher version decide about such requests.
+        """
+        if self._name != self.full_name or not (self._version or self._model.is_newest):
             return None
         return Route(self._engine, self._model, follows_newest=not self._version)
 

@@ -6,9 +6,10 @@ Use:
 
 1. Make a :class:`ServerConnection` with a :class:`ConnectionReceiver` and a :class:`Config`. Give what the socket delivers to
    ``connection.receive(data)``. For each request it calls ``on_request(stream, head, ended)``, which returns the
-   :class:`StreamReceiver` that hears the rest: ``on_data``, ``on_trailers``, ``on_reset``, ``on_drained``.
+   :class:`StreamReceiver` that hears the rest: ``on_data``, ``on_trailers``, ``on_reset``, ``on_drained``. Small requests with a known head
+   come in one call of ``on_whole_request`` if the receiver has set ``head.takes_whole``.
 2. Answer with methods of the :class:`Stream`: ``send_headers``, ``send_data``, ``send_trailers``; or ``respond`` for a whole small
-   answer, which is the fastest. Heads and trailers are :class:`HeaderBlock` objects: make those that repeat once per process. Answers may
+   answer, or ``respond_in`` for one that repeats a form, which is the fastest. Heads and trailers are :class:`HeaderBlock` objects: make those that repeat once per process. Answers may
    come inside the receivers' methods or at any later time.
 3. Whenever the transport has room and ``connection.has_output`` is true (after ``receive``, and after answers), write
    ``connection.take_output()``; once per turn of an event loop is enough. Leave the output where it is while the transport is full, and stop
@@ -27,6 +28,7 @@ A payload that is still arriving may be read from the socket into memory of the 
 An exception that a receiver raises passes through ``receive`` and leaves the connection in no defined state: close it.
 """
 
+from pybackend.http2.answer_form import AnswerForm
 from pybackend.http2.connection import ServerConnection
 from pybackend.http2.connection_receiver import ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, Http2Error, LocalProtocolError, RemoteProtocolError, StreamError
@@ -37,6 +39,7 @@ from pybackend.http2.settings import Config, PeerSettings
 from pybackend.http2.stream import Stream, StreamReceiver, StreamState
 
 __all__ = [
+    "AnswerForm",
     "Config",
     "ConnectionReceiver",
     "ErrorCode",

@@ -90,7 +90,8 @@ class ServerConnection:
     @property
     def has_output(self) -> bool:
         """:meth:`take_output` would return something. Look after :meth:`receive`, and after calls of streams."""
-        return self._sender.can_take
+        sender = self._sender
+        return bool(sender.pieces or (sender.ready and sender.window > 0))
 
     def take_output(self, limit_bytes: int = 256 * 1024) -> list[bytes | memoryview]:
         """Return what must be written next, in order. Small pieces are joined: the answers of a turn are one ``bytes``.

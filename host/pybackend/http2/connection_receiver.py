@@ -23,6 +23,23 @@ class ConnectionReceiver(Protocol):
             The receiver of all further events of this stream.
         """
 
+    def on_whole_request(
+        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
+    ) -> StreamReceiver | None:
+        """A request with a small body has arrived in one piece, and its head has ``takes_whole``.
+
+        Args:
+            stream: where to answer.
+            head: the checked head.
+            data: received bytes.
+            start: where the body begins in them.
+            stop: where it ends. Its bytes have been given back.
+
+        Returns:
+            The receiver of all further events of this stream. None if the request must be heard of by
+            :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
+        """
+
     def on_ping_acknowledged(self, payload: bytes, /) -> None:
         """The peer has answered ``Connection.ping``."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import hpack
 
@@ -38,10 +39,12 @@ class HeaderDecoder:
 
     Attributes:
         known: heads of requests by their header blocks; valid at this moment. Look here first.
+        kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
     """
 
     def __init__(self, max_list_bytes: int, max_fields: int) -> None:
         self.known: dict[bytes, RequestHead] = {}
+        self.kind: Any = None
         self._known_bytes = 0
         self._max_list_bytes = max_list_bytes
         self._max_fields = max_fields
@@ -116,4 +119,5 @@ class HeaderDecoder:
     def forget(self) -> None:
         """Drop the remembered heads."""
         self.known.clear()
+        self.kind = None
         self._known_bytes = 0

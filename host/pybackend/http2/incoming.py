@@ -17,6 +17,7 @@ from pybackend.http2.core import ConnectionCore
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.http2.requests import Requests, part_of
 from pybackend.http2.stream import Stream
+from pybackend.http2.whole_requests import WholeRequests
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
@@ -43,6 +44,7 @@ class Incoming:
         self._core = core
         self._control = ControlFrames(core)
         self._requests = Requests(core, self._control)
+        self._whole = WholeRequests(core)
         self._preface_left = frames.PREFACE
         self._settings_seen = False
         self._payload: _OpenPayload | None = None
@@ -65,6 +67,10 @@ class Incoming:
             offset = self._resume(data, 0)
         while end - offset >= 9:
             begin = offset
+            if data[begin + 3] == _HEADERS and not self._order_matters and type(data) is bytes:
+                offset = self._whole.take(data, begin)
+                if offset != begin:
+                    continue
             word, flags, stream_id = _UNPACK(data, begin)
             start = begin + 9
             offset = start + (word >> 8)

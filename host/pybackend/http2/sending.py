@@ -91,11 +91,6 @@ class Sender:
         self.ready: deque[SendingStream] = deque()
         self._views = False
 
-    @property
-    def can_take(self) -> bool:
-        """:meth:`take` would return something."""
-        return bool(self.pieces) or (bool(self.ready) and self.window > 0)
-
     def reply(self, piece: bytes) -> None:
         """Append an answer to a frame of the peer, which sends as many as it likes."""
         self.guard.count_reply()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
 from pybackend.http2 import frames
+from pybackend.http2.answer_form import AnswerForm
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.http2.header_block import HeaderBlock
 from pybackend.http2.request_head import Fields
@@ -123,19 +125,8 @@ class Stream:
         Raises:
             LocalProtocolError: the answer has begun already.
         """
-        sender, size = self._sender, len(body)
-        if (
-            size > self.send_window
-            or size > sender.window
-            or size > sender.max_frame_bytes
-            or size + sender.direct_bytes > MOST_DIRECT_BYTES
-            or sender.ready
-            or sender.block_prefix
-            or not (head.fits and trailers.fits)
-            or self.head_sent
-            or not self.sending
-            or head.informational
-        ):
+        size = len(body)
+        if not self._takes_whole(size) or not (head.fits and trailers.fits) or head.informational:
             self.send_headers(head)
             self.send_data(body)
             self.send_trailers(trailers)
@@ -143,9 +134,46 @@ class Stream:
         stream_id = self.id
         packed = _U32.pack(stream_id)
         data = _HEADER.pack(size << 8, 0, stream_id)
-        sender.pieces.append(
+        self._sender.pieces.append(
             b"".join((head.first, packed, head.encoded, data, body, trailers.last, packed, trailers.encoded))
         )
+        self._responded(size)
+
+    def respond_in(self, form: AnswerForm, size: int, pieces: Iterable[bytes | memoryview]) -> bool:
+        """Send a whole answer that repeats a form: the fastest way of all.
+
+        Args:
+            form: all that recurs.
+            size: length of the data, with the form's own part.
+            pieces: what varies in it; they are copied.
+
+        Returns:
+            False if nothing was sent, because the data must wait, or the answer has begun.
+        """
+        if not self._takes_whole(size):
+            return False
+        stream_id = self.id
+        packed = _U32.pack(stream_id)
+        self._sender.pieces.append(form.whole % (packed, _HEADER.pack(size << 8, 0, stream_id), *pieces, packed))
+        self._responded(size)
+        return True
+
+    def _takes_whole(self, size: int) -> bool:
+        """Whether an answer with so much data can go out at once."""
+        sender = self._sender
+        return not (
+            size > self.send_window
+            or size > sender.window
+            or size > sender.max_frame_bytes
+            or size + sender.direct_bytes > MOST_DIRECT_BYTES
+            or sender.ready
+            or sender.block_prefix
+            or self.head_sent
+            or not self.sending
+        )
+
+    def _responded(self, size: int) -> None:
+        sender = self._sender
         sender.direct_bytes += size
         sender.window -= size
         self.send_window -= size

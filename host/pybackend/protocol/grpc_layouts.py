@@ -1,104 +1,146 @@
-"""Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes.
+"""Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes but the id.
 
 In front of ``grpc_message`` for small messages. Their length says how long the beginning is, its bytes where everything lies.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
 
-from pybackend.protocol.grpc_message import RAW, InferMessage, split_message
+from pybackend.protocol.grpc_message import (
+    ID,
+    MODEL_NAME,
+    MODEL_VERSION,
+    RAW,
+    InferMessage,
+    split_message,
+    written_varint,
+)
 from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
 
 LONGEST_BEGINNING_BYTES = 4096
 MOST_LAYOUTS = 512
-"""With the longest beginning this limits the memory to 4 MB, a key and its parts; beyond, everything is forgotten."""
+"""With the longest beginning this limits the memory to a few MB, a key and its parts; beyond, everything is forgotten."""
 
 _MOST_TENSORS = 16
+_LONGEST_TEXT_BYTES = 0x7F
+"""The longest name, version and id in front of which the length is one byte."""
+
+_RAW_TAG = bytes((RAW,))
 
 
-class _Tensor(NamedTuple):
-    """A raw tensor's place.
-
-    Attributes:
-        tag: its tag and length, which must precede it.
-        tag_at: their offset.
-        begin: offset of its first byte.
-        end: the offset behind it.
-    """
-
-    tag: bytes
-    tag_at: int
-    begin: int
-    end: int
-
-
-class _Layout(NamedTuple):
-    """The parts of a message, without its tensors' bytes.
+class MessageLayout:
+    """A message whose id and tensors may vary.
 
     Attributes:
-        parts: everything but the raw tensors.
-        end: of the first raw tensor, which begins where the known bytes end.
-        others: the raw tensors after it.
+        model_name: as the client sent it.
+        model_version: likewise.
+        head: the message without id and raw tensors.
+        nbytes: size of the message without an id.
+        unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
+        tags: these tags and lengths.
+        memo: a place for a front end, which this module never touches.
     """
 
-    parts: InferMessage
-    end: int
-    others: tuple[_Tensor, ...]
+    __slots__ = ("head", "memo", "model_name", "model_version", "nbytes", "tags", "unpack")
+
+    def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes], nbytes: int) -> None:
+        self.model_name = message.model_name
+        self.model_version = message.model_version
+        self.head = message.head
+        self.nbytes = nbytes
+        self.memo: Any = None
+        self.tags = tuple(tags)
+        others = (f"{len(tag)}s{size}s" for tag, size in zip(tags, sizes[1:], strict=True))
+        self.unpack = Struct(f"{sizes[0]}s" + "".join(others)).unpack_from
 
 
 class MessageLayouts:
-    """The layouts of recent messages that have neither an id nor parameters."""
+    """The layouts of recent messages without parameters."""
 
     def __init__(self) -> None:
         self._beginnings: dict[int, int] = {}  # bytes up to the first raw tensor's, by the message's length
-        self._layouts: dict[bytes, _Layout] = {}
+        self._layouts: dict[bytes, MessageLayout] = {}
 
     def __len__(self) -> int:
         """The layouts that are remembered, or the lengths if these are more."""
         return max(len(self._layouts), len(self._beginnings))
 
-    def split(self, data: bytes, limits: BodyLimits) -> InferMessage:
-        """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc_message.split_message`."""
-        begin = self._beginnings.get(len(data))
-        if begin is not None:
-            layout = self._layouts.get(data[:begin])
-            if layout is not None:
-                known, end, others = layout
-                raw = [data[begin:end]]
-                for tag, tag_at, start, stop in others:
-                    if not data.startswith(tag, tag_at):
-                        break
-                    raw.append(data[start:stop])
-                    end = stop
-                else:
-                    if end == len(data):
-                        return InferMessage(known.model_name, known.model_version, "", b"", known.head, raw)  # type: ignore[arg-type]
-        message = split_message(data, limits)
-        if message.raw and not message.id and not message.parameters:
-            self._remember(data, message)
-        return message
+    def find(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
+        """Recognise a serialized ``ModelInferRequest`` that lies between two offsets.
 
-    def _remember(self, data: bytes, message: InferMessage) -> None:
+        Returns:
+            Its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
+        """
+        nbytes = stop - start
+        begin = self._beginnings.get(nbytes)
+        if begin is not None:
+            begin += start
+            layout = self._layouts.get(data[start:begin])
+            if layout is not None and layout.nbytes == nbytes:
+                fields = layout.unpack(data, begin)
+                return (layout, "", fields[::2]) if fields[1::2] == layout.tags else None
+        return self._find_with_id(data, start, stop)
+
+    def _find_with_id(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
+        """The same for a message that has an id, behind the model's name and version."""
+        at = start
+        for tag in (MODEL_NAME, MODEL_VERSION):
+            if at + 1 < stop and data[at] == tag:
+                if data[at + 1] > _LONGEST_TEXT_BYTES:
+                    return None
+                at += 2 + data[at + 1]
+        if at + 1 >= stop or data[at] != ID or data[at + 1] > _LONGEST_TEXT_BYTES:
+            return None
+        size = data[at + 1] + 2
+        begin = self._beginnings.get(stop - start - size)
+        if begin is None:
+            return None
+        begin += start + size
+        layout = self._layouts.get(data[start:at] + data[at + size : begin])
+        if layout is None or layout.nbytes != stop - start - size:
+            return None
+        fields = layout.unpack(data, begin)
+        try:
+            request_id = data[at + 2 : at + size].decode()
+        except UnicodeDecodeError:
+            return None
+        return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
+
+    def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
+        """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc_message.split_message`.
+
+        Returns:
+            Its parts, and its layout if that was known.
+        """
+        found = self.find(data, 0, len(data))
+        if found is not None:
+            layout, request_id, raw = found
+            name, version = layout.model_name, layout.model_version
+            return InferMessage(name, version, request_id, b"", layout.head, list(raw)), layout
+        message = split_message(data, limits)
+        if message.raw and not message.parameters:
+            self._remember(message)
+        return message, None
+
+    def _remember(self, message: InferMessage) -> None:
+        """Remember a message as encoders write it: without an id, its raw tensors behind all else."""
         sizes = [len(tensor) for tensor in message.raw]
         if max(sizes) > SMALL_BYTES or len(sizes) > _MOST_TENSORS:
             return
-        tensors: list[_Tensor] = []
-        end = len(data)
-        for size in reversed(sizes):  # they are the message's last fields, if it is in the usual order
-            begin = end - size
-            tag_at = begin - (2 if size <= 0x7F else 3)
-            if tag_at < 0 or data[tag_at] != RAW:
-                return
-            tensors.insert(0, _Tensor(data[tag_at:begin], tag_at, begin, end))
-            end = tag_at
-        first, *others = tensors
-        if first.begin > LONGEST_BEGINNING_BYTES or data[: first.tag_at] != message.head:
+        first_tag, *tags = [_RAW_TAG + written_varint(size) for size in sizes]
+        beginning = message.head + first_tag
+        nbytes = len(beginning) + sum(sizes) + sum(map(len, tags))
+        known = self._layouts.get(beginning)
+        if len(beginning) > LONGEST_BEGINNING_BYTES:
             return
         if len(self._layouts) >= MOST_LAYOUTS or len(self._beginnings) >= MOST_LAYOUTS:
             self._layouts.clear()
             self._beginnings.clear()
-        parts = InferMessage(message.model_name, message.model_version, "", b"", message.head, [])
-        self._beginnings[len(data)] = first.begin
-        self._layouts[data[: first.begin]] = _Layout(parts, first.end, tuple(others))
+        self._beginnings[nbytes] = len(beginning)
+        if known is None or known.nbytes != nbytes:
+            known = MessageLayout(message, sizes, tags, nbytes)
+        self._layouts[beginning] = known

@@ -19,7 +19,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.refusals import invalid
 from pybackend.schema.messages import message_class
 
-_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
+MODEL_NAME, MODEL_VERSION, ID, _PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
     number << 3 | 2 for number in range(1, 8)
 )  # the tags of ModelInferRequest's fields: each has a number below 16 and is preceded by its length
 
@@ -135,10 +135,10 @@ def _check_field_count(data: bytes) -> None:
 
 def _split(data: bytes) -> InferMessage:
     end = len(data)
-    name, at = _text(data, 0, _MODEL_NAME)
-    version, at = _text(data, at, _MODEL_VERSION)
+    name, at = _text(data, 0, MODEL_NAME)
+    version, at = _text(data, at, MODEL_VERSION)
     shared = at
-    request_id, at = _text(data, at, _ID)
+    request_id, at = _text(data, at, ID)
     parameters = at
     at = tensors = _behind(data, at, _PARAMETERS)
     at = _behind(data, at, _INPUTS)

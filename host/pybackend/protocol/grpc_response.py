@@ -106,6 +106,30 @@ def encode_stream_error(error: InferenceError, request_id: str, response: Infere
     return written
 
 
+def message_format(response: InferenceResponse) -> tuple[bytes, int] | None:
+    """The message of a result with small outputs and without parameters, as a format for bytes.
+
+    Returns:
+        The format, in which ``%b`` stands for the field of the id (see :func:`id_field`) and then for the data of each output; and the
+        size of the message without an id. None if an output is not small.
+    """
+    header = _header_of(response, response.outputs)
+    if not header.is_small:
+        return None
+    form = _constant(header.model) + b"%b" + _constant(header.tensors)
+    return form + b"".join(_constant(tag) + b"%b" for tag in header.tags), header.nbytes
+
+
+def _constant(part: bytes) -> bytes:
+    return part.replace(b"%", b"%%")
+
+
+def id_field(request_id: str) -> bytes:
+    """The field of a message that has an id."""
+    written = request_id.encode("utf-8", "replace")
+    return _ID + written_varint(len(written)) + written
+
+
 class _Header(NamedTuple):
     """The recurring part of the responses of a model whose outputs have the same shapes.
 
@@ -130,19 +154,12 @@ _headers: dict[tuple[str | int, ...], _Header] = {}
 
 def _encode(response: InferenceResponse, output_format: OutputFormat, parameters: bytes) -> EncodedMessage:
     outputs = response.outputs if output_format is ALL_BINARY else wanted_outputs(response.outputs, output_format)
-    layout: list[str | int] = [response.model_name, response.model_version]
-    for tensor in outputs:
-        layout += (tensor.name, tensor.datatype, len(tensor.data))
-        layout += tensor.shape
-    key = tuple(layout)
-    header = _headers.get(key)
-    if header is None:
-        header = _make_header(key, response, outputs)
-    model, tensors, tags, nbytes, is_small = header
+    model, tensors, tags, nbytes, is_small = _header_of(response, outputs)
     parts: list[Buffer] = [model]
     if response.id:
-        parts += _id(response.id)
-        nbytes += sum(map(len, parts[1:]))
+        identifier = id_field(response.id)
+        parts.append(identifier)
+        nbytes += len(identifier)
     if parameters:
         parts.append(parameters)
         nbytes += len(parameters)
@@ -168,6 +185,15 @@ def _encode(response: InferenceResponse, output_format: OutputFormat, parameters
     return EncodedMessage(pieces, nbytes, borrows_memory)
 
 
+def _header_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
+    layout: list[str | int] = [response.model_name, response.model_version]
+    for tensor in outputs:
+        layout += (tensor.name, tensor.datatype, len(tensor.data))
+        layout += tensor.shape
+    key = tuple(layout)
+    return _headers.get(key) or _make_header(key, response, outputs)
+
+
 def _make_header(key: tuple[str | int, ...], response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
     of = message_class("inference.ModelInferResponse")
     name_length = len(response.model_name) + sum(len(tensor.name) for tensor in outputs)
@@ -183,11 +209,6 @@ def _make_header(key: tuple[str | int, ...], response: InferenceResponse, output
             _headers.clear()
         _headers[key] = header
     return header
-
-
-def _id(request_id: str) -> tuple[bytes, bytes, bytes]:
-    written = request_id.encode("utf-8", "replace")
-    return _ID, written_varint(len(written)), written
 
 
 @lru_cache(maxsize=2)

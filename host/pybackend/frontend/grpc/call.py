@@ -10,25 +10,23 @@ from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.call_connection import CallConnection
+from pybackend.frontend.grpc.call_record import answer_head, end_exchange, status_name
 from pybackend.frontend.grpc.errors import (
     HEAD,
+    INTERNAL,
     OK_TRAILERS,
     SHUTTING_DOWN,
     CallError,
-    head_with,
     trailers,
     trailers_only,
 )
 from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.traced import begin_trace
 from pybackend.frontend.watch import Exchange
-from pybackend.http2 import ErrorCode, Fields, HeaderBlock, RemoteProtocolError, Stream
-from pybackend.inference.request import InferenceRequest
+from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_response import EncodedMessage
 from pybackend.protocol.grpc_status import GrpcStatus
-from pybackend.tracing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -96,17 +94,6 @@ class Call:
 
     def on_cancelled(self) -> None:
         """Called when nobody waits for the answer any more: the client has gone, or the call has failed."""
-
-    def begin_trace(self, request: InferenceRequest, model: str, began_ns: int = 0) -> RequestTrace | None:
-        """Begin the trace of a chosen request; see :func:`pybackend.frontend.traced.begin_trace`."""
-        parent = self.head.metadata.get(b"traceparent")
-        fields = None if parent is None else (parent, self.head.metadata.get(b"tracestate", b""))
-        tracer = self.connection.frontend.engine.tracer
-        return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=fields)
-
-    def is_chosen(self, model: str) -> bool:
-        """Whether a request to a model, given by its full name, may be traced. The tracer is active."""
-        return b"traceparent" in self.head.metadata or self.connection.frontend.engine.tracer.takes(model)
 
     def is_working(self) -> bool:
         """True while a message that has arrived is being answered."""
@@ -187,7 +174,7 @@ class Call:
             self.fail(error)
         except Exception:  # the client gets an answer, whatever it sent
             log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+            self.fail(INTERNAL)
 
     def _read(self) -> None:
         while not self.is_over and self.accepts_messages() and self._read_message():
@@ -258,7 +245,7 @@ class Call:
             self.is_reading = arriving.read_on()
         except Exception:  # the client gets an answer, whatever it sent
             log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(CallError(GrpcStatus.INTERNAL, "internal error: see the server's log"))
+            self.fail(INTERNAL)
         self.go_on()
         self.connection.flush_soon()
         return self.is_reading and not self.is_over
@@ -385,7 +372,7 @@ class Call:
             self.send_encoded(message, response)
             self.finish()
             return
-        head = HEAD if self._exchange is None else self._traced_head(self._exchange)
+        head = answer_head(self._exchange)
         self._end(sent_bytes=message.nbytes)
         body = b"".join((PREFIX.pack(0, message.nbytes), *message.pieces))
         response.release()
@@ -444,12 +431,26 @@ class Call:
 
     def _send_head(self) -> None:
         if not self.stream.head_sent:
-            self.stream.send_headers(HEAD if self._exchange is None else self._traced_head(self._exchange))
+            self.stream.send_headers(answer_head(self._exchange))
 
     def _stop_receiving(self) -> None:
         """Ask a client that still sends to stop (RFC 9113 section 8.1)."""
         if not self.half_closed and not self.stream.waiting_bytes:
             self.stream.reset(ErrorCode.NO_ERROR)
+
+    def end_answered(self) -> None:
+        """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
+        self.is_over = True
+        self.connection.frontend.answers.ok += 1
+        if self._timer is not None:
+            self.forget_deadline()
+        self.connection.answered()
+
+    def forget_deadline(self) -> None:
+        """The deadline does not matter any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _end(self, status: GrpcStatus | str = GrpcStatus.OK, sent_bytes: int = 0) -> None:
         if not self.is_over:
@@ -457,13 +458,12 @@ class Call:
             if status is GrpcStatus.OK:
                 answers.ok += 1
             else:
-                answers.add(_name(status))
+                answers.add(status_name(status))
             if self._exchange is not None:
-                self._end_exchange(self._exchange, status, sent_bytes)
+                exchange, self._exchange = self._exchange, None
+                end_exchange(exchange, status, self._received_bytes, sent_bytes)
         self.is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.forget_deadline()
         if self._counted_bytes:
             self.connection.count_held(-self._counted_bytes)
             self._counted_bytes = 0
@@ -477,19 +477,3 @@ class Call:
             self._arriving.release()
             self._arriving = None
             self.connection.arriving_count -= 1
-
-    @staticmethod
-    def _traced_head(exchange: Exchange) -> HeaderBlock:
-        traceparent = exchange.traceparent
-        return head_with((b"traceparent", traceparent)) if traceparent else HEAD
-
-    def _end_exchange(self, exchange: Exchange, status: GrpcStatus | str, sent_bytes: int) -> None:
-        self._exchange = None
-        exchange.status = _name(status)
-        exchange.received_bytes = self._received_bytes
-        exchange.sent_bytes += sent_bytes
-        exchange.end()
-
-
-def _name(status: GrpcStatus | str) -> str:
-    return status.name if isinstance(status, GrpcStatus) else status

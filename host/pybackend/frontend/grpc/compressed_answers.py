@@ -188,6 +188,8 @@ class CompressedAnswers(Call):
 class CompressedInferCall(CompressedAnswers, InferCall):
     """``ModelInfer`` with a compressed response."""
 
+    takes_shortcut = False
+
 
 class CompressedStreamInferCall(CompressedAnswers, StreamInferCall):
     """``ModelStreamInfer`` with compressed responses."""

@@ -15,8 +15,10 @@ from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.infer_call import InferCall
 from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
 from pybackend.frontend.grpc.refused_call import RefusedCall
+from pybackend.frontend.grpc.shortcut import known_request
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
@@ -166,6 +168,16 @@ class GrpcConnection(asyncio.Protocol):
             self._flush_scheduled = True
             self.loop.call_soon(self._flush)
 
+    def answered(self) -> None:
+        """Write the whole answer to a call: at once if the client waits for no other answer, else at the end of this loop turn."""
+        http2 = self.http2
+        if http2.streams or self._write_paused or self._shutting_down or self._lost or self._unread_bytes:
+            self.flush_soon()
+            return
+        self.transport.writelines(http2.take_output())
+        if self._write_paused:
+            self._count_unread()
+
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self._lost:
@@ -234,10 +246,26 @@ class GrpcConnection(asyncio.Protocol):
         call_head = head.memo
         if call_head is None:
             call_head = head.memo = CallHead(head, self.frontend.policy)
+        elif call_head.takes_shortcut:  # type: ignore[attr-defined]
+            head.takes_whole = head.content_length is None
         call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)  # type: ignore[arg-type,attr-defined]
         if ended:
             call.on_trailers(())
         return call
+
+    def on_whole_request(
+        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
+    ) -> InferCall | None:
+        """A whole call of a known kind has arrived."""
+        known = known_request(self.frontend, data, start, stop)
+        call_head: CallHead = head.memo  # type: ignore[assignment]
+        if known is not None:
+            call = InferCall(self, stream, call_head)
+            if call.submit_known(known):
+                return call
+            call.forget_deadline()
+        call_head.takes_shortcut = False
+        return None
 
     def on_ping_acknowledged(self, payload: bytes) -> None:
         """The client is alive."""

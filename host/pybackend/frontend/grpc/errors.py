@@ -89,5 +89,8 @@ SHUTTING_DOWN = CallError(
 )
 """For calls that come, or wait for messages, while the server stops."""
 
+INTERNAL = CallError(GrpcStatus.INTERNAL, "internal error: see the server's log")
+"""For failures that are nobody's but the server's."""
+
 OK_TRAILERS = trailers(GrpcStatus.OK)
 """The end of a successful call."""

@@ -90,13 +90,14 @@ class CallHead:
         metadata: the other fields, by name; of repeated ones, the last.
         refusal: the end of a call that cannot be served; None if it can.
         forwarded: metadata that become parameters of its requests; None for none.
+        takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.shortcut`).
 
     Args:
         head: its head.
         policy: the port's rules; None if it has none.
     """
 
-    __slots__ = ("encoding", "forwarded", "metadata", "path", "refusal", "timeout_s")
+    __slots__ = ("encoding", "forwarded", "metadata", "path", "refusal", "takes_shortcut", "timeout_s")
 
     def __init__(self, head: RequestHead, policy: CallPolicy | None = None) -> None:
         self.path = head.path.decode("latin-1")
@@ -104,6 +105,7 @@ class CallHead:
         self.forwarded: Mapping[str, str] | None = None
         self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s: float | None = None
+        self.takes_shortcut = False
         self.refusal: Refusal | None = None
         if policy is not None:
             self.refusal = policy.refusal(self.path, head.fields)

@@ -12,6 +12,7 @@ from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
+from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
@@ -82,7 +83,7 @@ class StreamInferCall(Call):
         frontend = self.connection.frontend
         name = request_id = ""
         try:
-            parts = frontend.layouts.split(message, frontend.limits)
+            parts, _ = frontend.layouts.split(message, frontend.limits)
             name, request_id = parts.model_name, parts.id
             self._submit(*frontend.plan(parts, _SENDER))
         except InferenceError as error:
@@ -107,8 +108,9 @@ class StreamInferCall(Call):
             add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-        if self.connection.frontend.engine.tracer.active and self.is_chosen(admission.full_name):
-            request.trace = self.begin_trace(plan.request, admission.full_name)
+        tracer = self.connection.frontend.engine.tracer
+        if tracer.active and is_chosen(tracer, self.head, admission.full_name):
+            request.trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         self._add(request)
 

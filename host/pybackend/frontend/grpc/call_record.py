@@ -1,0 +1,56 @@
+"""The parts of a call that are noted beside its answer: the line of the access log, and the trace.
+
+Used by ``call`` and its subclasses, and only for calls of which anything is noted.
+"""
+
+from __future__ import annotations
+
+from pybackend.frontend.grpc.errors import HEAD, head_with
+from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.traced import begin_trace
+from pybackend.frontend.watch import Exchange
+from pybackend.http2 import HeaderBlock
+from pybackend.inference.request import InferenceRequest
+from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.tracing.request_trace import RequestTrace
+from pybackend.tracing.tracer import Tracer
+
+
+def begin_call_trace(
+    tracer: Tracer, head: CallHead, request: InferenceRequest, model: str, began_ns: int = 0
+) -> RequestTrace | None:
+    """Begin the trace of a chosen request; see :func:`pybackend.frontend.traced.begin_trace`."""
+    parent = head.metadata.get(b"traceparent")
+    fields = None if parent is None else (parent, head.metadata.get(b"tracestate", b""))
+    return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=fields)
+
+
+def is_chosen(tracer: Tracer, head: CallHead, model: str) -> bool:
+    """Whether a request to a model, given by its full name, may be traced. The tracer is active."""
+    return b"traceparent" in head.metadata or tracer.takes(model)
+
+
+def answer_head(exchange: Exchange | None) -> HeaderBlock:
+    """The head of a successful answer."""
+    traceparent = b"" if exchange is None else exchange.traceparent
+    return head_with((b"traceparent", traceparent)) if traceparent else HEAD
+
+
+def end_exchange(exchange: Exchange, status: GrpcStatus | str, received_bytes: int, sent_bytes: int) -> None:
+    """The call has ended.
+
+    Args:
+        exchange: of the call.
+        status: of the answer.
+        received_bytes: size of the client's messages.
+        sent_bytes: size of those messages of the answer that were not counted yet.
+    """
+    exchange.status = status_name(status)
+    exchange.received_bytes = received_bytes
+    exchange.sent_bytes += sent_bytes
+    exchange.end()
+
+
+def status_name(status: GrpcStatus | str) -> str:
+    """The status as the log and the metrics call it."""
+    return status.name if isinstance(status, GrpcStatus) else status

@@ -1,0 +1,406 @@
+"""Calls whose message is known take a shortcut, and are answered exactly as all others are."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2
+
+from pybackend.engine.admission import Route
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.grpc.connection import GrpcConnection
+from pybackend.frontend.grpc.head import CallPolicy
+from pybackend.settings import GrpcSettings, KeepaliveSettings
+from tests.support import http2
+from tests.support.engine import engine_on
+from tests.support.grpc_calls import INFER, SERVER_LIVE, framed, grpc_port
+from tests.support.repositories import tensors, write_model
+
+CONFIG = f"""
+backend: "python"
+input [ {tensors(IN=("TYPE_FP32", [-1]))} ]
+output [ {tensors(**{"OUT%b": ("TYPE_FP32", [-1])})} ]
+version_policy {{ all {{}} }}
+"""
+
+ADDING = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                array = request.inputs()[0].as_numpy()
+                added = NUMBER + len(request.parameters() or "{}") - 2
+                if array[0] < 0:
+                    answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
+                else:
+                    answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", array + np.float32(added))]))
+            return answers
+"""
+
+PATIENT = """
+    import threading
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                while not request.is_cancelled() and request.inputs()[0].as_numpy()[0] == 0:
+                    threading.Event().wait(0.001)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", np.ones(1, np.float32))]) for _ in requests]
+"""
+
+ELEMENTS = 37
+"""So the shape has the byte of a percent sign, which stands for more in a form of answers."""
+
+
+def adding(number):
+    return ADDING.replace("NUMBER", str(number))
+
+
+def message(value=1.0, model="m", elements=ELEMENTS, raw=None, **fields):
+    request = service_pb2.ModelInferRequest(model_name=model, **fields)
+    request.inputs.add(name="IN", datatype="FP32", shape=[elements])
+    request.raw_input_contents.append(struct.pack("<f", value) * elements if raw is None else raw)
+    return framed(request.SerializeToString())
+
+
+def whole(client, data, *fields):
+    """All frames in one piece."""
+    with client.together():
+        return client.call(INFER, data, *fields)
+
+
+def like_grpc(client, data, *fields):
+    """With the window updates that grpcio sends, in one piece."""
+    with client.together():
+        stream = client.open(INFER, *fields)
+        client.write(http2.frame(http2.WINDOW_UPDATE, 0, stream, http2.u32(5)))
+        client.send(stream, data, ended=True)
+        client.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, http2.u32(300)))
+    return stream
+
+
+def parted(client, data, *fields):
+    """The message in two frames: no shortcut."""
+    stream = client.open(INFER, *fields)
+    client.send(stream, data[:1])
+    client.send(stream, data[1:], ended=True)
+    return stream
+
+
+async def answer(client, stream):
+    """All that a client sees of an answer."""
+    await client.until(lambda: stream in client.trailers)
+    return client.heads[stream], client.bodies.get(stream), client.trailers[stream], client.resets.get(stream)
+
+
+def number(found):
+    """The first output element of an answer."""
+    response = service_pb2.ModelInferResponse.FromString(found[1][5:])
+    return response.model_version, response.id, struct.unpack("<f", response.raw_output_contents[0][:4])[0]
+
+
+class Counted:
+    """The requests that took the shortcut.
+
+    Attributes:
+        count: all of them.
+        whole: those whose frames were not even looked at one by one.
+    """
+
+    def __init__(self):
+        self.count = self.whole = 0
+
+    def since(self):
+        """How many since the last question."""
+        count, self.count, self.whole = self.count, 0, 0
+        return count
+
+
+@pytest.fixture(scope="module")
+def loop():
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def engine(loop, tmp_path_factory):
+    """The engine, and the directory of its models."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "m", adding(1), CONFIG)
+    write_model(repository, "living", adding(1), CONFIG)
+    write_model(repository, "patient", PATIENT, CONFIG)
+    opening = engine_on(repository, explicit=True)
+    engine = loop.run(opening.__aenter__())
+    yield engine, repository
+    loop.run(opening.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def run(loop, engine, monkeypatch):
+    """Runs a coroutine with a port, a client and the count of shortcuts."""
+    counted, submit, take = Counted(), Route.submit, GrpcConnection.on_whole_request
+
+    def counting(self, *args):
+        pending = submit(self, *args)
+        counted.count += pending is not None
+        return pending
+
+    def taking(self, *args):
+        call = take(self, *args)
+        counted.whole += call is not None
+        return call
+
+    monkeypatch.setattr(Route, "submit", counting)
+    monkeypatch.setattr(GrpcConnection, "on_whole_request", taking)
+
+    def run(scenario, **options):
+        async def serve():
+            async with grpc_port(engine[0], **options) as port, await port.connect() as client:
+                await client.settled()
+                await scenario(port, client, counted)
+
+        loop.run(asyncio.wait_for(serve(), 60))
+
+    return run
+
+
+async def known(client, data=None, *fields):
+    """Send messages until they are known."""
+    for _ in range(5):
+        await answer(client, whole(client, message() if data is None else data, *fields))
+
+
+def held(port):
+    """Bytes that clients may not send again yet, and calls that have not ended."""
+    (connection,) = port.frontend.connections
+    return connection.http2.unreturned_bytes, len(connection.http2.streams)
+
+
+IDS = ["", "a", "é", "%b%%", "i" * 127, "i" * 128, "7", "10"]
+
+
+def test_all_ways_lead_to_the_same_answers(run):
+    async def scenario(port, client, shortcuts):
+        await known(client)
+        assert shortcuts.since() == 3
+        for request_id in IDS:
+            data = message(2.5, id=request_id)
+            found = [await answer(client, way(client, data)) for way in (whole, like_grpc, parted, whole)]
+            assert found.count(found[0]) == len(found)
+            assert number(found[0]) == ("1", request_id, 3.5)
+            assert shortcuts.since() == (3 if len(request_id) < 128 else 0)
+        failures = [await answer(client, way(client, message(-1))) for way in (whole, parted, like_grpc)]
+        assert failures.count(failures[0]) == 3
+        assert failures[0][2]["grpc-message"] == "negative"
+        assert shortcuts.since() == 2
+        answers = port.frontend.answers
+        assert dict(answers.counts())["INTERNAL"] >= 3
+        # Several calls in one write, also with their frames mixed.
+        with client.together():
+            streams = [client.call(INFER, message(value)) for value in range(9)]
+        assert [number(await answer(client, stream))[2] for stream in streams] == [value + 1 for value in range(9)]
+        with client.together():
+            streams = [client.open(INFER) for _ in range(3)]
+            for value in (2, 0, 1):
+                client.send(streams[value], message(value), ended=True)
+        assert [number(await answer(client, stream))[2] for stream in streams] == [1, 2, 3]
+        assert shortcuts.whole == 10
+        assert shortcuts.since() == 12
+        await client.settled()
+        assert held(port) == (0, 0)
+
+    run(scenario)
+
+
+MALFORMED = {
+    "of another size": message(raw=bytes(8)),
+    "of the same size, for another shape": message(elements=ELEMENTS - 1, raw=bytes(4 * ELEMENTS)),
+    "another input": message().replace(b"IN", b"ON"),
+    "another datatype": message().replace(b"FP32", b"INT3"),
+    "no such model": message(model="n"),
+    "no such version": message(model_version="7"),
+    "no version": message(model_version="x"),
+    "compressed": framed(message()[5:], 1),
+    "no such flag": framed(message()[5:], 9),
+    "too short": message()[:-1],
+    "two": message() * 2,
+    "none": b"",
+    "cut prefix": b"\0\0",
+    "two ids": framed(b"\x0a\x01m\x1a\x01a\x1a\x01b" + message()[8:]),
+    "an id that is no text": framed(b"\x0a\x01m\x1a\x01\xff" + message()[8:]),
+    "an id that never ends": framed(b"\x0a\x01m\x1a\x7fa"),
+    "a parameter": message(parameters={"a": service_pb2.InferParameter(int64_param=1)}),
+    "an option": message(parameters={"priority": service_pb2.InferParameter(int64_param=1)}),
+    "another order": framed(message()[8:] + b"\x0a\x01m"),
+    "unknown fields": framed(message()[5:] + b"\x78\x01"),
+}
+
+
+def test_unusual_messages_get_their_usual_answers(run):
+    async def scenario(port, client, shortcuts):
+        await known(client)
+        for name, data in MALFORMED.items():
+            shortcuts.since()
+            found = [await answer(client, way(client, data)) for way in (parted, whole, like_grpc, whole)]
+            assert found.count(found[0]) == 4, name
+            assert number(await answer(client, whole(client, message())))[2] == 2
+        await client.settled()
+        assert held(port) == (0, 0)
+
+    run(scenario)
+
+
+def test_a_client_follows_the_model_through_its_life(run, engine):
+    async def scenario(port, client, shortcuts):
+        models, repository = engine
+        await known(client, message(1, "living"))
+        # A higher version answers from now on, although the first one still serves.
+        write_model(repository, "living", adding(10), CONFIG, version=2)
+        await models.load_model("living")
+        shortcuts.since()
+        found = [number(await answer(client, whole(client, message(1, "living", id="x")))) for _ in range(5)]
+        assert found == [("2", "x", 11)] * 5
+        assert shortcuts.since() >= 3
+        await models.unload_model("living")
+        for _ in range(3):
+            code, text = await client.status(whole(client, message(1, "living")))
+            assert (code, text.startswith("Request for unknown model: 'living' ")) == ("5", True)
+        await models.load_model("living")
+        shortcuts.since()
+        assert [number(await answer(client, whole(client, message(2, "living"))))[2] for _ in range(5)] == [12] * 5
+        assert shortcuts.since() >= 3
+        (repository / "living" / "2" / "model.py").unlink()
+        (repository / "living" / "2").rmdir()
+        await models.load_model("living")
+        assert number(await answer(client, whole(client, message(1, "living"))))[0] == "1"
+
+    run(scenario)
+
+
+def test_cancelled_calls_deadlines_and_the_end(run):
+    async def scenario(port, client, shortcuts):
+        await known(client, message(1, "patient"))
+        shortcuts.since()
+        with client.together():
+            stream = client.call(INFER, message(0, "patient"))
+            client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
+        late = whole(client, message(0, "patient"))
+        await client.settled()
+        assert shortcuts.since() == 2
+        assert held(port) == (0, 1)
+        client.write(http2.frame(http2.RST_STREAM, 0, late, http2.u32(8)))
+        await answer(client, whole(client, message(1, "patient")))
+        assert not {stream, late} & set(client.trailers)
+        shortcuts.since()
+        for way in (parted, whole, whole, whole):
+            found = await answer(client, way(client, message(0, "patient"), ("grpc-timeout", "20m")))
+            assert (found[2]["grpc-status"], found[2]["grpc-message"]) == ("4", "Deadline Exceeded")
+            found = await answer(client, way(client, message(1, "patient"), ("grpc-timeout", "1H")))
+            assert number(found)[2] == 1
+        assert shortcuts.since() == 6
+        await client.settled()
+        assert held(port) == (0, 0)
+        open_call = whole(client, message(0, "patient"))
+        await client.settled()
+        port.server.stop_listening()
+        code, text = await client.status(whole(client, message()))
+        assert (code, text.startswith("GRPC server is shutting down")) == ("14", True)
+        assert open_call not in client.trailers
+        client.write(http2.frame(http2.RST_STREAM, 0, open_call, http2.u32(8)))
+        await client.closed()
+
+    run(scenario)
+
+
+def test_answers_wait_for_windows(run):
+    async def scenario(port, client, shortcuts):
+        await known(client)
+        expected = await answer(client, whole(client, message()))
+        client.write(http2.settings(id_4=0))
+        stream, other = whole(client, message()), like_grpc(client, message())
+        await client.until(lambda: stream in client.heads and len(client.bodies.get(other, b"")) == 5)
+        assert stream not in client.bodies
+        for each in (other, stream):
+            client.write(http2.frame(http2.WINDOW_UPDATE, 0, each, http2.u32(1000)))
+            assert await answer(client, each) == expected
+        # Calls use up the window of the connection, and the answers of the last ones wait for it.
+        client.write(http2.settings(id_4=1 << 20))
+        shortcuts.since()
+        streams = [whole(client, message()) for _ in range(70_000 // len(expected[1]))]
+        await client.settled()
+        await client.until(lambda: streams[-1] in client.heads)
+        assert streams[-1] not in client.trailers
+        assert shortcuts.since() == len(streams)
+        client.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, http2.u32(1 << 20)))
+        for stream in streams:
+            assert await answer(client, stream) == expected
+        # A client that allows no table hears of it with the next head.
+        client._decoder.max_allowed_table_size = 0
+        client.write(http2.settings(id_1=0))
+        assert await answer(client, whole(client, message())) == expected
+        await client.settled()
+        assert held(port) == (0, 0)
+
+    run(scenario)
+
+
+def test_a_head_is_known_only_while_its_table_is(run):
+    def indexed(client, path):
+        stream, client._next_stream = client._next_stream, client._next_stream + 2
+        field = b"\x44" + bytes([len(path)]) + path.encode() if path else b"\xbe"
+        block = b"\x83\x86\x01\x01x" + field + http2.block(("content-type", "application/grpc"), ("te", "trailers"))
+        client.write(
+            http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block),
+            http2.frame(http2.DATA, http2.END_STREAM, stream, message()),
+        )
+        return stream
+
+    async def scenario(port, client, shortcuts):
+        found = [await answer(client, indexed(client, path)) for path in (INFER, "", "", "", "")]
+        assert shortcuts.since() >= 3
+        assert found.count(found[0]) == 5
+        live = [await answer(client, indexed(client, path)) for path in (SERVER_LIVE, "", "", "")]
+        assert live.count(live[0]) == 4
+        assert live[0][1] == framed(b"\x08\x01")
+        assert shortcuts.since() == 0
+        again = [await answer(client, indexed(client, path)) for path in (INFER, "", "", "")]
+        assert again == found[:4]
+
+    run(scenario)
+
+
+def test_requests_that_are_noted_or_changed_take_the_ordinary_way(run):
+    async def scenario(port, client, shortcuts):
+        await known(client)
+        shortcuts.since()
+        expected = await answer(client, whole(client, message()))
+        port.frontend.watch.on = True
+        assert [await answer(client, whole(client, message())) for _ in range(3)] == [expected] * 3
+        port.frontend.watch.on = False
+        assert shortcuts.since() == 1
+        port.frontend.policy = CallPolicy(None, ForwardedHeaders("x-.*"))
+        async with await port.connect() as other:
+            found = [await answer(other, whole(other, message(), ("x-a", "b"))) for _ in range(4)]
+            assert found.count(found[0]) == 4
+            assert number(found[0])[2] == number(expected)[2] + len('"x-a": "b"')
+            assert shortcuts.since() == 0
+            assert [await answer(other, whole(other, message())) for _ in range(3)] == [expected] * 3
+
+    run(scenario)
+
+
+def test_compressed_answers(run):
+    settings = GrpcSettings(compression_level="low", keepalive=KeepaliveSettings(max_ping_strikes=0))
+
+    async def scenario(port, client, shortcuts):
+        accepts = ("grpc-accept-encoding", "gzip")
+        found = [await answer(client, whole(client, message(), accepts)) for _ in range(4)]
+        assert {each[0]["grpc-encoding"] for each in found} == {"gzip"}
+        assert shortcuts.since() == 0
+        await known(client)
+        assert shortcuts.since() > 0
+
+    run(scenario, settings=settings)
