@@ -92,8 +92,6 @@ class RawClient:
 
     def open(self, path: str, *fields: tuple[str, str], ended: bool = False, **replaced: str) -> int:
         """Send the head of a call; returns its stream. Fields replace the usual ones of the same name."""
-        stream = self._next_stream
-        self._next_stream += 2
         usual = {
             ":method": "POST",
             ":scheme": "http",
@@ -102,9 +100,20 @@ class RawClient:
             "content-type": "application/grpc",
             "te": "trailers",
         }
-        flags = http2.END_HEADERS | (http2.END_STREAM if ended else 0)
-        self.write(http2.headers(stream, *{**usual, **dict(fields), **replaced}.items(), flags=flags))
+        block = http2.block(*{**usual, **dict(fields), **replaced}.items())
+        return self.open_by(block, http2.END_STREAM if ended else 0)
+
+    def open_by(self, block: bytes, flags: int = 0) -> int:
+        """Send a header block; returns its stream."""
+        stream = self._next_stream
+        self._next_stream += 2
+        self.write(http2.frame(http2.HEADERS, http2.END_HEADERS | flags, stream, block))
         return stream
+
+    def forbid_table(self) -> None:
+        """Allow the server no dynamic table; its next header block must say that it has understood."""
+        self._decoder.max_allowed_table_size = 0
+        self.write(http2.settings(id_1=0))
 
     def send(self, stream: int, data: bytes, *, ended: bool = False) -> None:
         """Send data in one frame."""

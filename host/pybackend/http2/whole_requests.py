@@ -1,8 +1,8 @@
 """Whole requests whose heads are known: taken at once, without a look at each of their frames.
 
-In front of ``incoming`` for the requests that most clients of gRPC send: HEADERS, perhaps a WINDOW_UPDATE of their own stream, and DATA
+In front of ``incoming`` for the requests that most clients of gRPC send: HEADERS, perhaps a WINDOW_UPDATE of the new stream, and DATA
 that ends the stream. Often a WINDOW_UPDATE of the connection follows. Requests that differ in anything are left to ``incoming``,
-and so are all that break a rule.
+and so is a request that breaks a rule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONNECTION_UPDATE: Final = frames.HEADER.pack(_WINDOW_WORD, 0, 0)
 
 
 class _Found(NamedTuple):
-    """What precedes a request's body.
+    """The frames in front of a request's body.
 
     Attributes:
         head: of the request.
@@ -63,9 +63,9 @@ class _Kind(NamedTuple):
     """All requests that differ in their stream and in their body only.
 
     Attributes:
-        form: all that precedes the body, as a format for bytes: ``%b`` stands for the stream's number.
+        form: these frames as a format for bytes, in which ``%b`` stands for the stream's number.
         mentions: how often it has the number.
-        found: what precedes the body.
+        found: these frames.
     """
 
     form: bytes
@@ -140,7 +140,7 @@ class WholeRequests:
         return offset
 
     def _recognise(self, data: bytes, offset: int, expected_id: int) -> _Found | None:
-        """What precedes the body of a request; None if it is not whole, or not a usual one."""
+        """The frames in front of a request's body; None if the request is not whole, or not a usual one."""
         layout = _BLOCKS.get(data[offset : offset + _BEGINNING_BYTES])
         if layout is None or offset + layout[1] > len(data):
             return None

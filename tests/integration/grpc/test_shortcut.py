@@ -338,8 +338,7 @@ def test_answers_wait_for_windows(run):
         for stream in streams:
             assert await answer(client, stream) == expected
         # A client that allows no table hears of it with the next head.
-        client._decoder.max_allowed_table_size = 0
-        client.write(http2.settings(id_1=0))
+        client.forbid_table()
         assert await answer(client, whole(client, message())) == expected
         await client.settled()
         assert held(port) == (0, 0)
@@ -349,13 +348,11 @@ def test_answers_wait_for_windows(run):
 
 def test_a_head_is_known_only_while_its_table_is(run):
     def indexed(client, path):
-        stream, client._next_stream = client._next_stream, client._next_stream + 2
-        field = b"\x44" + bytes([len(path)]) + path.encode() if path else b"\xbe"
+        field = b"\x44" + bytes([len(path)]) + path.encode() if path else b"\xbe"  # the latest entry of the table
         block = b"\x83\x86\x01\x01x" + field + http2.block(("content-type", "application/grpc"), ("te", "trailers"))
-        client.write(
-            http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block),
-            http2.frame(http2.DATA, http2.END_STREAM, stream, message()),
-        )
+        with client.together():
+            stream = client.open_by(block)
+            client.send(stream, message(), ended=True)
         return stream
 
     async def scenario(port, client, shortcuts):
