@@ -9,7 +9,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
-from pybackend.inference.validation import validate
+from pybackend.inference.validation import Checked, validate
 from pybackend.model.door import Absence
 from pybackend.model.model import Model
 
@@ -46,7 +46,12 @@ class InnerDoor:
         return self._engine.repository.absence(name, home)
 
     def submit(
-        self, model: Model, request: InferenceRequest, on_response: OnResponse, *, any_version: bool
+        self,
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        any_version: bool,
+        checked: Checked = Checked.NOTHING,
     ) -> PendingRequest:
         """Validate a request against the model's signature and queue it; see :meth:`ModelDoor.submit`.
 
@@ -54,7 +59,8 @@ class InnerDoor:
             InferenceError: the request is refused, and its memory remains the caller's.
         """
         assert self._engine is not None
-        validate(request, model.signature)
+        if checked is not Checked.ALL:
+            validate(request, model.signature)
         if model.traffic is None or not any_version:
             return self._engine.submit(model, request, on_response)
         return model.traffic.redirect(self._engine.submit, model, request, on_response)

@@ -28,6 +28,8 @@ from pybackend.modelconfig.signature import signature_of
 
 log = logging.getLogger(__name__)
 
+_NOBODY = NoHolder()
+
 
 class EnsembleModel(Model):
     """A version of an ensemble.
@@ -235,7 +237,7 @@ class EnsembleModel(Model):
         binding = self._binding
         if binding is None or not (self.state is ModelState.READY or self.open_requests.admits(request)):
             raise not_ready(self.name, self.version, self.reason)
-        pending = PendingRequest(request, on_response, NoHolder())  # it never waits: its run or its lookup holds it
+        pending = PendingRequest(request, on_response, _NOBODY)  # it never waits: its run or its lookup holds it
         request.queued_ns = time.monotonic_ns()
         binding.enter()
         self.open_requests.enter(request)

@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from pybackend.ensemble.scope import EnsembleTensor, Scope
-from pybackend.ensemble.sequence import correlation_parameters
+from pybackend.ensemble.scope import EnsembleTensor, Memory
+from pybackend.ensemble.sequence import Correlation, correlation_parameters
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
+from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
 
 
-def add_outputs(response: InferenceResponse, scope: Scope, wanted: Sequence[str], signature: ModelSignature) -> None:
-    """Add the wanted outputs that were produced to a response; their memory is kept until the response is released."""
-    found = [(name, tensor) for name in wanted if (tensor := scope.find(name)) is not None]
-    tensors = [tensor for _, tensor in found]
-    for tensor in tensors:
-        tensor.memory.borrow()
-    for tensor in tensors:
-        if tensor.chain == scope.chain:
-            tensor.memory.used()
+def add_outputs(
+    response: InferenceResponse, found: Sequence[tuple[str, EnsembleTensor]], chain: Chain, signature: ModelSignature
+) -> None:
+    """Add outputs to a response; their memory is kept until the response is released.
 
-    def on_release() -> None:
-        for tensor in tensors:
-            tensor.memory.give_back()
+    Args:
+        response: the ensemble's response.
+        found: the outputs by name.
+        chain: the streams to whose end the response belongs; only the tensors that came through them are not needed again.
+        signature: the ensemble's.
+    """
+    memories: list[Memory] = []
+    named: Correlation | None = None
+    batched = signature.max_batch_size > 0
+    for name, tensor in found:
+        memory = tensor.memory
+        if memory is not None:
+            memory.borrow()
+            memories.append(memory)
+            if tensor.chain == chain:
+                memory.used()
+        if named is None:
+            named = tensor.correlation
+        shape = tensor.shape
+        if tensor.batched != batched or signature.has_reshape:
+            shape = _shape(name, tensor, signature)
+        response.outputs.append(OutputTensor(name, tensor.datatype, shape, tensor.data))
+    if memories:
+        response.on_release = partial(_give_back, memories)
+    if named is not None:
+        response.parameters = correlation_parameters(named)
 
-    named = next((tensor.correlation for tensor in tensors if tensor.correlation is not None), None)
-    outputs = [_output(name, tensor, signature) for name, tensor in found]
-    response.outputs, response.on_release = outputs, on_release
-    response.parameters = None if named is None else correlation_parameters(named)
+
+def _give_back(memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        memory.give_back()
 
 
-def _output(name: str, tensor: EnsembleTensor, signature: ModelSignature) -> OutputTensor:
+def _shape(name: str, tensor: EnsembleTensor, signature: ModelSignature) -> Sequence[int]:
     expected = signature.outputs[name]
     dims = expected.dims if expected.reshape is None else expected.reshape
-    shape = tensor.shape_for(dims, batched=signature.max_batch_size > 0)
-    return OutputTensor(name, tensor.datatype, signature.shape_for_client(expected, shape), tensor.data)
+    return signature.shape_for_client(expected, tensor.shape_for(dims, batched=signature.max_batch_size > 0))

@@ -6,13 +6,20 @@ Each plan is made once per change of the parts and set of outputs; requests only
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain as chained
 
 from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import Chain, EnsembleStep, needed_tensors, stream_chains
 
 ONCE: Chain = ()
 """The chain of tensors and steps that occur once per request."""
+
+MOST_LAYOUTS = 64
+"""Number of layouts of inputs to keep for each step; clients may choose the sizes of tensors."""
+
+Layout = tuple[object, ...]
+"""Datatype, shape and size in bytes of each input of a step."""
 
 
 class PlannedStep:
@@ -29,18 +36,27 @@ class PlannedStep:
         chain: the streams within which the step runs.
         streams: True if the step's model is decoupled.
         any_version: True if the step names no version of its model.
+        needs: the names of the ensemble's tensors in ``inputs``.
+        followers: the steps that use its outputs.
+        signature: the model's, for which ``batch_sizes`` holds.
+        batch_sizes: the batch size of requests that have all inputs, by their layout. One such request was validated, and
+            nothing in the next but the bytes of numbers can differ.
     """
 
     __slots__ = (
         "any_version",
+        "batch_sizes",
         "batched",
         "chain",
+        "followers",
         "inputs",
         "model",
+        "needs",
         "number",
         "optional",
         "outputs",
         "requested",
+        "signature",
         "streams",
     )
 
@@ -55,6 +71,17 @@ class PlannedStep:
         self.chain = chain
         self.streams = model.config.decoupled
         self.any_version = not step.model_version
+        self.followers: Sequence[PlannedStep] = ()
+        self.needs = frozenset(step.inputs.values())
+        self.signature = model.signature
+        self.batch_sizes: dict[Layout, int] = {}
+
+    def remember(self, layout: Layout, batch_size: int) -> None:
+        """Keep the batch size of a request that the model has accepted."""
+        if len(self.batch_sizes) >= MOST_LAYOUTS or self.model.signature is not self.signature:
+            self.batch_sizes.clear()
+            self.signature = self.model.signature
+        self.batch_sizes[layout] = batch_size
 
 
 class EnsemblePlan:
@@ -62,6 +89,7 @@ class EnsemblePlan:
 
     Attributes:
         wanted: the ensemble's outputs, in response order.
+        first: the steps that use nothing but the request's own inputs.
         leaves: the chains at which responses are made: chains of wanted outputs that no longer wanted chain extends.
         may_wait: numbers of the streaming steps that may be paused until the following steps have caught up. Excludes
             those that share a model with a following step, which would then wait forever.
@@ -76,20 +104,27 @@ class EnsemblePlan:
         for number, (step, model) in enumerate(zip(steps, models, strict=True)):
             outputs = {name: tensor for name, tensor in step.outputs.items() if tensor in needed}
             if outputs:
-                chain = max((self.chain(tensor) for tensor in step.inputs.values()), key=len)
-                planned = PlannedStep(number, step, model, chain, outputs)
-                self._steps[chain].append(planned)
+                in_chain = max((self.chain(tensor) for tensor in step.inputs.values()), key=len)
+                planned = PlannedStep(number, step, model, in_chain, outputs)
+                self._steps[in_chain].append(planned)
                 for tensor in dict.fromkeys(step.inputs.values()):
                     self._takers[tensor].append(planned)
+        made = {tensor for planned in self._all_steps() for tensor in planned.outputs.values()}
+        self.first = [planned for planned in self.steps(ONCE) if made.isdisjoint(planned.needs)]
+        for planned in self._all_steps():
+            takers = (taker for tensor in planned.outputs.values() for taker in self.takers(tensor))
+            planned.followers = tuple(dict.fromkeys(takers))
         ends = {self.chain(tensor) for tensor in wanted}
         self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
         self._uses = self._count_uses()
         self.may_wait = {
             step.number
-            for steps_of_chain in self._steps.values()
-            for step in steps_of_chain
+            for step in self._all_steps()
             if step.streams and step.model.runs_in.isdisjoint(self._models_following(step))
         }
+
+    def _all_steps(self) -> Iterator[PlannedStep]:
+        return chained.from_iterable(self._steps.values())
 
     def _models_following(self, step: PlannedStep) -> Iterator[Model]:
         for chain, following in self._steps.items():
@@ -112,13 +147,6 @@ class EnsemblePlan:
     def uses(self, tensor: str) -> int:
         """The number of reads of a tensor; a step within a later stream counts once, however often it runs."""
         return self._uses[tensor]
-
-    def uses_of_all(self, tensors: Iterable[str]) -> int:
-        """The total number of reads of these tensors."""
-        uses = 0
-        for tensor in tensors:
-            uses += self._uses[tensor]
-        return uses
 
     def _count_uses(self) -> Counter[str]:
         uses = Counter(self.wanted)

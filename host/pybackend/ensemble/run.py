@@ -6,7 +6,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from pybackend.ensemble.output import add_outputs
 from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
@@ -18,8 +22,10 @@ from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecut
 from pybackend.inference.region import RegionOutput, RegionOutputs
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.inference.validation import Checked
 from pybackend.model.door import ModelDoor
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend_wire.dtypes import ITEMSIZE
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +53,12 @@ class RunOwner(Protocol):
         """No step is running, and all memory is released except that of unreleased responses."""
 
 
-class _StepRun:
+class _StepRun(Struct, eq=False):
     """A request to a step, until its final response."""
 
-    __slots__ = ("correlation", "run", "scope", "step")
-
-    def __init__(self, run: EnsembleRun, scope: Scope, step: PlannedStep, correlation: Correlation | None) -> None:
-        self.run = run
-        self.scope = scope
-        self.step = step
-        self.correlation = correlation
-
-    def on_response(self, response: InferenceResponse) -> None:
-        """The step's model has sent a response."""
-        self.run.on_response(self, response)
+    scope: Scope
+    step: PlannedStep
+    correlation: Correlation | None
 
 
 class EnsembleRun:
@@ -85,7 +83,7 @@ class EnsembleRun:
         self._plan = plan
         self._most_inflight = most_inflight or MOST_INFLIGHT
         self._root = Scope(ONCE, None, plan.steps(ONCE))
-        self._absent: set[str] = set()
+        self._absent: AbstractSet[str] = frozenset()
         self._running: dict[_StepRun, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._copying = 0
@@ -97,20 +95,23 @@ class EnsembleRun:
 
     def start(self) -> None:
         """Start the steps that need only the request's own inputs."""
-        root, signature = self._root, self._owner.signature
-        batched = signature.max_batch_size > 0
+        root, signature, given = self._root, self._owner.signature, self.pending.request.inputs
+        batched, tensors = signature.max_batch_size > 0, root.tensors
         self.pending.holder = self
-        self._absent = set(signature.inputs)
-        for given in self.pending.request.inputs:
-            assert given.data is not None  # the bytes have arrived
-            self._absent.discard(given.name)
-            shape = signature.shape_for_model(signature.inputs[given.name], given.shape)
-            memory = Memory(given, self._plan.uses(given.name))
-            root.keep(memory)
-            tensor = EnsembleTensor(given.datatype, shape, given.data, memory, batched=batched, chain=ONCE, given=given)
-            root.put(given.name, tensor)
+        for each in given:
+            memory = None
+            if each.lease is not None:
+                memory = Memory(each, self._plan.uses(each.name))
+                root.keep(memory)
+            shape = each.shape
+            if signature.has_reshape:
+                shape = signature.shape_for_model(signature.inputs[each.name], shape)
+            data: Any = each.data  # the bytes have arrived
+            tensors[each.name] = EnsembleTensor(each.datatype, shape, data, memory, batched, ONCE, each)
+        if len(given) < len(signature.inputs):
+            self._absent = signature.inputs.keys() - tensors.keys()
         root.running += 1
-        for step in list(root.waiting):
+        for step in self._plan.first:
             self._begin_if_able(root, step)
         if self._running or self._copying:
             self._leave(root)
@@ -150,21 +151,24 @@ class EnsembleRun:
     def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
         if self._ended or step not in scope.waiting:
             return
-        for name, tensor in step.inputs:
-            if (
-                scope.find(tensor) is None
-                and tensor not in self._absent
-                and not self._may_lack(scope, step, name, tensor)
-            ):
-                return
+        if not (step.needs <= scope.tensors.keys() or self._is_able(scope, step)):
+            return
         scope.waiting.remove(step)
         scope.running += 1
-        scope.unsettled += not step.streams
-        if self._busy.get(step.number, 0) >= self._most_inflight:
+        if not step.streams:
+            scope.unsettled += 1
+        if step.chain and self._busy.get(step.number, 0) >= self._most_inflight:
             self._queued.setdefault(step.number, deque()).append((scope, step))
             self._regulate()
         else:
             self._begin(scope, step)
+
+    def _is_able(self, scope: Scope, step: PlannedStep) -> bool:
+        """True if all inputs are there or need not be."""
+        return all(
+            scope.find(tensor) is not None or tensor in self._absent or self._may_lack(scope, step, name, tensor)
+            for name, tensor in step.inputs
+        )
 
     @staticmethod
     def _may_lack(scope: Scope, step: PlannedStep, name: str, tensor: str) -> bool:
@@ -173,21 +177,23 @@ class EnsembleRun:
 
     def _begin(self, scope: Scope, step: PlannedStep) -> None:
         """Move the tensors to the step's model, then submit the request."""
-        self._busy[step.number] = self._busy.get(step.number, 0) + 1
+        if step.chain:  # all others run once
+            self._busy[step.number] = self._busy.get(step.number, 0) + 1
         inputs = StepInputs()
         try:
             inputs.take(scope, step, self._plan)
         except InferenceError as error:
             self._refuse(inputs, error)
             return
-        if inputs.take_long:
-            self._copying += 1
-            task = asyncio.get_running_loop().create_task(self._copy_and_submit(scope, step, inputs))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
+        if inputs.copies:
+            if inputs.take_long:
+                self._copying += 1
+                task = asyncio.get_running_loop().create_task(self._copy_and_submit(scope, step, inputs))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
             inputs.copy()
-            self._submit(scope, step, inputs)
+        self._submit(scope, step, inputs)
 
     async def _copy_and_submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
         try:
@@ -204,37 +210,50 @@ class EnsembleRun:
 
     def _submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
         """Submit a step to its model as an ordinary request."""
-        inputs.used(scope)
+        if inputs.read:
+            inputs.used()
         if self.pending.cancelled:
             self._refuse(inputs, CANCELLED)
             return
+        model, layout = step.model, inputs.layout
+        batch_size = step.batch_sizes.get(layout) if step.signature is model.signature else None
+        request = self._request(step, inputs, batch_size or 1)
+        step_run = _StepRun(scope, step, inputs.correlation)
         try:
-            step_run = _StepRun(self, scope, step, inputs.correlation)
-            request = self._request(step, inputs)
             self._running[step_run] = self._door.submit(
-                step.model, request, step_run.on_response, any_version=step.any_version
+                model,
+                request,
+                partial(self.on_response, step_run),
+                step.any_version,
+                Checked.NOTHING if batch_size is None else Checked.ALL,
             )
         except InferenceError as error:
             self._refuse(inputs, error)
             return
+        if batch_size is None and layout and all(ITEMSIZE[tensor.datatype] for tensor in inputs.tensors):
+            step.remember(layout, request.batch_size)
         if step.streams:
             self._regulate()
         if self.pending.request.is_inner:
             self._door.on_queued()
 
-    def _request(self, step: PlannedStep, inputs: StepInputs) -> InferenceRequest:
+    def _request(self, step: PlannedStep, inputs: StepInputs, batch_size: int) -> InferenceRequest:
         whole, model = self.pending.request, step.model
+        correlation_id, flags = inputs.correlation or (whole.correlation_id, whole.flags)
         request = InferenceRequest(
             model.name,
             model.version,
-            id=whole.id,
-            inputs=inputs.tensors,
-            requested_outputs=step.requested,
-            parameters=whole.parameters,
+            whole.id,
+            inputs.tensors,
+            step.requested,
+            batch_size,
+            whole.parameters,
+            correlation_id,
+            flags,
+            whole.priority,
+            whole.timeout_us,
+            True,  # is_inner
         )
-        request.is_inner = True
-        request.correlation_id, request.flags = inputs.correlation or (whole.correlation_id, whole.flags)
-        request.priority, request.timeout_us = whole.priority, whole.timeout_us
         if whole.regions is not None:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
@@ -260,32 +279,25 @@ class EnsembleRun:
         """A step has sent a response."""
         if response.final:
             del self._running[step_run]  # breaks a reference cycle, which would stay until garbage collection
+        scope, step = step_run.scope, step_run.step
         try:
-            self._follow(step_run, response)
+            if self._ended or response.empty:
+                response.release()
+            elif response.error is not None:
+                self._fail(response.error)
+            elif step.streams:
+                self._branch(step_run, response)
+            else:
+                take_outputs(response, step, step_run.correlation, scope, self._plan, self.pending.request)
+                for follower in step.followers:
+                    self._offer(scope, follower)
+            if self._ended:
+                self._close_if_idle()
+            elif response.final:
+                self._step_is_over(scope, step)
         except Exception:  # the sender waits for an answer in any case
             log.exception("a request to ensemble '%s' failed", self._owner.name)
             self._fail(InferenceError("internal error: see the server's log"))
-
-    def _follow(self, step_run: _StepRun, response: InferenceResponse) -> None:
-        """Process a response."""
-        scope, step, plan = step_run.scope, step_run.step, self._plan
-        if self._ended or response.empty:
-            response.release()
-        elif response.error is not None:
-            self._fail(response.error)
-        elif step.streams:
-            self._branch(step_run, response)
-        else:
-            made = take_outputs(response, step, step_run.correlation, scope, plan, self.pending.request)
-            if len(made) < len(step.outputs):
-                scope.leave_out(set(step.outputs.values()) - made)
-            for name in step.outputs.values():
-                for taker in plan.takers(name):
-                    self._offer(scope, taker)
-        if self._ended:
-            self._close_if_idle()
-        elif response.final:
-            self._step_is_over(scope, step)
 
     def _branch(self, step_run: _StepRun, response: InferenceResponse) -> None:
         """Open a scope for one response of a stream, because the following steps have separate tensors."""
@@ -298,8 +310,7 @@ class EnsembleRun:
             self._regulate()
         scope.running += 1
         child.running += 1
-        made = take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
-        child.leave_out(set(step.outputs.values()) - made)
+        take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
         for following in list(child.waiting):
             self._begin_if_able(child, following)
         self._leave(child)
@@ -313,12 +324,14 @@ class EnsembleRun:
             self._offer(child, step)
 
     def _step_is_over(self, scope: Scope, step: PlannedStep) -> None:
-        self._busy[step.number] -= 1
-        queued = self._queued.get(step.number)
-        if queued:
-            self._begin(*queued.popleft())
-            self._regulate()
-        scope.unsettled -= not step.streams
+        if step.chain:
+            self._busy[step.number] -= 1
+            queued = self._queued.get(step.number)
+            if queued:
+                self._begin(*queued.popleft())
+                self._regulate()
+        if not step.streams:
+            scope.unsettled -= 1
         self._leave(scope)
 
     # Flow control of streams
@@ -340,7 +353,10 @@ class EnsembleRun:
     def _leave(self, scope: Scope) -> None:
         """Something that ran in a scope has ended."""
         scope.running -= 1
-        if not self._ended and self._is_over(self._root) and not self._ended:
+        root = self._root
+        if self._ended or (root.running and not root.streams):
+            return
+        if self._is_over(root) and not self._ended:
             self._finish()
 
     def _is_over(self, scope: Scope) -> bool:
@@ -361,39 +377,41 @@ class EnsembleRun:
 
     def _send(self, scope: Scope) -> None:
         """Send the available outputs, if any of them depends on the stream's response."""
-        made = (scope.find(name) for name in self._plan.wanted)
-        if any(tensor is not None and tensor.chain == scope.chain for tensor in made):
+        found = [(name, tensor) for name in self._plan.wanted if (tensor := scope.find(name)) is not None]
+        if any(tensor.chain == scope.chain for _, tensor in found):
             response = self._response(final=False)
-            add_outputs(response, scope, self._plan.wanted, self._owner.signature)
+            add_outputs(response, found, scope.chain, self._owner.signature)
             self._owner.on_response(self, response)
 
     def _finish(self) -> None:
         """All steps have ended: send the last response."""
-        response = self._response(empty=ONCE not in self._plan.leaves)
-        if not response.empty:
-            for name in self._plan.wanted:
-                if self._root.find(name) is not None:
-                    continue
-                if not self._root.lacks(name):
+        plan, tensors, owner = self._plan, self._root.tensors, self._owner
+        response = InferenceResponse(owner.name, owner.version, self.pending.request.id)
+        if ONCE in plan.leaves:
+            found = []
+            for name in plan.wanted:
+                tensor = tensors.get(name)
+                if tensor is not None:
+                    found.append((name, tensor))
+                elif self._root.lacks(name):
+                    log.debug("Composing models did not output tensor %s of ensemble '%s'", name, owner.name)
+                else:
                     self._fail(self._unset(name))
                     return
-                log.debug("Composing models did not output tensor %s of ensemble '%s'", name, self._owner.name)
-            add_outputs(response, self._root, self._plan.wanted, self._owner.signature)
+            add_outputs(response, found, ONCE, owner.signature)
+        else:
+            response.empty = True
         self._ended = True
-        self._owner.on_response(self, response)
+        owner.on_response(self, response)
         self._close_if_idle()
 
     def _unset(self, name: str) -> InferenceError:
         what = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
         return InferenceError(f"{self.pending.request.prefix}{what}: no step has set '{name}'", ErrorCode.INVALID_ARG)
 
-    def _response(
-        self, *, final: bool = True, empty: bool = False, error: InferenceError | None = None
-    ) -> InferenceResponse:
+    def _response(self, *, final: bool = True, error: InferenceError | None = None) -> InferenceResponse:
         owner = self._owner
-        return InferenceResponse(
-            owner.name, owner.version, self.pending.request.id, error=error, final=final, empty=empty
-        )
+        return InferenceResponse(owner.name, owner.version, self.pending.request.id, error=error, final=final)
 
     def _fail(self, error: InferenceError) -> None:
         """The first error ends the request; running steps are cancelled, and their responses dropped."""

@@ -20,7 +20,7 @@ class _Owner(Protocol):
 
 
 class Memory(Struct, eq=False):
-    """The owner of tensor memory: a step's response or a request's input. It is released after its last use.
+    """The owner of shared tensor memory: a step's response or a request's input. It is released after its last use.
 
     Attributes:
         owner: the object to release.
@@ -65,7 +65,7 @@ class EnsembleTensor(Struct, eq=False):
         data: its bytes.
         batched: True if the first dimension is the batch dimension.
         chain: the streams that it has come through.
-        memory: the owner of ``data``.
+        memory: the owner of ``data``; None if that is private to the host.
         given: the corresponding input of the request, None for a step's output.
         correlation: its sequence, if a step has named one, else None.
     """
@@ -73,7 +73,7 @@ class EnsembleTensor(Struct, eq=False):
     datatype: str
     shape: Sequence[int]
     data: Buffer
-    memory: Memory
+    memory: Memory | None
     batched: bool
     chain: Chain
     given: InputTensor | None = None
@@ -99,6 +99,7 @@ class Scope:
 
     Attributes:
         chain: the streams that enclose it.
+        tensors: those of this scope, by name. Each comes once.
         parent: the scope in which the stream's step runs; None for the request's scope.
         waiting: this scope's steps that have not started.
         streams: the child scopes of each step's responses, by step number, in response order; a scope leaves once its
@@ -107,7 +108,7 @@ class Scope:
         unsettled: number of running steps that will add tensors to this scope.
     """
 
-    __slots__ = ("_left_out", "_memories", "_tensors", "chain", "parent", "running", "streams", "unsettled", "waiting")
+    __slots__ = ("_left_out", "_memories", "chain", "parent", "running", "streams", "tensors", "unsettled", "waiting")
 
     def __init__(self, chain: Chain, parent: Scope | None, steps: Sequence[PlannedStep]) -> None:
         self.chain = chain
@@ -116,13 +117,9 @@ class Scope:
         self.streams: dict[int, deque[Scope]] = {}
         self.running = 0
         self.unsettled = 0
-        self._tensors: dict[str, EnsembleTensor] = {}
+        self.tensors: dict[str, EnsembleTensor] = {}
         self._memories: list[Memory] = []
         self._left_out: set[str] = set()
-
-    def put(self, name: str, tensor: EnsembleTensor) -> None:
-        """Add a new tensor."""
-        self._tensors[name] = tensor
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Note tensors that a step has left out of its response."""
@@ -145,7 +142,7 @@ class Scope:
         """Find a tensor in this scope or its ancestors."""
         scope: Scope | None = self
         while scope is not None:
-            tensor = scope._tensors.get(name)
+            tensor = scope.tensors.get(name)
             if tensor is not None:
                 return tensor
             scope = scope.parent
@@ -162,7 +159,8 @@ class Scope:
             for scope in scopes:
                 scope.abandon()
         self.streams.clear()
-        self._tensors.clear()
-        memories, self._memories = self._memories, []
-        for memory in memories:
-            memory.abandon()
+        self.tensors.clear()
+        if self._memories:
+            memories, self._memories = self._memories, []
+            for memory in memories:
+                memory.abandon()

@@ -7,35 +7,39 @@ the model left them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
-from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
+from msgspec import Struct
+
+from pybackend.ensemble.plan import ONCE, EnsemblePlan, Layout, PlannedStep
 from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
 from pybackend.ensemble.sequence import Correlation, named_correlation
 from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
 from pybackend.inference.region import source_of, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
+from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.model.model import Model
 from pybackend_wire.messages import INLINE_BYTES
 
 
-class StepInputs:
+class StepInputs(Struct, eq=False):
     """The inputs of one request to a step; :meth:`copy` or :meth:`copy_slowly` fills in their bytes.
 
     Attributes:
         tensors: for the request, which owns their memory.
+        layout: of the tensors; empty if some are left out.
         correlation: their sequence, if an earlier step has named one, else None.
         has_regions: some of them lie in clients' regions, where the step's own process reads them.
+        read: the memory of tensors that the scope need not keep for this step any longer.
+        copies: where the bytes of tensors go, and where they are.
     """
 
-    def __init__(self) -> None:
-        self.has_regions = False
-        self.tensors: list[InputTensor] = []
-        self.correlation: Correlation | None = None
-        self._read: list[EnsembleTensor] = []
-        self._copies: list[tuple[memoryview, Buffer]] = []
+    tensors: list[InputTensor] = []
+    layout: Layout = ()
+    correlation: Correlation | None = None
+    has_regions: bool = False
+    read: list[Memory] = []
+    copies: list[tuple[memoryview, Buffer]] = []
 
     def take(self, scope: Scope, step: PlannedStep, plan: EnsemblePlan) -> None:
         """Allocate memory for a step's inputs.
@@ -43,23 +47,47 @@ class StepInputs:
         Raises:
             InferenceError: UNAVAILABLE, the step's model has no memory left.
         """
+        batched, near, tensors = step.batched, scope.tensors, self.tensors
+        layout: list[object] = []
         for name, tensor_name in step.inputs:
-            tensor = scope.find(tensor_name)
+            tensor = near.get(tensor_name) or scope.find(tensor_name)
             if tensor is None:
                 continue  # an optional input that the client left out
-            self._read.append(tensor)
-            if self.correlation is None:
-                self.correlation = tensor.correlation
-            shape = tensor.shape if tensor.batched == step.batched else _shape(step, name, tensor)
-            source = None if tensor.given is None else source_of(tensor.given)
-            if source is not None:
-                self.tensors.append(tensor_in_region(name, tensor.datatype, shape, source))
-                self.has_regions = True
-            elif len(tensor.data) <= INLINE_BYTES:
-                self.tensors.append(InputTensor(name, tensor.datatype, shape, bytes(tensor.data)))
+            shape, datatype, data = tensor.shape, tensor.datatype, tensor.data
+            if tensor.batched is not batched:
+                shape = _shape(step, name, tensor)
+            if tensor.correlation is not None:
+                self.correlation = self.correlation or tensor.correlation
+            size = len(data)
+            if tensor.memory is None and size <= INLINE_BYTES:
+                tensors.append(InputTensor(name, datatype, shape, data))
             else:
-                is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
-                self.tensors.append(self._large_input(step.model, name, tensor, shape, is_only_use))
+                tensors.append(self._shared_input(name, tensor_name, tensor, shape, scope, step, plan))
+            layout += datatype, tuple(shape), size
+        if len(tensors) == len(step.inputs):
+            self.layout = tuple(layout)
+
+    def _shared_input(
+        self,
+        name: str,
+        tensor_name: str,
+        tensor: EnsembleTensor,
+        shape: Sequence[int],
+        scope: Scope,
+        step: PlannedStep,
+        plan: EnsemblePlan,
+    ) -> InputTensor:
+        """An input whose bytes are large, or lie in memory that is released."""
+        if tensor.memory is not None and tensor.chain == scope.chain:
+            self.read.append(tensor.memory)
+        source = None if tensor.given is None else source_of(tensor.given)
+        if source is not None:
+            self.has_regions = True
+            return tensor_in_region(name, tensor.datatype, shape, source)
+        if len(tensor.data) <= INLINE_BYTES:
+            return InputTensor(name, tensor.datatype, shape, bytes(tensor.data))
+        is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
+        return self._large_input(step.model, name, tensor, shape, is_only_use)
 
     def _large_input(
         self, model: Model, name: str, tensor: EnsembleTensor, shape: Sequence[int], is_only_use: bool
@@ -70,29 +98,28 @@ class StepInputs:
         else:
             result.lease = model.lease(len(tensor.data), name)
             result.data = result.lease.view
-            self._copies.append((result.lease.view, tensor.data))
+            self.copies.append((result.lease.view, tensor.data))
         return result
 
     @property
     def take_long(self) -> bool:
         """True if the copies would block the event loop for too long."""
-        return any(len(target) >= LARGE_COPY_BYTES for target, _ in self._copies)
+        return any(len(target) >= LARGE_COPY_BYTES for target, _ in self.copies)
 
     def copy(self) -> None:
         """Make the copies now."""
-        for target, source in self._copies:
+        for target, source in self.copies:
             target[:] = source
 
     async def copy_slowly(self) -> None:
         """Make the copies, large ones in a thread."""
-        for target, source in self._copies:
+        for target, source in self.copies:
             await copy_bytes(target, source)
 
-    def used(self, scope: Scope) -> None:
-        """The step has its tensors: the scope no longer keeps them for it."""
-        for tensor in self._read:
-            if tensor.chain == scope.chain:
-                tensor.memory.used()
+    def used(self) -> None:
+        """The step has its tensors: their memory is no longer kept for it."""
+        for memory in self.read:
+            memory.used()
 
     def release(self) -> None:
         """Release the memory, because there will be no request."""
@@ -112,8 +139,8 @@ def take_outputs(
     at: Scope,
     plan: EnsemblePlan,
     whole: InferenceRequest,
-) -> AbstractSet[str]:
-    """Turn a step's outputs into tensors of the ensemble; returns their names.
+) -> None:
+    """Turn a step's outputs into tensors of the ensemble, and note which it has left out.
 
     Args:
         response: the step's response, which is released once its outputs have been read.
@@ -123,23 +150,27 @@ def take_outputs(
         plan: gives the number of reads of each tensor.
         whole: the request to the ensemble.
     """
-    outputs: dict[str, OutputTensor] = {}
-    for output in response.outputs:
-        name = step.outputs.get(output.name)
-        if name is not None:
-            outputs[name] = output
-    memory = Memory(response, plan.uses_of_all(outputs))
-    if not outputs:
-        memory.abandon()
-        return frozenset()
-    at.keep(memory)
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
         correlation = named_correlation(response.parameters, own) or correlation
-    for name, output in outputs.items():
-        tensor = EnsembleTensor(
-            output.datatype, output.shape, output.data, memory, batched=step.batched, chain=at.chain
+    memory = None if response.on_release is None else Memory(response, 0)
+    tensors, names, batched, chain = at.tensors, step.outputs, step.batched, at.chain
+    made = 0
+    for output in response.outputs:
+        name = names.get(output.name)
+        if name is None:
+            continue
+        if name not in tensors:
+            made += 1
+            if memory is not None:
+                memory.uses += plan.uses(name)
+        tensors[name] = EnsembleTensor(
+            output.datatype, output.shape, output.data, memory, batched, chain, None, correlation
         )
-        tensor.correlation = correlation
-        at.put(name, tensor)
-    return outputs.keys()
+    if memory is not None:
+        if made:
+            at.keep(memory)
+        else:
+            memory.abandon()
+    if made < len(names):
+        at.leave_out([name for name in names.values() if name not in tensors])

@@ -8,6 +8,7 @@ from typing import Protocol
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
+from pybackend.inference.validation import Checked
 from pybackend.model.model import Model
 
 
@@ -45,7 +46,12 @@ class ModelDoor(Protocol):
         """The reason why :meth:`find` finds no version of a model."""
 
     def submit(
-        self, model: Model, request: InferenceRequest, on_response: OnResponse, *, any_version: bool
+        self,
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        any_version: bool,
+        checked: Checked = Checked.NOTHING,
     ) -> PendingRequest:
         """Validate a request against the model's signature and queue it.
 
@@ -54,6 +60,7 @@ class ModelDoor(Protocol):
             request: the request.
             on_response: gets the responses.
             any_version: the request names no version, so another one may answer.
+            checked: the validation against the version's signature that was done before.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.
