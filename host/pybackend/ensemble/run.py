@@ -74,6 +74,10 @@ class EnsembleRun:
         pending: the request; this object takes over its inputs' memory.
     """
 
+    _absent: AbstractSet[str] = frozenset()
+    _copying = 0
+    _paused = _ended = _closed = False
+
     def __init__(
         self, owner: RunOwner, door: ModelDoor, plan: EnsemblePlan, most_inflight: int, pending: PendingRequest
     ) -> None:
@@ -83,15 +87,10 @@ class EnsembleRun:
         self._plan = plan
         self._most_inflight = most_inflight or MOST_INFLIGHT
         self._root = Scope(ONCE, None, plan.steps(ONCE))
-        self._absent: AbstractSet[str] = frozenset()
         self._running: dict[_StepRun, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._copying = 0
         self._busy: dict[int, int] = {}
         self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = {}
-        self._paused = False
-        self._ended = False
-        self._closed = False
 
     def start(self) -> None:
         """Start the steps that need only the request's own inputs."""
@@ -215,9 +214,27 @@ class EnsembleRun:
         if self.pending.cancelled:
             self._refuse(inputs, CANCELLED)
             return
-        model, layout = step.model, inputs.layout
+        whole, model, layout = self.pending.request, step.model, inputs.layout
         batch_size = step.batch_sizes.get(layout) if step.signature is model.signature else None
-        request = self._request(step, inputs, batch_size or 1)
+        correlation_id, flags = inputs.correlation or (whole.correlation_id, whole.flags)
+        request = InferenceRequest(
+            model.name,
+            model.version,
+            whole.id,
+            inputs.tensors,
+            step.requested,
+            batch_size or 1,
+            whole.parameters,
+            correlation_id,
+            flags,
+            whole.priority,
+            whole.timeout_us,
+            True,  # is_inner
+        )
+        if whole.regions is not None:
+            request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
+        if whole.trace is not None:
+            request.trace = whole.trace.child(of_execution=False)
         step_run = _StepRun(scope, step, inputs.correlation)
         try:
             self._running[step_run] = self._door.submit(
@@ -234,31 +251,8 @@ class EnsembleRun:
             step.remember(layout, request.batch_size)
         if step.streams:
             self._regulate()
-        if self.pending.request.is_inner:
+        if whole.is_inner:
             self._door.on_queued()
-
-    def _request(self, step: PlannedStep, inputs: StepInputs, batch_size: int) -> InferenceRequest:
-        whole, model = self.pending.request, step.model
-        correlation_id, flags = inputs.correlation or (whole.correlation_id, whole.flags)
-        request = InferenceRequest(
-            model.name,
-            model.version,
-            whole.id,
-            inputs.tensors,
-            step.requested,
-            batch_size,
-            whole.parameters,
-            correlation_id,
-            flags,
-            whole.priority,
-            whole.timeout_us,
-            True,  # is_inner
-        )
-        if whole.regions is not None:
-            request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
-        if whole.trace is not None:
-            request.trace = whole.trace.child(of_execution=False)
-        return request
 
     def _regions(self, step: PlannedStep, wanted: RegionOutputs, *, has_inputs: bool) -> RegionOutputs | None:
         """The destinations of a step's outputs that only the client reads; None if no tensor of it lies in a region."""
@@ -290,11 +284,18 @@ class EnsembleRun:
             else:
                 take_outputs(response, step, step_run.correlation, scope, self._plan, self.pending.request)
                 for follower in step.followers:
-                    self._offer(scope, follower)
+                    if follower.chain == scope.chain:
+                        self._begin_if_able(scope, follower)
+                    else:
+                        self._offer(scope, follower)
             if self._ended:
                 self._close_if_idle()
             elif response.final:
-                self._step_is_over(scope, step)
+                if step.chain:
+                    self._begin_queued(step)
+                if not step.streams:
+                    scope.unsettled -= 1
+                self._leave(scope)
         except Exception:  # the sender waits for an answer in any case
             log.exception("a request to ensemble '%s' failed", self._owner.name)
             self._fail(InferenceError("internal error: see the server's log"))
@@ -323,16 +324,13 @@ class EnsembleRun:
         for child in tuple(scope.streams.get(step.chain[len(scope.chain)], ())):
             self._offer(child, step)
 
-    def _step_is_over(self, scope: Scope, step: PlannedStep) -> None:
-        if step.chain:
-            self._busy[step.number] -= 1
-            queued = self._queued.get(step.number)
-            if queued:
-                self._begin(*queued.popleft())
-                self._regulate()
-        if not step.streams:
-            scope.unsettled -= 1
-        self._leave(scope)
+    def _begin_queued(self, step: PlannedStep) -> None:
+        """One of a step's requests within a stream is over."""
+        self._busy[step.number] -= 1
+        queued = self._queued.get(step.number)
+        if queued:
+            self._begin(*queued.popleft())
+            self._regulate()
 
     # Flow control of streams
 
@@ -354,9 +352,12 @@ class EnsembleRun:
         """Something that ran in a scope has ended."""
         scope.running -= 1
         root = self._root
-        if self._ended or (root.running and not root.streams):
+        if self._ended:
             return
-        if self._is_over(root) and not self._ended:
+        if not root.streams:
+            if not root.running:
+                self._finish()
+        elif self._is_over(root) and not self._ended:
             self._finish()
 
     def _is_over(self, scope: Scope) -> bool:

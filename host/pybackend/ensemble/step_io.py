@@ -53,17 +53,17 @@ class StepInputs(Struct, eq=False):
             tensor = near.get(tensor_name) or scope.find(tensor_name)
             if tensor is None:
                 continue  # an optional input that the client left out
-            shape, datatype, data = tensor.shape, tensor.datatype, tensor.data
+            shape = tensor.shape
             if tensor.batched is not batched:
                 shape = _shape(step, name, tensor)
             if tensor.correlation is not None:
                 self.correlation = self.correlation or tensor.correlation
-            size = len(data)
+            size = len(tensor.data)
             if tensor.memory is None and size <= INLINE_BYTES:
-                tensors.append(InputTensor(name, datatype, shape, data))
+                tensors.append(InputTensor(name, tensor.datatype, shape, tensor.data))
             else:
                 tensors.append(self._shared_input(name, tensor_name, tensor, shape, scope, step, plan))
-            layout += datatype, tuple(shape), size
+            layout += tensor.datatype, tuple(shape), size
         if len(tensors) == len(step.inputs):
             self.layout = tuple(layout)
 

@@ -8,8 +8,13 @@ import json
 import numpy as np
 import pytest
 
+from pybackend.calls import inner_door
+from pybackend.ensemble.plan import MOST_LAYOUTS
 from pybackend.errors import ErrorCode
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.inference.validation import validate
+from pybackend.modelconfig.signature import ModelSignature
 from tests.integration.ensembles.conftest import Lab
 from tests.support import ensembles
 from tests.support.ensembles import floats, nothing_held, request_of
@@ -134,6 +139,44 @@ def test_batches_around_a_part_without(lab: Lab) -> None:
         "in ensemble 'around', [request id: <id_unknown>] unexpected shape for input 'A' for model 'fixed'. Expected [2], "
         "got [2,2]"
     )
+
+
+def test_a_step_s_request_is_validated_once_per_layout(lab: Lab, monkeypatch) -> None:
+    """What was validated is the datatypes and shapes, so those that a step has not taken before are validated, and so is text."""
+    validated: list[tuple[str, list[int]]] = []
+
+    def counting(request: InferenceRequest, signature: ModelSignature) -> None:
+        validated.append((request.model_name, list(request.inputs[0].shape)))
+        validate(request, signature)
+
+    def count(name: str, arrays: dict[str, np.ndarray]) -> int:
+        before = len(validated)
+        lab.ask(name, arrays)
+        return len(validated) - before
+
+    monkeypatch.setattr(inner_door, "validate", counting)
+    part = lab.engine.repository.find("batched").statistics
+    x = np.zeros((2, 77), np.float32)
+    assert count("all_batched", {"IN": x}) == 2
+    before = part.inference_count
+    assert count("all_batched", {"IN": x + 1}) == 0
+    assert part.inference_count == before + 4
+    assert count("all_batched", {"IN": x[:1]}) == 2
+    # A refusal teaches nothing, and what was learned lets nothing else pass.
+    wrong = {"IN": floats(1, 2, 3, 4).reshape(2, 2)}
+    right = {"IN": floats(1, 2).reshape(1, 2)}
+    for _ in range(2):
+        assert lab.refusal("around", wrong).code is ErrorCode.INVALID_ARG
+        lab.ask("around", right)
+    assert count("around", right) == 0
+    code = {"CODE1": function("return [text('a')]"), "CODE2": function("return [out(1)]")}
+    assert validated
+    for _ in range(2):
+        assert count("row", code) >= 2
+    # Only so many are kept.
+    for size in range(100, 100 + MOST_LAYOUTS):
+        assert count("all_batched", {"IN": np.zeros((1, size), np.float32)}) == 2
+    assert count("all_batched", {"IN": x}) == 2
 
 
 def test_reshape_of_the_ensemble_itself(lab: Lab) -> None:
