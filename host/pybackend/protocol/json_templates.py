@@ -28,9 +28,11 @@ from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_DOCUMENT_BYTES = 64 * 1024
 """Longer documents are mostly numbers, and a template saves little of their cost."""
-LARGEST_TEMPLATE_BYTES = 4096
+LARGEST_TEMPLATE_BYTES = 8192
 MOST_TEMPLATES, MOST_WITH_ONE_START = 256, 8
-"""With the largest template this limits those of a model to 1 MB; beyond, the cache is cleared."""
+"""With the largest template this limits those of a model to 2 MB; beyond, the cache is cleared."""
+MOST_SKIPPED = 1024
+"""After documents of which no template could be made, up to this many others are not tried. Some clients send only text."""
 
 _DATA = b'"data":'
 
@@ -95,6 +97,7 @@ class JsonTemplates:
         self._templates: dict[bytes, list[_Template]] = {}
         self._count = 0
         self._last_start = b""
+        self._skipped = self._to_skip = 0
 
     def filled(self, document: bytes) -> InferPlan | None:
         """The plan of a document, completely checked; None if no template fits, or the document is unusual or invalid."""
@@ -122,6 +125,9 @@ class JsonTemplates:
             signature: of the version.
             limits: those that the parser had.
         """
+        if self._to_skip:
+            self._to_skip -= 1
+            return
         request = plan.request
         if (
             len(document) > LARGEST_DOCUMENT_BYTES
@@ -136,11 +142,14 @@ class JsonTemplates:
         end = document.find(_DATA) + len(_DATA)
         start = document[:end] if match is None else b"{" + document[match.end() : end]
         if start != self._last_start:
-            self._last_start = start
+            self._last_start = start if end <= LARGEST_TEMPLATE_BYTES else b""
             return
         self._last_start = b""
         template = _template_of(document, end, signature, plan, limits)
-        if template is not None:
+        if template is None:
+            self._to_skip = self._skipped = min(2 * self._skipped + 1, MOST_SKIPPED)
+        else:
+            self._skipped = 0
             self._put(start, template)
 
     def _put(self, start: bytes, template: _Template) -> None:

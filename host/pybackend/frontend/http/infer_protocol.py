@@ -87,7 +87,7 @@ class InferProtocol(ShortcutProtocol):
 
     def recognise(self, head: bytes) -> bool:
         """True for a cached head."""
-        found = self._frontend.known(head)
+        found, self._found = self._found or self._frontend.known(head), None
         if found is None:
             return False
         known, self._body_left = found

@@ -29,6 +29,7 @@ class ShortcutProtocol(SerialProtocol):
         self, config: Config, server_state: ServerState, frontend: InferFrontend, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._frontend = frontend
+        self._found: tuple[KnownHead, int] | None = None  # set if the next call recognises the same head
         self._took_shortcut = False
         self._takes_chunks = True
         self._format: OutputFormat | None = None
@@ -66,10 +67,12 @@ class ShortcutProtocol(SerialProtocol):
             body_bytes = known.body_bytes
         shortcut = known.shortcut
         if shortcut is None or end + body_bytes != len(data) or self._watch.on or frontend.engine.tracer.active:
+            self._found = known, body_bytes
             return False
         json_bytes, plans, route = shortcut
         plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
         if plan is None or plan.checked is not Checked.ALL:
+            self._found = known, body_bytes
             return False
         try:
             pending = route.submit(plan.request, self.on_response)

@@ -12,6 +12,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.validation import validate_header
 from pybackend.protocol import json_templates
 from pybackend.protocol.infer_request import parse_infer
+from pybackend.protocol.json_outline import outline_in_steps
 from pybackend.protocol.json_templates import JsonTemplates
 from pybackend.protocol.limits import BodyLimits
 from tests.support.fuzzing import examples
@@ -155,13 +156,32 @@ TWO = [("X", "INT32", [1]), ("Y", "INT32", [1])]
         ),
         (
             [("X", "INT32", [-1])],
-            b'{"inputs":[{"name":"X","shape":[1],"datatype":"INT32","data":[1]}], "x":"%b"}' % (b"x" * 4096),
+            b'{"inputs":[{"name":"X","shape":[1],"datatype":"INT32","data":[1]}], "x":"%b"}' % (b"x" * 8192),
         ),
     ],
 )
 def test_unusual_documents_are_left_to_the_parser(make_signature, tensors, document):
     signature = make_signature(*tensors)
     assert not check(learned(signature, document, document), document, signature)
+
+
+def test_clients_that_send_only_text_cost_little(make_signature, monkeypatch):
+    signature = make_signature(("X", "BYTES", [1]))
+    tried = []
+
+    def outline(text):
+        tried.append(text)
+        return outline_in_steps(text)
+
+    monkeypatch.setattr(json_templates, "outline_in_steps", outline)
+    document = b'{"inputs":[{"name":"X","shape":[1],"datatype":"BYTES","data":["a"]}]}'
+    templates = learned(signature, *[document] * 500)
+    assert 5 < len(tried) < 15
+    signature = make_signature(("X", "INT32", [1]))
+    document = document.replace(b"BYTES", b"INT32").replace(b'"a"', b"1")
+    for _ in range(2 * json_templates.MOST_SKIPPED):
+        templates.learn(document, parsed(document, signature), signature, LIMITS)
+    assert check(templates, document, signature)
 
 
 def test_requests_that_do_not_fit_the_model_are_left_to_the_parser(make_signature):
