@@ -69,7 +69,9 @@ class FloodGuard:
 
     def data_moved(self, frames: int) -> None:
         """Give back for frames with data, received or sent."""
-        self._give_back(frames, 0)
+        left = self._frames - frames
+        self._frames = left if left > 0 else 0.0
+        self.spent = bool(self._frames or self._resets)
 
     def time_passed(self, seconds: float) -> None:
         """Give back for time."""

@@ -20,6 +20,7 @@ from pybackend.http2.stream import Stream
 from pybackend.http2.whole_requests import WholeRequests
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
+_WINDOW_UPDATE: Final = frames.WINDOW_UPDATE
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
 _USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 _UNPACK: Final = frames.HEADER.unpack_from
@@ -60,6 +61,7 @@ class Incoming:
         """Process bytes; raises RemoteProtocolError if the connection must end."""
         if self._core.is_closed:
             return
+        whole = tried = data if type(data) is bytes else None
         if type(data) is not bytes:
             data = memoryview(data)
         offset, end = 0, len(data)
@@ -67,10 +69,11 @@ class Incoming:
             offset = self._resume(data, 0)
         while end - offset >= 9:
             begin = offset
-            if data[begin + 3] == _HEADERS and not self._order_matters and type(data) is bytes:
-                offset = self._whole.take(data, begin)
+            if tried is not None and data[begin + 3] == _HEADERS and not self._order_matters:
+                offset = self._whole.take(tried, begin)
                 if offset != begin:
                     continue
+                tried = None  # heads of several requests may follow each other
             word, flags, stream_id = _UNPACK(data, begin)
             start = begin + 9
             offset = start + (word >> 8)
@@ -82,6 +85,7 @@ class Incoming:
                 return
             if kind == _DATA:
                 self._requests.data(data, start, offset, flags, stream_id & 0x7FFFFFFF)
+                tried = whole
             elif (
                 kind == _HEADERS
                 and flags & _PLAIN_HEADERS_MASK == frames.END_HEADERS
@@ -249,6 +253,9 @@ class Incoming:
 
     def _other_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Any frame but plain HEADERS and DATA."""
+        if kind == _WINDOW_UPDATE and len(payload) == frames.U32.size:  # clients of gRPC send two with each message
+            self._control.handle(kind, flags, stream_id, payload)
+            return
         self._requests.check_length(kind, len(payload))
         if kind == _HEADERS:
             self._requests.headers_with_extras(flags, stream_id, payload)

@@ -203,10 +203,11 @@ class Requests:
             and size <= core.receive_window
             and size <= self._max_frame_bytes
             and stream.content_left is None
-            and not core.guard.spent
         ):  # the usual case, with admit() and deliver() in one
             stream.receive_window -= size
             core.receive_window -= size
+            if core.guard.spent:
+                core.guard.data_moved(1)
             ended = flags & _END_STREAM == _END_STREAM
             if ended:
                 self._request_ended(stream)

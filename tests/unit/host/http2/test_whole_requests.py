@@ -118,7 +118,7 @@ CASES = {
     "no body": (head(7, flags=END_HEADERS | END_STREAM), []),
     "an empty body": (call(7, size=0), []),
     "a body in two frames": (head(7) + body(7, flags=0) + body(7), []),
-    "another stream's body": (head(7) + head(9) + body(9) + body(7), [9]),
+    "mixed frames": (head(7) + head(9) + body(9) + body(7) + call(11), [11]),
     "a body that never ends": (head(7) + body(7, flags=0) + call(9), [9]),
     "padding": (head(7) + http2.frame(DATA, END_STREAM | http2.PADDED, 7, b"\x01ab\0"), []),
     "priority": (http2.frame(HEADERS, END_HEADERS | http2.WITH_PRIORITY, 7, bytes(5) + BLOCK) + body(7), []),
