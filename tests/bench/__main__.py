@@ -17,6 +17,7 @@ from tests.bench import (
     call_memory,
     client_memory,
     footprint,
+    framework_memory,
     frameworks,
     grpc_load,
     http2_cost,
@@ -148,6 +149,10 @@ def _frameworks(results: Results, launchers: Sequence[servers.Launcher], scratch
     results.frameworks = frameworks.measure(launchers, results.plan, scratch)
 
 
+def _framework_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.framework_memory = framework_memory.measure(launchers, scratch)
+
+
 def _servers_of_models(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     if len(launchers) > 1:
         results.model_servers = model_servers.measure(launchers, results.plan, scratch)
@@ -190,6 +195,7 @@ _SECTIONS: dict[str, Section] = {
     "call-memory": _call_memory,
     "operations": _operations,
     "frameworks": _frameworks,
+    "framework-memory": _framework_memory,
     "model-servers": _servers_of_models,
 }
 

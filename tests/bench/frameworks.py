@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class FrameworkSample:
         model: how tables call it.
         round: counted from 0.
         bare_rows_per_s: rows that the library alone computes in a second.
-        bare_cpu_us: its CPU time per row.
+        bare_cpu_us: its CPU time per row, one call right after the other.
+        woken_cpu_us: the same if the process waits for another one before each call, as a server's must: caches are cold.
         served: the window of load on the server; each request is one row.
     """
 
@@ -37,6 +39,7 @@ class FrameworkSample:
     round: int
     bare_rows_per_s: float
     bare_cpu_us: float
+    woken_cpu_us: float
     served: LoadResult
 
     @property
@@ -63,12 +66,16 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
         for round_ in range(plan.rounds):
             for model in models:
                 rows_per_s, cpu_us = _bare(model, plan)
+                woken_cpu_us = _woken(model, plan)
                 load = Load(model.connections, plan.duration_s, plan.warm_up_s)
                 (window,) = take_turns([server], [Step(model.workload, load, 1)], scratch)
                 progress.show(
-                    f"{model.workload.name}, the library alone: {rows_per_s:,.0f} rows/s, {cpu_us:,.1f} us of CPU"
+                    f"{model.workload.name}, the library alone: {rows_per_s:,.0f} rows/s, {cpu_us:,.1f} us of CPU, "
+                    f"{woken_cpu_us:,.1f} us after a wait"
                 )
-                samples.append(FrameworkSample(model.workload.name, round_, rows_per_s, cpu_us, window.result))
+                samples.append(
+                    FrameworkSample(model.workload.name, round_, rows_per_s, cpu_us, woken_cpu_us, window.result)
+                )
     return samples
 
 
@@ -81,6 +88,23 @@ def _bare(model: FrameworkModel, plan: Plan) -> tuple[float, float]:
             calls += 1
         seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
     return calls * model.rows / seconds, cpu_s * 1e6 / (calls * model.rows)
+
+
+def _woken(model: FrameworkModel, plan: Plan) -> float:
+    """Microseconds of CPU per row of the library alone, where the process has waited for another one before each call."""
+    costs_ns = []
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        end_s = time.perf_counter() + plan.duration_s / 2
+        while time.perf_counter() < end_s:
+            other.stdin.write(b".")
+            other.stdout.read(1)
+            began_ns = time.process_time_ns()
+            model.run()
+            costs_ns.append(time.process_time_ns() - began_ns)
+        other.stdin.close()
+    return median(costs_ns) / 1e3 / model.rows
 
 
 def goals(samples: Sequence[FrameworkSample]) -> list[Goal]:
@@ -113,8 +137,8 @@ def goals(samples: Sequence[FrameworkSample]) -> list[Goal]:
 def render(samples: Sequence[FrameworkSample]) -> str:
     """A table of medians over the rounds, as Markdown."""
     lines = [
-        "| model | connections | library alone, rows/s | served, rows/s | library alone, CPU us | host | stub | foreign cores |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | connections | library alone, rows/s | served, rows/s | library alone, CPU us | after a wait | host | stub | foreign cores |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model in dict.fromkeys(sample.model for sample in samples):
         rounds = [sample for sample in samples if sample.model == model]
@@ -122,6 +146,7 @@ def render(samples: Sequence[FrameworkSample]) -> str:
             f"{median(sample.bare_rows_per_s for sample in rounds):,.0f}",
             f"{median(sample.served.infer_per_s for sample in rounds):,.0f}",
             f"{median(sample.bare_cpu_us for sample in rounds):,.1f}",
+            f"{median(sample.woken_cpu_us for sample in rounds):,.1f}",
             f"{median(sample.served.host_cpu_us for sample in rounds):,.1f}",
             f"{median(sample.served.stub_cpu_us for sample in rounds):,.1f}",
             f"{median(sample.served.foreign_cores for sample in rounds):.1f}",

@@ -126,6 +126,17 @@ def memory(*pids: int) -> Memory:
     return Memory(sum(_kib(fields["Rss"]) for fields in each), sum(_kib(fields["Pss"]) for fields in each))
 
 
+def private_bytes(pid: int) -> int:
+    """Memory that no other process has: what the end of this one would free."""
+    fields = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+    return _kib(fields["Private_Clean"]) + _kib(fields["Private_Dirty"])
+
+
+def name(pid: int) -> str:
+    """What a process calls itself, up to 15 characters."""
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+
+
 def machine_shared_bytes() -> int:
     """All shared memory of the machine, mapped by some process or not: /dev/shm, memfds, tmpfs."""
     return _kib(_fields(Path("/proc/meminfo"))["Shmem"])

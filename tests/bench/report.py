@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from tests.bench import bodies, frameworks, grpc_workloads, packing, startup, targets
+from tests.bench import bodies, framework_memory, frameworks, grpc_workloads, packing, startup, targets
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
 from tests.bench.results import Results, load_median
@@ -38,6 +38,7 @@ def render(results: Results) -> str:
         _sandbox,
         _operations,
         _frameworks,
+        _framework_memory,
         _model_servers,
         _targets,
     )
@@ -51,6 +52,13 @@ def _ladder(results: Results) -> str:
 
 def _noisy(results: Results) -> str:
     return _under_load("Small tensors on a busy machine (CPU per request)", results.noisy)
+
+
+def _framework_memory(results: Results) -> str:
+    if not results.framework_memory:
+        return ""
+    table = framework_memory.render(results.framework_memory)
+    return f"### Models without code: memory of one more instance\n\n{table}"
 
 
 def _frameworks(results: Results) -> str:

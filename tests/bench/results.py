@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.bench import bodies
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
+from tests.bench.framework_memory import InstanceMemory
 from tests.bench.frameworks import FrameworkSample
 from tests.bench.grpc_load import IdleSample
 from tests.bench.http2_cost import Http2Sample
@@ -61,6 +62,7 @@ class Results:
     sandbox: list[LoadSample] = field(default_factory=list)
     footprints: list[FootprintSample] = field(default_factory=list)
     frameworks: list[FrameworkSample] = field(default_factory=list)
+    framework_memory: list[InstanceMemory] = field(default_factory=list)
     model_servers: list[LoadSample] = field(default_factory=list)
     operations: list[LoadSample] = field(default_factory=list)
     scrapes: list[ScrapeSample] = field(default_factory=list)

@@ -81,6 +81,14 @@ def test_memory_and_its_peak_follow_what_the_process_takes(family: Family) -> No
     assert peak.rss_bytes >= after.rss_bytes
 
 
+def test_private_memory_is_what_the_process_has_alone(family: Family) -> None:
+    before = procstat.private_bytes(family.pid)
+    family.tell("keep")
+    assert procstat.private_bytes(family.pid) - before >= 32 << 20
+    assert procstat.private_bytes(family.pid) <= procstat.memory(family.pid).rss_bytes
+    assert procstat.name(family.pid).startswith("python")
+
+
 def test_several_processes_are_added_up(family: Family) -> None:
     pids = (family.pid, family.child)
     each = [procstat.memory(pid) for pid in pids]
