@@ -18,14 +18,15 @@ def require(module: str, *, backend: str, extra: str) -> Any:
     Raises:
         TritonModelException: it is not installed, or cannot be imported.
     """
+    package = module.partition(".")[0]
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:  # the framework is installed, and lacks another package
+        if error.name != package:  # the framework is installed, and lacks another package
             raise _broken(module, backend, error) from error
         archive = f"{backend}.tar.gz"
         raise TritonModelException(
-            f"backend '{backend}' needs the Python package {module}, which {sys.executable} does not have. Make an "
+            f"backend '{backend}' needs the Python package {package}, which {sys.executable} does not have. Make an "
             f"environment with `pybackend pack --backend {backend} -o {archive}` and serve with "
             f"--backend-config={backend},environment={archive}; or install it beside the server with "
             f"`pip install 'pybackend[{extra}]'`; or add it to the environment that the model names"

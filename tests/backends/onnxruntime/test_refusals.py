@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import foreign_minors, tree
 from tests.support.server import serving
 
 pytest.importorskip("onnxruntime")
@@ -47,8 +46,6 @@ EXPECTED = {
     "parameter": r"model 'parameter': backend 'onnxruntime' has no parameter 'intra_op_threads': did you mean intra_op_thread_count",
     "level": r"model 'level': there is no execution accelerator 'abacus' for ONNX files; there are cuda, tensorrt, openvino",
     "provider": r"model 'provider': ONNX Runtime \S+ has no AbacusExecutionProvider here, it has .*CPUExecutionProvider.*: install",
-    "no_framework": r"backend 'onnxruntime' needs the Python package onnxruntime, which \S+ does not have. Make an environment with "
-    r"`pybackend pack --backend onnxruntime -o onnxruntime.tar.gz` and serve with --backend-config=onnxruntime,environment=",
 }
 
 
@@ -72,10 +69,6 @@ def server(tmp_path_factory):
     graphs.addition(models / "missing" / "1" / "net.onnx")
     write(models / "missing" / "config.pbtxt", 'backend: "onnxruntime"')
     sequence(models / "sequence" / "1" / "model.onnx")
-    if foreign_minors():
-        graphs.addition(models / "no_framework" / "1" / "model.onnx")
-        environment = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tree()}" }} }}'
-        write(models / "no_framework" / "config.pbtxt", environment)
     with serving(models, flags=("--exit-on-error=false",), ready=False) as server:
         server.wait_for(rf"0 of {len(list(models.iterdir()))} models are ready", 240)
         yield server
@@ -99,8 +92,6 @@ def sequence(path: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_load_is_refused_with_a_reason(server, name):
-    if name == "no_framework" and not foreign_minors():
-        pytest.skip("there is only one CPython on this machine")
     line = re.search(rf"failed to load '{name}' .*", server.output)[0]
     assert re.search(EXPECTED[name], line), line
     assert "Traceback" not in line
