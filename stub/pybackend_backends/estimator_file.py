@@ -90,7 +90,18 @@ def _from_pickle(path: str, word: str, backend: str) -> Any:
     except TritonModelException:
         raise
     except Exception as error:
+        if _is_no_pickle(error):
+            raise TritonModelException(
+                f"{path} cannot be loaded: {_reason(error)}. The file is truncated, or no pickle: joblib.dump(estimator, "
+                "'model.joblib') writes one"
+            ) from None
         raise TritonModelException(f"{path} cannot be loaded: {_reason(error)}") from error
+
+
+def _is_no_pickle(error: Exception) -> bool:
+    """Whether the unpickler itself has raised an error. For an unknown byte, joblib's raises a KeyError with that byte."""
+    unknown_byte = isinstance(error, KeyError) and isinstance(error.args[0], int)
+    return unknown_byte or isinstance(error, (EOFError, pickle.UnpicklingError))
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,20 @@ from tests.support.server import Reply, ServerProcess
 
 Input = np.ndarray | tuple[str, np.ndarray]
 """An array, or a datatype's name and the array that carries its bits (for BF16)."""
+
+
+def arrays_of_types(names: Iterable[str], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """For each NumPy type an array that has its name, with the largest and the smallest value of that type."""
+    found = {}
+    for name in names:
+        dtype = np.dtype(name)
+        if dtype.kind == "b":
+            extremes = [True, False]
+        else:
+            limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+            extremes = [limits.max, limits.min]
+        found[name] = np.resize(np.array(extremes, dtype), shape)
+    return found
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,14 @@ Frameworks report it in their own words, as errors of many types.
 
 import resource
 
-_WORDS = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "cannot allocate memory")
+_WORDS = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "oom when allocating",
+    "can't allocate memory",
+    "cannot allocate memory",
+)
 _OF_GPUS = ("cuda", "hip error", "gpu")
 _MB = 1 << 20
 

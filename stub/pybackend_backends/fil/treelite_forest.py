@@ -6,6 +6,8 @@ which saves another 65 us of Python.
 
 import ctypes
 import json
+import os
+import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from pybackend_backends.fil.forest import PARALLEL_WORK, Forest, UnreadableFores
 
 _BINARY, _MULTICLASS = "kBinaryClf", "kMultiClf"
 _TASKS = {0: _BINARY, 1: "kRegressor", 2: _MULTICLASS, 3: "kLearningToRank", 4: "kIsolationForest"}
+_NEWEST_MAJOR = 99
+"""Larger versions are other files, whose first bytes treelite takes for one."""
 _PROBABILITIES = ("sigmoid", "softmax", "identity_multiclass", "multiclass_ova")
 
 
@@ -86,6 +90,8 @@ def checkpoint_forest(path: str, threads: int) -> TreeliteForest:
     Raises:
         UnreadableForest: it is none, or of a version that the installed one does not read.
     """
+    if os.path.getsize(path) == 0:
+        raise UnreadableForest("it is empty")  # treelite would report a version of it
     try:
         model = treelite.Model.deserialize(path)
     except TreeliteError as error:
@@ -121,4 +127,7 @@ def _explained(message: str) -> str:
     if "Cannot load model from a different major" not in message:
         return first_line(message)
     versions = [line.strip().rstrip(".") for line in message.strip().splitlines()[1:3]]
+    written = re.search(r"generated from Treelite version (\d+)\.", message)
+    if written is None or int(written[1]) > _NEWEST_MAJOR:
+        return "it is no checkpoint of treelite: Model.serialize('checkpoint.tl') writes one"
     return f"it is no checkpoint, or one of a version that cannot be read ({'; '.join(versions)})"

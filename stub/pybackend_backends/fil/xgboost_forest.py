@@ -123,5 +123,7 @@ def _loaded(content: bytes) -> "xgboost.Booster":
                 f"it is neither JSON nor UBJSON ({refusal}). The binary format of XGBoost before 1.7 has to be converted with the "
                 "version that wrote it: Booster.save_model('xgboost.ubj')"
             )
+        else:
+            refusal = f"XGBoost finds no whole model in it ({refusal})"
         raise UnreadableForest(refusal)
     return booster

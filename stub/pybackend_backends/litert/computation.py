@@ -37,8 +37,7 @@ class Computation:
             inputs = {name: array.reshape(()) if name in self._scalars else array for name, array in inputs.items()}
         try:
             if self._runner is not None:
-                outputs: Mapping[str, Output] = self._runner(**inputs)
-                return outputs
+                return {name: np.asarray(value) for name, value in self._runner(**inputs).items()}
             self._resize(inputs)
             for name, array in inputs.items():
                 self._interpreter.set_tensor(self._inputs[name], array)
@@ -65,7 +64,7 @@ class Computation:
             text: np.ndarray = self._interpreter.get_tensor(index)
             return text
         # While a view exists, the interpreter refuses to run: it must not outlive this method.
-        view = self._interpreter.tensor(index)()
+        view = np.asarray(self._interpreter.tensor(index)())  # a scalar comes as such
         if view.nbytes < LARGE_BYTES:
             array: np.ndarray = view.copy()
             return array

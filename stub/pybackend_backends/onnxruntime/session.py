@@ -231,7 +231,7 @@ def _reason(error: Exception) -> str:
         return f"{reason}. {advice}"
     if "opset" in reason.lower() or "ir version" in reason.lower():
         return f"{reason} A newer onnxruntime in the model's environment, or an export with an older opset, mends it"
-    if "protobuf parsing failed" in reason.lower():
+    if "protobuf parsing failed" in reason.lower() or "no graph was found" in reason.lower():
         return f"{reason} The file is truncated, or no ONNX file"
     return reason
 

@@ -1,12 +1,12 @@
 """Runs a compiled model: inputs are read where they arrived, and large outputs are computed where they are sent from."""
 
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from pybackend_backends.openvino.runtime import reason, runtime
 from pybackend_backends.output_memory import LARGE_BYTES, SizedOutputs
-from pybackend_sdk.backend import Signature
+from pybackend_sdk.backend import Signature, memory_advice
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.tensor import Tensor
 
@@ -23,11 +23,20 @@ class Computation:
         signature: of its file, inputs and outputs in the order of the compiled model's.
         output_places: the place of each output among the compiled model's, by name.
         most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
+        compile_again: makes another compiled model. One that has found no memory once fails for all inputs that follow.
     """
 
-    def __init__(self, compiled: Any, signature: Signature, output_places: Mapping[str, int], most_rows: int) -> None:
+    def __init__(
+        self,
+        compiled: Any,
+        signature: Signature,
+        output_places: Mapping[str, int],
+        most_rows: int,
+        compile_again: Callable[[], Any],
+    ) -> None:
         self._ov = runtime()
         self._compiled = compiled
+        self._compile_again = compile_again
         self._request = compiled.create_infer_request()
         self._binding_request: Optional[Any] = None
         self._input_places = {tensor.name: place for place, tensor in enumerate(signature.inputs)}
@@ -40,11 +49,16 @@ class Computation:
         """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
         rows = self._sized.rows(inputs)
         large = self._sized.large(rows, names) if self._sized.can_be_large else {}
+        if self._compiled is None:
+            self._compiled = self._compile_again()
+            self._request = self._compiled.create_infer_request()
         try:
             if large:
                 return self._bound(inputs, names, large, rows)
             self._infer(self._request, inputs)
         except RuntimeError as error:
+            if memory_advice(error):
+                self._compiled = self._request = self._binding_request = None
             raise TritonModelException(f"OpenVINO cannot compute this request: {reason(error)}") from None
         return {name: self._copied(self._request, name) for name in names}
 

@@ -1,7 +1,7 @@
 """The backend: completes the configuration of a model from its file, and answers requests with OpenVINO."""
 
 import json
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from pybackend_backends.openvino.computation import Computation
 from pybackend_backends.openvino.model_file import find_file, read_model
@@ -35,8 +35,14 @@ class TritonPythonModel:
         check_config(config, served.signature, path)
         device = f"GPU.{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "CPU"
         compiled = compile_model(config, core, served.model, settings, device)
+
+        def compile_again() -> Any:
+            return compile_model(config, core, read_model(config, core, path, settings).model, settings, device)
+
         self._batches = config["max_batch_size"] > 0
-        self._run: Run = Computation(compiled, served.signature, served.output_places, config["max_batch_size"])
+        self._run: Run = Computation(
+            compiled, served.signature, served.output_places, config["max_batch_size"], compile_again
+        )
         if served.fixed_batch is not None:
             self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.pads)
 

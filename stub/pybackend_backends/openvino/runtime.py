@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pybackend_sdk.backend import require
+from pybackend_sdk.backend import memory_advice, require
 
 BACKEND = EXTRA = "openvino"
 
@@ -22,7 +22,9 @@ def version(ov: Any) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The library's message without its source files."""
+    """The library's message without its source files, and the way out if the process has no memory left."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from ", "Check '", "While validating "))]
-    return " ".join(" ".join(told or lines).split())
+    text = " ".join(" ".join(told or lines).split())
+    advice = memory_advice(error)
+    return f"{text}. {advice}" if advice else text

@@ -103,6 +103,10 @@ def read_signature(config: Mapping[str, Any], path: str, *, tag: str, key: str) 
         TritonModelException: the SavedModel cannot be read, or has no such graph or signature, or an input cannot be sent.
     """
     graphs = _graphs(config, path)
+    if not graphs:
+        raise TritonModelException(
+            f"model '{config['name']}': {path} holds no graph: its saved_model.pb is empty, or not one of TensorFlow"
+        )
     graph = next((each for each in graphs if tag in each.meta_info_def.tags), None)
     if graph is None:
         tags = "; ".join(", ".join(each.meta_info_def.tags) or "none" for each in graphs)
@@ -183,7 +187,8 @@ def _shape(shape: Any) -> Optional[Tuple[int, ...]]:
 
 def one_line(error: Exception) -> str:
     """The library's message on one line, without what it lists after the first sentence."""
-    return " ".join(str(getattr(error, "message", error)).split()).rstrip(".")[:_MOST_CHARACTERS]
+    text = " ".join(str(getattr(error, "message", error)).split()).partition(" Hint: ")[0]
+    return text.rstrip(".")[:_MOST_CHARACTERS]
 
 
 _MOST_CHARACTERS = 500

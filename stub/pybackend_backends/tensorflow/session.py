@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from pybackend_backends.tensorflow.saved_model import ServedSignature, one_line, tensorflow
-from pybackend_sdk.backend import Ignored, read_parameters, text, threads_per_instance, whole_number
+from pybackend_sdk.backend import Ignored, memory_advice, read_parameters, text, threads_per_instance, whole_number
 from pybackend_sdk.error import TritonModelException
 
 _ONE_SESSION = Ignored("each instance is a process with one session and its own threads")
@@ -79,7 +79,7 @@ def open_session(
 def _advice(error: Exception) -> str:
     if "not registered" in str(error).lower():
         return "A newer TensorFlow, or the package with these operations, in the model's environment mends it"
-    return "Its variables may be missing or truncated: copy the whole directory again"
+    return memory_advice(error) or "Its variables may be missing or truncated: copy the whole directory again"
 
 
 class Computation:
@@ -102,7 +102,9 @@ class Computation:
         try:
             values = self._callable(tuple(names))(*arrays)
         except Exception as error:  # noqa: BLE001  the library's errors have no common base
-            raise TritonModelException(f"TensorFlow cannot compute this request: {one_line(error)}") from None
+            advice = memory_advice(error)
+            reason = f"{one_line(error)}. {advice}" if advice else one_line(error)
+            raise TritonModelException(f"TensorFlow cannot compute this request: {reason}") from None
         return {name: _array(value) for name, value in zip(names, values)}
 
     def _callable(self, names: "Tuple[str, ...]") -> Callable[..., List[Any]]:

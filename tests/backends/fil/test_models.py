@@ -118,6 +118,7 @@ def repository(tmp_path_factory, forests):
     tree_text = (models / "light" / "1" / "model.txt").read_bytes()
     write("garbage", "xgboost.json", b"\x80\x04not json")
     write("empty", "xgboost.ubj", b"")
+    write("other_json", "xgboost.json", b'{"name": "no forest"}')
     write("truncated_ubj", "xgboost.ubj", bytes(forests.binary.save_raw("ubj"))[:900])
     write("truncated_text", "model.txt", tree_text[: tree_text.index(b"end of trees") - 20])
     write("other_text", "model.txt", b"a,b\n1,2\n")
@@ -131,6 +132,13 @@ def repository(tmp_path_factory, forests):
     forests.binary.save_model(place("misspelt", "xgboost.json", settings(treshold="0.5")))
     forests.binary.save_model(place("undecided", "xgboost.json", settings(is_classifier="perhaps")))
     forests.binary.save_model(place("too_wide", "xgboost.json", answering(2) + settings()))
+    for name, tensor in {
+        "other_name": {"x": ("TYPE_FP32", [FEATURES])},
+        "other_type": {"input__0": ("TYPE_FP64", [FEATURES])},
+    }.items():
+        forests.binary.save_model(
+            place(name, "xgboost.json", answering(1).replace(INPUT, f"input [ {tensors(**tensor)} ]") + settings())
+        )
     forests.squares.save_model(place("no_probability", "xgboost.json", settings(predict_proba="true")))
     skops.dump(forests.random, place("unexplained", "model.skops", answering(CLASSES, FEATURES + 1) + settings()))
     return models
@@ -229,10 +237,20 @@ def reasons(server):
     [
         ("garbage", ["xgboost.json cannot be read as model_type xgboost_json: it is neither JSON nor UBJSON"]),
         ("empty", ["xgboost.ubj cannot be read as model_type xgboost_ubj: it is empty"]),
-        ("truncated_ubj", ["xgboost.ubj cannot be read as model_type xgboost_ubj: "]),
+        (
+            "truncated_ubj",
+            ["xgboost.ubj cannot be read as model_type xgboost_ubj: XGBoost finds no whole model in it ("],
+        ),
+        (
+            "other_json",
+            ["xgboost.json cannot be read as model_type xgboost_json: XGBoost finds no whole model in it ("],
+        ),
         ("truncated_text", ["model.txt cannot be read as model_type lightgbm: it is truncated or damaged"]),
         ("other_text", ["model.txt", "a model of LightGBM begins with the line 'tree'"]),
-        ("no_checkpoint", ["checkpoint.tl", "it is no checkpoint, or one of a version that cannot be read"]),
+        (
+            "no_checkpoint",
+            ["checkpoint.tl", "it is no checkpoint of treelite: Model.serialize('checkpoint.tl') writes one"],
+        ),
         ("pickled", ["model.pkl is a pickle", "skops.io.dump", 'key: "PICKLE" value { string_value: "trusted" }']),
         ("no_archive", ["model.skops is not a whole file of skops"]),
         ("odd_name", ["the file name forest.bin does not tell what kind of forest is in it", "parameters model_type"]),
@@ -242,6 +260,11 @@ def reasons(server):
         ("misspelt", ["backend 'fil' has no parameter 'treshold': did you mean threshold?"]),
         ("undecided", ["parameters is_classifier must be true or false, it is 'perhaps'"]),
         ("too_wide", ["tensor 'output__0'", "[-1, 1]", "xgboost.json", "[-1, 2]"]),
+        (
+            "other_name",
+            ["unexpected inference input 'x'", "allowed inputs are: input__0 TYPE_FP32 [-1, 4] (in xgboost.json"],
+        ),
+        ("other_type", ["expects datatype TYPE_FP64 for input 'input__0', model provides TYPE_FP32 (xgboost.json)"]),
         ("no_probability", ["predict_proba is true", "objective reg:squarederror gives no probabilities"]),
         ("unexplained", ["treelite, for scikit-learn computes no Shapley values", "treeshap_output"]),
     ],

@@ -154,6 +154,32 @@ def texts(path: Path) -> Path:
     return save(path, tensors, [Node(Op.RESHAPE, ["s", "shape"], ["t"])], ["s"], ["t"])
 
 
+def numbers(path: Path, types: Sequence[str]) -> Path:
+    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a scalar."""
+    tensors = [Tensor("shape", element=Type.INT32, values=np.array([6], np.int32)), Tensor("most")]
+    tensors += [Tensor("axes", element=Type.INT32, values=np.array([0, 1], np.int32))]
+    for name in types:
+        tensors += [
+            Tensor(name, [2, 3], getattr(Type, name.upper())),
+            Tensor(f"{name}_out", [6], getattr(Type, name.upper())),
+        ]
+    nodes = [Node(Op.RESHAPE, [name, "shape"], [f"{name}_out"]) for name in types]
+    reduction = (schema.BuiltinOptions.ReducerOptions, schema.ReducerOptionsT())
+    nodes.append(Node(Op.REDUCE_MAX, ["float32", "axes"], ["most"], reduction))
+    return save(path, tensors, nodes, types, [*(f"{name}_out" for name in types), "most"])
+
+
+def zeros(path: Path) -> Path:
+    """``y``, the sum of ``n`` zeros."""
+    tensors = [
+        Tensor("n", [1], Type.INT32), Tensor("zero", values=np.array(0, np.float32)), Tensor("many", [-1]),
+        Tensor("axis", element=Type.INT32, values=np.array([0], np.int32)), Tensor("y"),
+    ]  # fmt: skip
+    fill = Node(Op.FILL, ["n", "zero"], ["many"], (schema.BuiltinOptions.FillOptions, schema.FillOptionsT()))
+    total = Node(Op.SUM, ["many", "axis"], ["y"], (schema.BuiltinOptions.ReducerOptions, schema.ReducerOptionsT()))
+    return save(path, tensors, [fill, total], ["n"], ["y"])
+
+
 def square(path: Path, side: int) -> Path:
     """``y = x + x``, of shape [rows, side, side]."""
     tensors = [Tensor(name, [-1, side, side]) for name in ("x", "y")]

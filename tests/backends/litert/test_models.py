@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import infer
+from tests.support.inference import arrays_of_types, infer
 from tests.support.server import serving
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
@@ -20,6 +20,20 @@ from tests.backends.litert.files import Op, Type  # noqa: E402
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANDOM = np.random.default_rng(13)
+NUMBERS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+)
 SIDE = 300
 """One row of the model ``large`` is larger than what is copied twice."""
 
@@ -87,6 +101,8 @@ def repository(tmp_path_factory) -> Path:
     files.quantised(path("quantised"))
     files.texts(path("text"))
     files.square(path("large"), SIDE)
+    files.numbers(path("everything"), NUMBERS)
+    files.zeros(path("hungry", parameter("SANDBOX_MEMORY_MB", "400")))
     for name, config in REFUSED.items():
         files.addition(path(name, config))
     whole = files.dense(path("truncated"), RANDOM)
@@ -166,6 +182,23 @@ def test_quantised_tensors_are_integers(server):
     assert "input 'q' is quantised: its values mean 0.5 * (value - 0)" in server.output
     assert "output 'sum' is quantised: its values mean 1 * (value - 3)" in server.output
     assert infer(server, "quantised", {"q": np.array([[1, -4]], np.int8)})["sum"].tolist() == [[4, -1]]
+
+
+def test_all_types_of_numbers_and_an_output_that_is_a_scalar(server):
+    arrays = arrays_of_types(NUMBERS, (2, 3))
+    answer = infer(server, "everything", arrays)
+    for name, array in arrays.items():
+        assert (answer[f"{name}_out"].dtype, answer[f"{name}_out"].tolist()) == (array.dtype, array.ravel().tolist())
+    assert answer["most"].tolist() == np.finfo(np.float32).max
+
+
+def test_a_request_without_memory_harms_no_other(server):
+    refused = infer(server, "hungry", {"n": np.array([500_000_000], np.int32)})
+    assert (refused.status, refused.error) == (
+        500,
+        "LiteRT cannot compute this request: Node number 0 (FILL) failed to invoke.",
+    )
+    assert infer(server, "hungry", {"n": np.array([10], np.int32)})["y"] == 0
 
 
 def test_strings(server):

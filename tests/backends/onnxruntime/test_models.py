@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import infer
+from tests.support.inference import arrays_of_types, infer
 from tests.support.server import name_of, serving
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -28,6 +28,20 @@ TYPES = {
     "int64": (TensorProto.INT64, np.int64, "TYPE_INT64"),
     "uint8": (TensorProto.UINT8, np.uint8, "TYPE_UINT8"),
 }
+NUMBERS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+)
 SIDE = 256
 """One row of the model ``large`` is as large as the outputs that are computed in output memory."""
 
@@ -98,6 +112,16 @@ def repository(tmp_path_factory) -> Path:
         [("x", TensorProto.FLOAT, square)],
         [("y", TensorProto.FLOAT, square), ("most", TensorProto.FLOAT, ["n"])],
     )
+    of_types = [(name, helper.np_dtype_to_tensor_dtype(np.dtype(name)), [2, 3]) for name in NUMBERS]
+    graphs.save(
+        models / "everything" / "1" / "model.onnx",
+        [
+            *(helper.make_node("Identity", [name], [f"{name}_out"]) for name in NUMBERS),
+            helper.make_node("ReduceMax", ["float32"], ["most"], keepdims=0),
+        ],
+        of_types,
+        [*((f"{name}_out", *rest) for name, *rest in of_types), ("most", TensorProto.FLOAT, [])],
+    )
     nodes = [("ConstantOfShape", "n", "zeros"), ("Cos", "zeros", "ones"), ("ReduceSum", "ones", "y")]
     graphs.save(
         models / "hungry" / "1" / "model.onnx",
@@ -166,6 +190,15 @@ def test_answers_are_the_librarys_own_bit_by_bit(server, repository, name):
     served = infer(server, name, inputs)["sum"]
     assert served.dtype == dtype
     assert served.tobytes() == direct(repository, name, inputs)["sum"].tobytes()
+
+
+def test_all_types_of_numbers_and_an_output_that_is_a_scalar(server):
+    """Without a batch."""
+    arrays = arrays_of_types(NUMBERS, (2, 3))
+    answer = infer(server, "everything", arrays)
+    for name, array in arrays.items():
+        assert (answer[f"{name}_out"].dtype, answer[f"{name}_out"].tolist()) == (array.dtype, array.tolist())
+    assert answer["most"].ravel().tolist() == [np.finfo(np.float32).max]
 
 
 def test_a_configuration_written_for_the_reference(server, repository):

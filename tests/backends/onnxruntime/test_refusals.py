@@ -34,6 +34,7 @@ CONFIGURATIONS = {
 EXPECTED = {
     "truncated": r"model 'truncated': ONNX Runtime \S+ cannot load \S+/1/model.onnx: .*(is truncated, or no ONNX file)",
     "text": r"model 'text': ONNX Runtime \S+ cannot load \S+/1/model.onnx: .*(is truncated, or no ONNX file)",
+    "empty": r"model 'empty': ONNX Runtime \S+ cannot load \S+/1/model.onnx: .*(is truncated, or no ONNX file)",
     "opset": r"model 'opset': ONNX Runtime \S+ cannot load \S+/1/model.onnx: .*A newer onnxruntime in the model's environment",
     "hollow": r"model 'hollow': the directory \S+/1/model.onnx holds no model.onnx: a model with external data is a directory",
     "missing": r"model 'missing': there is no model.onnx in \S+/missing/1, which holds net.onnx: rename the model's file, or name it "
@@ -58,6 +59,7 @@ def server(tmp_path_factory):
     whole = graphs.addition(models / "truncated" / "1" / "model.onnx")
     whole.write_bytes(whole.read_bytes()[:-20])
     write(models / "text" / "1" / "model.onnx", "This is no model.")
+    write(models / "empty" / "1" / "model.onnx", "")
     graphs.save(
         models / "opset" / "1" / "model.onnx",
         [helper.make_node("Identity", ["x"], ["y"])],

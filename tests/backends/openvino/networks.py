@@ -42,6 +42,21 @@ def addition(path: Path, element: openvino.Type = openvino.Type.f32, rows: int =
     return save(path, [a, b], {"sum": ops.add(a, b)})
 
 
+def numbers(path: Path, types: Sequence[str]) -> Path:
+    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a scalar."""
+    inputs = {name: parameter(name, [2, 3], openvino.Type(np.dtype(name))) for name in types}
+    outputs = {f"{name}_out": ops.reshape(node, np.array([6]), False) for name, node in inputs.items()}
+    most = ops.reduce_max(inputs["float32"], np.array([0, 1]), False)
+    return save(path, list(inputs.values()), {**outputs, "most": most})
+
+
+def zeros(path: Path) -> Path:
+    """``y``, the sum of the cosines of ``n`` zeros."""
+    n = parameter("n", [1], openvino.Type.i64)
+    many = ops.cos(ops.broadcast(ops.constant(np.float32(0)), n))
+    return save(path, [n], {"y": ops.reduce_sum(many, np.array([0]), True)})
+
+
 def image(path: Path, random: np.random.Generator) -> Path:
     """A convolution over images, in a batch of 2: ``y``, and ``flat``, the sum of each image, of shape [2]."""
     x = parameter("x", [2, 3, 8, 8])

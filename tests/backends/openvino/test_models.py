@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import infer
+from tests.support.inference import arrays_of_types, infer
 from tests.support.server import serving
 
 openvino = pytest.importorskip("openvino")
@@ -27,6 +27,20 @@ TYPES = {
     "int64": (Type.i64, np.int64, "TYPE_INT64"),
     "uint8": (Type.u8, np.uint8, "TYPE_UINT8"),
 }
+NUMBERS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+)
 SIDE = 256
 """One row of the model ``large`` is as large as the outputs that are computed in output memory."""
 
@@ -66,7 +80,10 @@ def repository(tmp_path_factory) -> Path:
         networks.addition(models / name / "1" / "model.xml", element)
     networks.dense(models / "named" / "1" / "model.xml", RANDOM)
     networks.addition(models / "fixed" / "1" / "model.xml", rows=2)
+    networks.numbers(models / "everything" / "1" / "model.xml", NUMBERS)
+    networks.zeros(models / "hungry" / "1" / "model.xml")
     for name, config in {
+        "hungry": 'backend: "openvino" parameters { key: "SANDBOX_MEMORY_MB" value: { string_value: "1000" } }',
         "named": NAMED,
         "batched": 'backend: "openvino" max_batch_size: 4',
         "padded": PADDED,
@@ -75,7 +92,7 @@ def repository(tmp_path_factory) -> Path:
         ),
         "reshaped": RESHAPED,
     }.items():
-        if name != "named":
+        if name not in {"hungry", "named"}:
             networks.image(models / name / "1" / "model.xml", np.random.default_rng(3))
         (models / name / "config.pbtxt").write_text(config)
     text = networks.parameter("s", [-1, 2], Type.string)
@@ -185,6 +202,24 @@ def test_inputs_of_other_sizes_than_in_the_file(server, repository):
     x = RANDOM.standard_normal((3, 3, 10, 6)).astype(np.float32)
     expected = direct(repository, "reshaped", {"x": x}, {"x": [3, 3, 10, 6]})
     np.testing.assert_allclose(infer(server, "reshaped", {"x": x})["y"], expected["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_all_types_of_numbers_and_an_output_that_is_a_scalar(server, repository):
+    """The library itself computes INT64 as INT32 and FP64 as FP32."""
+    arrays = arrays_of_types(NUMBERS, (2, 3))
+    answer, own = infer(server, "everything", arrays), direct(repository, "everything", arrays)
+    for name in own:
+        assert (answer[name].dtype, answer[name].tobytes()) == (own[name].dtype, own[name].tobytes()), name
+
+
+def test_a_request_without_memory_harms_no_other(server):
+    refused = infer(server, "hungry", {"n": np.array([500_000_000])})
+    assert refused.status == 500
+    assert refused.error.endswith(
+        "Failed to allocate 2000000000 bytes of memory. The model's process has used up its limit of 1000 MB: send fewer rows at "
+        "a time, or raise SANDBOX_MEMORY_MB in the model's parameters"
+    )
+    assert infer(server, "hungry", {"n": np.array([10])})["y"].tolist() == [10]
 
 
 def test_strings(server):

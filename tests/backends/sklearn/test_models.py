@@ -115,6 +115,8 @@ def repository(tmp_path_factory, estimators):
         pickle.dump(estimators.line, file)
     with open(place("other_pickle", settings(PICKLE="trusted"), "model.pkl"), "wb") as file:
         file.write(b"no pickle")
+    with open(place("no_pickle", settings(PICKLE="trusted"), "model.joblib"), "wb") as file:
+        file.write(b"<!DOCTYPE html>")
     with open(place("truncated"), "wb") as file:
         file.write((models / "words" / "1" / "model.skops").read_bytes()[:500])
     skops.dump(estimators.line, place("no_method", settings(METHODS="predict_proba")))
@@ -244,7 +246,11 @@ def reasons(server):
         ),
         ("joblib", ["model.joblib is a pickle", 'key: "PICKLE" value { string_value: "trusted" }']),
         ("pickled", ["parameters PICKLE must be one of trusted, it is 'yes'"]),
-        ("other_pickle", ["model.pkl cannot be loaded: UnpicklingError"]),
+        ("other_pickle", ["model.pkl cannot be loaded: UnpicklingError", ". The file is truncated, or no pickle"]),
+        (
+            "no_pickle",
+            ["model.joblib cannot be loaded: KeyError: 60. The file is truncated, or no pickle: joblib.dump("],
+        ),
         ("truncated", ["model.skops is not a whole file of skops (BadZipFile: File is not a zip file)"]),
         ("no_method", ["METHODS names predict_proba", "a Ridge, which has predict"]),
         ("other_output", ["the output 'answer'", "LogisticRegression in the file gives label, probabilities"]),

@@ -8,6 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+NUMBERS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+)
+
 
 class Network(tf.Module):
     """``y = relu(x @ w)``, and other functions as signatures."""
@@ -32,9 +47,21 @@ class Network(tf.Module):
     def times(self, by, n):
         return {"product": by * n, "sum": tf.reduce_sum(by * n, keepdims=True)}
 
+    @tf.function(input_signature=[tf.TensorSpec([1], tf.int64, name="n")])
+    def zeros(self, n):
+        return {"y": tf.reduce_sum(tf.cos(tf.fill(n, 0.0)), keepdims=True)}
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 3], getattr(tf, name), name=name) for name in NUMBERS])
+    def everything(self, *numbers):
+        outputs = {f"{number.dtype.name}_out": tf.reshape(number, [6]) for number in numbers}
+        return {**outputs, "most": tf.reduce_max(numbers[NUMBERS.index("float32")])}
+
     @property
     def signatures(self):
-        return {"serving_default": self.dense, "upper": self.upper, "times": self.times}
+        return {
+            "serving_default": self.dense, "upper": self.upper, "times": self.times, "zeros": self.zeros,
+            "everything": self.everything,
+        }  # fmt: skip
 
 
 def save(path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import infer
+from tests.support.inference import arrays_of_types, infer
 from tests.support.server import serving
 
 tensorflow = pytest.importorskip("tensorflow")
@@ -67,6 +67,7 @@ EXPECTED = {
     "signature": r"has no signature 'serving': did you mean serving_default\? Parameters TF_SIGNATURE_DEF chooses one",
     "tag": r"no graph of \S+ has the tag 'train', their tags are serve: parameters TF_GRAPH_TAG chooses one",
     "truncated": r"model 'truncated': \S+/1/model.savedmodel cannot be read: .*Its saved_model.pb is truncated, or not one of",
+    "empty": r"model 'empty': \S+/1/model.savedmodel holds no graph: its saved_model.pb is empty, or not one of TensorFlow",
     "no_weights": r"model 'no_weights': TensorFlow \S+ cannot load \S+/1/model.savedmodel: .*Its variables may be missing or truncated",
     "hollow": r"model 'hollow': \S+/1/model.savedmodel is no SavedModel: a SavedModel is a directory with saved_model.pb and",
     "graphdef": r"model 'graphdef': \S+/1/model.graphdef is a frozen graph, which is not supported. .*convert it to a SavedModel",
@@ -101,11 +102,14 @@ def server(tmp_path_factory, saved):
     copy(model("bare"))
     copy(model("named", NAMED))
     copy(model("text", parameter("TF_SIGNATURE_DEF", "upper")))
+    copy(model("everything", parameter("TF_SIGNATURE_DEF", "everything")))
+    copy(model("hungry", parameter("TF_SIGNATURE_DEF", "zeros") + parameter("SANDBOX_MEMORY_MB", "4000")))
     copy(model("scalar", parameter("TF_SIGNATURE_DEF", "times")))
     for name, config in REFUSED.items():
         copy(model(name, config))
     description = copy(model("truncated")) / "saved_model.pb"
     description.write_bytes(description.read_bytes()[:-100])
+    (copy(model("empty")) / "saved_model.pb").write_bytes(b"")
     for weights in (copy(model("no_weights")) / "variables").iterdir():
         weights.unlink()
     model("hollow").mkdir()
@@ -158,6 +162,23 @@ def test_a_converted_file_of_litert(server, saved):
     x = RANDOM.standard_normal((3, 16)).astype(np.float32)
     expected = networks.direct(saved, "serving_default", x=x)
     np.testing.assert_allclose(infer(server, "converted", {"x": x})["y"], expected["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_all_types_of_numbers_and_an_output_that_is_a_scalar(server):
+    arrays = arrays_of_types(networks.NUMBERS, (2, 3))
+    answer = infer(server, "everything", arrays)
+    for name, array in arrays.items():
+        assert (answer[f"{name}_out"].dtype, answer[f"{name}_out"].tolist()) == (array.dtype, array.ravel().tolist())
+    assert answer["most"].ravel().tolist() == [np.finfo(np.float32).max]
+
+
+def test_a_request_without_memory_harms_no_other(server):
+    refused = infer(server, "hungry", {"n": np.array([3_000_000_000])})
+    assert refused.status == 500
+    assert re.search(
+        r"OOM when allocating .*\. The model's process has used up its limit of 4000 MB: send fewer", refused.error
+    )
+    assert infer(server, "hungry", {"n": np.array([10])})["y"].tolist() == [10]
 
 
 def test_strings(server):

@@ -22,17 +22,30 @@ START_S = 300
 LABELS = ("bad", "good")
 
 
+REFUSED = {
+    "other_type": 'max_batch_size: 4 input { name: "text" data_type: TYPE_FP32 dims: 1 }',
+    "other_width": 'max_batch_size: 4 output { name: "scores" data_type: TYPE_FP32 dims: 3 }',
+}
+EXPECTED = {
+    "other_type": "expects datatype TYPE_FP32 for input 'text', model provides TYPE_STRING (config.json)",
+    "other_width": "tensor 'scores': the model expects 2 dimensions (shape [-1, 2], in config.json) but the model configuration",
+}
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     tiny_models.make_bert(models / "mood" / "1", "BertForSequenceClassification", LABELS, spread=0.5)
     tiny_models.make_gpt(models / "story" / "1")
+    for name, config in REFUSED.items():
+        tiny_models.make_bert(models / name / "1", "BertForSequenceClassification", LABELS)
+        (models / name / "config.pbtxt").write_text(f'backend: "transformers"\n{config}')
     return models
 
 
 @pytest.fixture(scope="module")
 def server(repository):
-    with serving(repository, ready=False) as server:
+    with serving(repository, flags=("--exit-on-error=false",), ready=False) as server:
         server.wait_for(r"models? (is|are) ready in", START_S)
         yield server
 
@@ -86,6 +99,14 @@ def test_texts_are_generated_side_by_side(server):
     alone = [ask(prompt) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         assert list(pool.map(ask, prompts)) == alone
+
+
+def test_a_configuration_that_contradicts_the_directory_is_refused_with_both_sides(server):
+    index = server.request("POST", "/v2/repository/index", {}).json
+    reasons = {entry["name"]: entry["reason"] for entry in index if entry.get("state") != "READY"}
+    assert reasons.keys() == EXPECTED.keys()
+    for name, text in EXPECTED.items():
+        assert text in reasons[name]
 
 
 def test_wrong_sampling_parameters_are_the_clients_mistake(server):

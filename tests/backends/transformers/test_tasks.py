@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from pybackend_backends.transformers.checkpoints import Checkpoint, find_directory  # noqa: E402
 from pybackend_backends.transformers.settings import Settings, read_settings  # noqa: E402
 from pybackend_backends.transformers.tasks import WORKERS, pool  # noqa: E402
+from tests.backends.pytorch.networks import Attack  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -145,6 +146,15 @@ def test_code_of_a_directory_does_not_run(tmp_path):
     (tmp_path / "code.py").write_text(f"open({str(evidence)!r}, 'w').close()")
     with pytest.raises(TritonModelException, match="cannot be loaded as a description of a model"):
         Checkpoint(str(tmp_path))
+    assert not evidence.exists()
+
+
+def test_code_in_a_pickle_of_weights_does_not_run(directories, tmp_path):
+    evidence = tmp_path / "evidence"
+    (tmp_path / "config.json").write_bytes((directories / "classes" / "config.json").read_bytes())
+    torch.save({"classifier.weight": Attack(evidence)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(TritonModelException, match="cannot be loaded as a model for text-classification"):
+        Checkpoint(str(tmp_path)).model("auto", "cpu")
     assert not evidence.exists()
 
 
