@@ -444,7 +444,7 @@ class Call:
         self.connection.frontend.answers.ok += 1
         if self._timer is not None:
             self.forget_deadline()
-        self.connection.answered()
+        self.connection.flush_soon()
 
     def forget_deadline(self) -> None:
         """The deadline does not matter any more."""

@@ -30,9 +30,6 @@ class CallConnection(TensorSender, Protocol):
     def flush_soon(self) -> None:
         """Write what was sent at the end of this loop turn."""
 
-    def answered(self) -> None:
-        """Write the whole answer to a call: at once if the client waits for no other answer, else at the end of this loop turn."""
-
     def when_written(self, release: Callable[[], None]) -> None:
         """Call this once the transport holds no views of memory that it has been given."""
 

@@ -163,20 +163,14 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
 
     def flush_soon(self) -> None:
-        """Write at the end of this loop turn: answers of one turn leave together."""
+        """Write at the end of this loop turn: answers of one turn leave together.
+
+        Those of other connections leave right before and behind them. With work between two writes, a client of many connections
+        would be woken by each of them, which costs a fifth more CPU time at 32 connections.
+        """
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self.loop.call_soon(self._flush)
-
-    def answered(self) -> None:
-        """Write the whole answer to a call: at once if the client waits for no other answer, else at the end of this loop turn."""
-        http2 = self.http2
-        if http2.streams or self._write_paused or self._shutting_down or self._lost or self._unread_bytes:
-            self.flush_soon()
-            return
-        self.transport.writelines(http2.take_output())
-        if self._write_paused:
-            self._count_unread()
 
     def _flush(self) -> None:
         self._flush_scheduled = False
