@@ -422,6 +422,7 @@ class ModelCalls:
         if final:
             error = result[0] if result is not None else None
             self._answers.add("OK" if error is None else ErrorCode(error[0]).name)
+            call.pending = None  # it has a reference to the call
             outbox = self._outboxes.get(caller)
             if outbox is not None:
                 outbox.open.pop(call.message.call, None)

@@ -23,6 +23,7 @@ class ResponseStream:
 
     def __init__(self, submit: Callable[[OnResponse], PendingRequest]) -> None:
         self._submit = submit
+        self._pending: PendingRequest | None = None
         self._waiting: deque[InferenceResponse] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -36,7 +37,9 @@ class ResponseStream:
         self._closed = True
         while self._waiting:
             self._waiting.popleft().release()
-        self._pending.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None  # it has a reference to this object
 
     def _on_response(self, response: InferenceResponse) -> None:
         if self._closed:
@@ -44,7 +47,7 @@ class ResponseStream:
             return
         self._waiting.append(response)
         self._arrived.set()
-        if len(self._waiting) >= MOST_WAITING and not response.final:
+        if len(self._waiting) >= MOST_WAITING and not response.final and self._pending is not None:
             self._pending.pause()
 
     async def next(self) -> InferenceResponse | None:
@@ -54,7 +57,7 @@ class ResponseStream:
                 self._arrived.clear()
                 await self._arrived.wait()
             response = self._waiting.popleft()
-            if not self._waiting:
+            if not self._waiting and self._pending is not None:
                 self._pending.resume()
             self._ended = response.final
             if not response.empty:

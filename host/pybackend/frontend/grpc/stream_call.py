@@ -146,6 +146,7 @@ class StreamInferCall(Call):
                 request.trace.sent()
             if request.pending is not None:
                 request.pending.cancel()
+                request.pending = None
 
     # Responses
 
@@ -216,6 +217,7 @@ class StreamInferCall(Call):
     def _close(self, request: _Request) -> None:
         was_full = len(self._open) >= MOST_OPEN_REQUESTS
         self._open.discard(request)
+        request.pending = None  # it has a reference to the request
         if request.trace is not None:
             request.trace.sent()
         if was_full:

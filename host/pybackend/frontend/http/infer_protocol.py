@@ -101,7 +101,7 @@ class InferProtocol(ShortcutProtocol):
             if known.shortcut is None:
                 self._frontend.shorten(known, self._admission)
         except InferenceError as error:
-            self._refusal, self._refused_model = error, known.model_name
+            self._refusal, self._refused_model = error.again(), known.model_name
         return True
 
     def claim(self) -> bool:
@@ -146,7 +146,7 @@ class InferProtocol(ShortcutProtocol):
                 self._remember(head)
         except InferenceError as error:
             # The body is read and dropped: a client that is still sending does not read a response.
-            self._refusal, self._refused_model = error, name
+            self._refusal, self._refused_model = error.again(), name
         return True
 
     def _remember(self, meaning: KnownHead) -> None:
@@ -262,7 +262,11 @@ class InferProtocol(ShortcutProtocol):
         super().make_room()
 
     def _refuse(self, body: Body, error: InferenceError) -> None:
-        self._refusal = error
+        """Drop a body, and answer with an error once it has arrived.
+
+        The error's traceback would keep this object and all that has arrived until the garbage collector runs.
+        """
+        self._refusal = error.again()
         body.release()
 
     def claimed_complete(self) -> None:
@@ -286,9 +290,10 @@ class InferProtocol(ShortcutProtocol):
 
     def _submit(self) -> None:
         body, admission, frontend = self._body, self._admission, self._frontend
+        if self._refusal is not None:
+            self._answer_unsubmitted(self._refusal)
+            return
         try:
-            if self._refusal is not None:
-                raise self._refusal
             assert admission is not None
             if body is None:
                 admission.renew()
@@ -308,10 +313,13 @@ class InferProtocol(ShortcutProtocol):
             if self._kept_bytes:
                 self.keep(0)
         except InferenceError as error:
-            if body is not None:
-                body.release()
-            name = self._refused_model if admission is None else admission.model_name
-            self._answer_refusal(name, error)
+            self._answer_unsubmitted(error)
+
+    def _answer_unsubmitted(self, error: InferenceError) -> None:
+        if self._body is not None:
+            self._body.release()
+        name = self._refused_model if self._admission is None else self._admission.model_name
+        self._answer_refusal(name, error)
 
     def _begin_trace(self, request: InferenceRequest, model: str) -> None:
         tracer = self._frontend.engine.tracer
