@@ -17,7 +17,7 @@ from pybackend.http2.header_decoder import HeaderDecoder
 from pybackend.http2.pings import PingJudge
 from pybackend.http2.sending import Sender
 from pybackend.http2.settings import Config, PeerSettings
-from pybackend.http2.stream import Stream
+from pybackend.http2.stream import GONE, Stream, StreamReceiver
 
 _MOST_RESETS_REMEMBERED: Final = 1000
 """Streams that we have reset: frames that the client sent before it knew are dropped, not punished."""
@@ -143,8 +143,7 @@ class ConnectionCore:
         self.is_closed = True
         error = self.error
         for stream in list(self.streams.values()):
-            self._remove(stream)
-            stream.receiver.on_reset(error.code if error else ErrorCode.CANCEL, error)
+            self._remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
 
     @property
     def answered_mark(self) -> object:
@@ -176,6 +175,7 @@ class ConnectionCore:
 
     def stream_finished(self, stream: Stream) -> None:
         """Both sides have ended the stream."""
+        stream.receiver = GONE
         if self.streams.pop(stream.id, None) is not None and self.guard.spent:
             self.guard.request_finished()
 
@@ -192,8 +192,7 @@ class ConnectionCore:
         self.send_reset(stream_id, error.code)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._remove(stream)
-            stream.receiver.on_reset(error.code, error)
+            self._remove(stream).on_reset(error.code, error)
 
     def refuse_stream(self, stream_id: int) -> None:
         """The client has opened too many streams at a time; it may try again later."""
@@ -203,8 +202,7 @@ class ConnectionCore:
 
     def stream_was_reset(self, stream: Stream, code: int) -> None:
         """The client has reset a stream."""
-        self._remove(stream)
-        stream.receiver.on_reset(code, None)
+        self._remove(stream).on_reset(code, None)
         self.guard.count_reset()
 
     def was_reset_by_us(self, stream_id: int) -> bool:
@@ -220,7 +218,10 @@ class ConnectionCore:
         if len(self._reset_by_us) > _MOST_RESETS_REMEMBERED:
             del self._reset_by_us[next(iter(self._reset_by_us))]
 
-    def _remove(self, stream: Stream) -> None:
+    def _remove(self, stream: Stream) -> StreamReceiver:
+        """Forget a stream; returns the receiver that it had."""
         del self.streams[stream.id]
         stream.receiving = stream.sending = False
         self.sender.forget(stream)
+        receiver, stream.receiver = stream.receiver, GONE
+        return receiver

@@ -138,10 +138,12 @@ class Requests:
             stream.content_left = head.content_length
         self._streams[stream_id] = stream
         try:
-            stream.receiver = core.receiver.on_request(stream, head, ended)
+            receiver = core.receiver.on_request(stream, head, ended)
         except BaseException:
             core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
             raise
+        if stream_id in self._streams:  # it may be answered already
+            stream.receiver = receiver
 
     def _decode(self, block: bytes, flags: int, stream_id: int) -> RequestHead | None:
         """Return the head of a request; if it has faults, answer it and return None."""

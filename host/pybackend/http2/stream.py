@@ -54,6 +54,26 @@ class StreamReceiver(Protocol):
         """Data that had to wait has all been handed out by ``take_output``, and the response may go on."""
 
 
+class _Gone:
+    """Hears nothing. A stream that has ended has no other receiver: they would keep each other in memory."""
+
+    def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
+        pass
+
+    def on_trailers(self, trailers: Fields, /) -> None:
+        pass
+
+    def on_reset(self, code: int, error: RemoteProtocolError | None, /) -> None:
+        pass
+
+    def on_drained(self) -> None:
+        pass
+
+
+GONE: StreamReceiver = _Gone()
+"""The receiver of a stream that has ended."""
+
+
 class StreamOwner(Protocol):
     """The parts of a connection that a stream uses."""
 
@@ -86,7 +106,7 @@ class Stream:
     """
 
     # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
-    receiver: StreamReceiver
+    receiver = GONE
     sending = True
     head_sent = False
     content_left: int | None = None
@@ -337,12 +357,13 @@ class Stream:
     def queue_is_empty(self) -> None:
         """All data was handed out: send the end, if it waited, and tell the receiver."""
         self._queue = None
+        receiver = self.receiver  # the stream has none when it has ended
         trailers, self._trailers = self._trailers, None
         if trailers is not None:
             self._sender.headers(self.id, trailers, ends=True)
         if not self.sending:
             self._sending_ended()
-        self.receiver.on_drained()
+        receiver.on_drained()
 
     def drop_queue(self) -> int:
         """Drop waiting data; returns its size."""

@@ -126,7 +126,8 @@ class WholeRequests:
                 del streams[stream_id]
                 core.highest_id, head.takes_whole, decoder.kind = stream_id - 2, False, None
                 break
-            stream.receiver = receiver
+            if stream_id in streams:  # it may be answered already
+                stream.receiver = receiver
             count += 1
             used += size
             offset = stop

@@ -361,8 +361,9 @@ class GrpcConnection(asyncio.Protocol):
     def _end_stalled_calls(self) -> None:
         for stream in self.http2.stalled_streams():
             log.info("Resetting a call whose client has read nothing of its answer for %d seconds.", STALLED_SECONDS)
+            receiver = stream.receiver
             stream.reset(ErrorCode.CANCEL)
-            stream.receiver.on_reset(ErrorCode.CANCEL, None)
+            receiver.on_reset(ErrorCode.CANCEL, None)
         for call in self.calls():
             call.check_progress()
         self._flush()

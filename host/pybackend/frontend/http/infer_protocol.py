@@ -474,5 +474,6 @@ class InferProtocol(ShortcutProtocol):
         self._frontend.senders.discard(self)
         if self._pending is not None:
             self._pending.cancel()
-        if self._body is not None and not self._message_done:
-            self._body.release()
+        body, self._body = self._body, None  # it has a reference to this object
+        if body is not None and not self._message_done:
+            body.release()

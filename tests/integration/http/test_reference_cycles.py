@@ -1,0 +1,116 @@
+"""Requests leave no reference cycles: these would keep what clients have sent until the garbage collector runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+
+import grpc
+import numpy as np
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2
+
+from pybackend.calls.model_calls import OpenCall
+from pybackend.engine.admission import Admission
+from pybackend.engine.response_stream import ResponseStream
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.http.infer_body import StreamedBody
+from pybackend.frontend.http.infer_protocol import InferProtocol
+from pybackend.http2.stream import Stream
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from tests.integration.http.test_shortcut import serving
+from tests.support.connection import post
+from tests.support.grpc_calls import INFER, STREAM_INFER, grpc_port
+from tests.support.repositories import copy_model
+
+DEADLINE_S = 60
+KINDS = (
+    Admission, Call, InferProtocol, InferenceRequest, OpenCall, PendingRequest, ResponseStream, Stream, StreamedBody,
+)  # fmt: skip
+MODELS = ("add_squares", "countdown_to", "double", "repeat")
+LARGE = 1 << 20
+
+
+def alive():
+    return {id(each): each for each in gc.get_objects() if isinstance(each, KINDS)}
+
+
+def text(*values, datatype="FP32"):
+    return json.dumps(
+        {"inputs": [{"name": "IN", "datatype": datatype, "shape": [len(values)], "data": values}]}
+    ).encode()
+
+
+def message(model, values):
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="IN", datatype="FP32", shape=[len(values)])
+    request.raw_input_contents.append(np.array(values, np.float32).tobytes())
+    return request
+
+
+async def over_http(address):
+    """A call between models; an upload with a broken JSON part; a stream."""
+    for path, body, headers, wanted in (
+        ("add_squares/infer", text(3, datatype="INT32"), {}, b"200"),
+        ("double/infer", bytes(LARGE), {"Inference-Header-Content-Length": "5"}, b"500"),
+        ("repeat/generate_stream", b'{"IN": [3]}', {}, b"200"),
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post(f"/v2/models/{path}", body, headers))
+        head = await reader.readuntil(b"\r\n")
+        assert wanted in head, head
+        await reader.readuntil(b"\r\n\r\n")
+        if path.startswith("repeat"):
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.transport.abort()
+
+
+def over_grpc(port):
+    """Requests, one that is refused, and streams: one to its end, one whose client leaves."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        serialize = service_pb2.ModelInferRequest.SerializeToString
+        infer = channel.unary_unary(INFER, serialize, service_pb2.ModelInferResponse.FromString)
+        stream = channel.stream_stream(STREAM_INFER, serialize, service_pb2.ModelStreamInferResponse.FromString)
+        for _ in range(3):  # the third takes the shortcut
+            infer(message("double", [1.0]), timeout=DEADLINE_S)
+        with pytest.raises(grpc.RpcError, match="nobody"):
+            infer(message("nobody", [1.0]), timeout=DEADLINE_S)
+        answers = list(stream(iter([message("double", [1.0]), message("repeat", [2.0])]), timeout=DEADLINE_S))
+        assert len(answers) == 3
+        leaving = stream(iter([message("repeat", [20000.0])]), timeout=DEADLINE_S)
+        next(leaving)
+        leaving.cancel()
+
+
+def test_requests_leave_no_reference_cycles(tmp_path):
+    for name in MODELS:
+        copy_model(tmp_path, name)
+
+    async def main():
+        async with serving(tmp_path, startup_models=MODELS) as (engine, client), grpc_port(engine) as port:
+            address = client.writer.get_extra_info("peername")
+
+            async def round_of_requests():
+                await over_http(address)
+                await asyncio.to_thread(over_grpc, port.address[1])
+
+            for _ in range(3):
+                await round_of_requests()  # the server remembers what comes twice
+            gc.collect()
+            gc.disable()
+            try:
+                before = alive()
+                await round_of_requests()
+                async with asyncio.timeout(DEADLINE_S):
+                    while alive().keys() - before.keys():  # noqa: ASYNC110  until the server has noticed who left
+                        await asyncio.sleep(0.01)
+            except TimeoutError:
+                left = [each for key, each in alive().items() if key not in before]
+                raise AssertionError([type(each).__name__ for each in left]) from None
+            finally:
+                gc.enable()
+
+    uvloop.run(main())
