@@ -12,7 +12,7 @@ from pybackend.http2.header_block import HeaderBlock
 from pybackend.http2.header_decoder import HeaderListTooLarge
 from pybackend.http2.request_head import RequestHead, malformed
 from pybackend.http2.settings import HARD_FACTOR
-from pybackend.http2.stream import Stream
+from pybackend.http2.stream import Stream, StreamReceiver
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
 
@@ -177,8 +177,7 @@ class Requests:
         except StreamError as error:
             self._core.fail_stream(stream_id, error)
             return
-        self._request_ended(stream)
-        stream.receiver.on_trailers(fields)
+        self._request_ended(stream).on_trailers(fields)
 
     def _headers_of_no_stream(self, block: bytes, stream_id: int) -> None:
         if not stream_id & 1:
@@ -211,9 +210,8 @@ class Requests:
             if core.guard.spent:
                 core.guard.data_moved(1)
             ended = flags & _END_STREAM == _END_STREAM
-            if ended:
-                self._request_ended(stream)
-            stream.receiver.on_data(part_of(data, start, stop), ended)
+            receiver = self._request_ended(stream) if ended else stream.receiver
+            receiver.on_data(part_of(data, start, stop), ended)
             return
         stream = self.admit(stream_id, size)
         if stream is not None:
@@ -287,14 +285,16 @@ class Requests:
                     stream.id, malformed("8.1.1", "the body has not the length of its content-length")
                 )
                 return
-        if ended:
-            self._request_ended(stream)
-        stream.receiver.on_data(payload, ended)
+        receiver = self._request_ended(stream) if ended else stream.receiver
+        receiver.on_data(payload, ended)
 
-    def _request_ended(self, stream: Stream) -> None:
+    def _request_ended(self, stream: Stream) -> StreamReceiver:
+        """Note the end of a request; returns the receiver, which a stream that has ended no longer has."""
+        receiver = stream.receiver
         stream.receiving = False
         if not stream.sending and not stream.waiting_bytes:
             self._core.stream_finished(stream)
+        return receiver
 
 
 def part_of(data: bytes | memoryview, start: int, stop: int) -> bytes | memoryview:
