@@ -99,6 +99,11 @@ class JsonTemplates:
         self._last_start = b""
         self._skipped = self._to_skip = 0
 
+    def clear(self) -> None:
+        """Forget all templates."""
+        self._templates.clear()
+        self._count = 0
+
     def filled(self, document: bytes) -> InferPlan | None:
         """The plan of a document, completely checked; None if no template fits, or the document is unusual or invalid."""
         begin = document.find(_DATA) + 7
@@ -154,8 +159,7 @@ class JsonTemplates:
 
     def _put(self, start: bytes, template: _Template) -> None:
         if self._count >= MOST_TEMPLATES:
-            self._templates.clear()
-            self._count = 0
+            self.clear()
         with_this_start = self._templates.setdefault(start, [])
         if len(with_this_start) < MOST_WITH_ONE_START:
             self._count += 1

@@ -33,8 +33,11 @@ class PlanCaches:
         cache = self._caches.get(key)
         if cache is None:
             cache = self._caches[key] = PlanCache()
-            weakref.finalize(signature, self._caches.pop, key, None).atexit = False
+            weakref.finalize(signature, self._drop, key).atexit = False
         return cache
+
+    def _drop(self, key: int) -> None:
+        self._caches.pop(key).clear()  # heads that clients no longer send may still lead to it
 
 
 class PlanCache:
@@ -47,6 +50,11 @@ class PlanCache:
     def __init__(self) -> None:
         self.templates = JsonTemplates()
         self._plans: dict[bytes, InferPlan] = {}
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self.templates.clear()
+        self._plans.clear()
 
     def get(self, header: bytes) -> InferPlan | None:
         """A private copy of the plan for this header, with tensors still without bytes; None if it is not cached."""

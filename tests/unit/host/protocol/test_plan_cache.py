@@ -139,3 +139,13 @@ def test_plans_belong_to_a_signature_and_go_with_it():
     del one
     gc.collect()
     assert kept() is None
+
+
+def test_plans_that_something_still_leads_to_are_forgotten_with_their_signature():
+    caches = PlanCaches()
+    one = ModelSignature("m", 0, {}, {})
+    kept = caches.of(one)
+    kept.put(HEADER, plan())
+    del one
+    gc.collect()
+    assert kept.get(HEADER) is None
