@@ -162,6 +162,7 @@ class StubLoop:
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None
+            self._receiver.leave_core()
             self._readiness.start()
 
     def _hand_back(self, executions: "List[int]") -> None:

@@ -162,6 +162,10 @@ class Receiver:
         finally:
             self._end_reading()
 
+    def leave_core(self) -> None:
+        """Give the main thread its own cores back, if it is the caller: a thread that it is about to start inherits them."""
+        self._waiting_core.leave()
+
     # Messages that no thread waits for
 
     def on_need(self, wake_attendant: "Callable[[], None]") -> None:
@@ -325,6 +329,7 @@ class Attendant:
             self._started = True
             self._from_within, self._to_within = os.pipe()
             os.set_blocking(self._to_within, False)
+            self._receiver.leave_core()
             ServiceThread("pybackend-attendant", self._run).start()
 
     def wake(self) -> None:

@@ -19,6 +19,13 @@ pytestmark = [
 ]
 
 CORES = "return sorted(os.sched_getaffinity(0))"
+IS_READY = """
+def is_ready(model):
+    state["cores"] = sorted(os.sched_getaffinity(0))
+    return True
+
+TritonPythonModel.is_ready = is_ready
+"""
 CALL = 'assert value(call("double", IN=[1.0]).exec()) == [2.0]\n'
 OF_A_THREAD = """
 seen = []
@@ -77,7 +84,8 @@ def test_processes_share_a_core_while_they_wait_and_models_see_all_cores(tmp_pat
 
 
 def test_a_call_and_its_model_share_a_core(tmp_path):
-    write_caller(tmp_path)
+    model = write_caller(tmp_path) / "1" / "model.py"
+    model.write_text(model.read_text() + IS_READY)
     write_targets(tmp_path, "double")
     own = sorted(os.sched_getaffinity(0))
     with serving(tmp_path) as server:
@@ -87,7 +95,10 @@ def test_a_call_and_its_model_share_a_core(tmp_path):
             assert run(CALL + CORES) == own
             return set(core_counts(server)) == {1}
 
-        wait_until(all_share, "not all processes wait on one core")
+        for _ in range(3):
+            wait_until(all_share, "not all processes wait on one core")
+            assert server.get("/v2/models/caller/ready").status == 200
+            assert run("return state['cores']") == own  # a thread that runs the model's code
 
 
 def test_without(tmp_path):
