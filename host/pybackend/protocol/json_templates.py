@@ -20,7 +20,7 @@ from pybackend.protocol.infer_plan import InferPlan, OutputFormat, request_like
 from pybackend.protocol.infer_request import parse_infer
 from pybackend.protocol.json_outline import outline_in_steps
 from pybackend.protocol.json_tensor import array_decoder, opening_depth, packer
-from pybackend.protocol.leading_id import ID_AGAIN, LEADING_ID
+from pybackend.protocol.leading_id import ANY_ID, ID_AGAIN, LEADING_ID
 from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.steps import at_once
@@ -142,7 +142,7 @@ class JsonTemplates:
         ):
             return
         match = LEADING_ID.match(document) if request.id else None
-        if request.id and (match is None or ID_AGAIN.search(document, match.end())):
+        if ANY_ID.search(document) if match is None else ID_AGAIN.search(document, match.end()):
             return
         end = document.find(_DATA) + len(_DATA)
         start = document[:end] if match is None else b"{" + document[match.end() : end]

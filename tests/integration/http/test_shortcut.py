@@ -257,6 +257,25 @@ def test_text_of_any_length_takes_the_shortcut_to_the_same_answers(tmp_path, sho
     asyncio.run(main())
 
 
+def test_the_last_of_two_ids_counts(tmp_path):
+    write_model(tmp_path, "m", adding(1), CONFIG)
+    end = (
+        b'"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":4}}],'
+        b'"parameters":{"binary_data_output":true},"id":""}'
+    )
+
+    async def main():
+        async with serving(tmp_path) as (_engine, client):
+            for beginning in (b"{", b"{", b"{", b'{"id":"7",', b'{"id":"7",', b'{"id":"8",'):
+                text = beginning + end
+                fields = {"Inference-Header-Content-Length": str(len(text))}
+                client.writer.write(post("/v2/models/m/infer", text + struct.pack("<f", 1), fields))
+                status, document, number = await client.answer()
+                assert (status, document.get("id"), number) == (200, None, 2)
+
+    asyncio.run(main())
+
+
 def test_a_name_that_may_become_ambiguous_has_no_shortcut(tmp_path, shortcuts):
     places = [tmp_path / "one", tmp_path / "two"]
     for number, place in enumerate(places, 1):

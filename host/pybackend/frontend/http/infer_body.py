@@ -17,6 +17,7 @@ from pybackend.inference.validation import (
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
 from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
+from pybackend.protocol.leading_id import ANY_ID
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.raw_request import parse_raw
@@ -97,7 +98,7 @@ def _decode_binary(
     plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
     if plan.request.id:
         plans.put_with_id(header, plan)
-    else:
+    elif not ANY_ID.search(header):
         plans.put(header, plan)
     attach_blobs(plan, body, json_length)
     return plan

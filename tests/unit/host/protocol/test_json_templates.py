@@ -231,3 +231,9 @@ def test_a_document_that_was_changed_anywhere_means_what_the_parser_makes_of_it(
             check(templates, document, add_sub)
         except InferenceError as error:
             raise AssertionError(f"the parser refuses it: {error.message}") from None
+
+
+def test_an_empty_id_at_the_end_counts_more_than_one_before_it(add_sub):
+    end = add_sub_document()[1:-1] + b',"id":""}'
+    templates = learned(add_sub, b"{" + end)
+    assert not check(templates, b'{"id":"7",' + end, add_sub)
