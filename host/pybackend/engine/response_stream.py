@@ -23,7 +23,6 @@ class ResponseStream:
 
     def __init__(self, submit: Callable[[OnResponse], PendingRequest]) -> None:
         self._submit = submit
-        self._pending: PendingRequest | None = None
         self._waiting: deque[InferenceResponse] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -37,9 +36,8 @@ class ResponseStream:
         self._closed = True
         while self._waiting:
             self._waiting.popleft().release()
-        if self._pending is not None:
-            self._pending.cancel()
-            self._pending = None  # it has a reference to this object
+        self._pending.cancel()
+        del self._pending  # it has a reference to this object
 
     def _on_response(self, response: InferenceResponse) -> None:
         if self._closed:
@@ -47,7 +45,7 @@ class ResponseStream:
             return
         self._waiting.append(response)
         self._arrived.set()
-        if len(self._waiting) >= MOST_WAITING and not response.final and self._pending is not None:
+        if len(self._waiting) >= MOST_WAITING and not response.final:
             self._pending.pause()
 
     async def next(self) -> InferenceResponse | None:
@@ -57,7 +55,7 @@ class ResponseStream:
                 self._arrived.clear()
                 await self._arrived.wait()
             response = self._waiting.popleft()
-            if not self._waiting and self._pending is not None:
+            if not self._waiting:
                 self._pending.resume()
             self._ended = response.final
             if not response.empty:

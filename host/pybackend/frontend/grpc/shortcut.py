@@ -15,7 +15,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked
 from pybackend.protocol.grpc_layouts import MessageLayout
-from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan
+from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 
 
 class Shortcut(NamedTuple):
@@ -68,16 +68,8 @@ def known_request(frontend: GrpcFrontend, data: bytes, start: int, stop: int) ->
     shortcut: Shortcut | None = layout.memo
     if shortcut is None:
         return None
-    known = shortcut.request
-    request = InferenceRequest(
-        known.model_name,
-        known.model_version,
-        request_id,
-        [*map(InputTensor, shortcut.names, shortcut.datatypes, shortcut.shapes, raw)],
-        known.requested_outputs,
-        known.batch_size,
-    )
-    return layout, shortcut, request
+    inputs = [*map(InputTensor, shortcut.names, shortcut.datatypes, shortcut.shapes, raw)]
+    return layout, shortcut, request_like(shortcut.request, inputs, request_id)
 
 
 def shorten(layout: MessageLayout, admission: Admission, plan: InferPlan) -> None:
@@ -93,17 +85,11 @@ def shorten(layout: MessageLayout, admission: Admission, plan: InferPlan) -> Non
     route = admission.route()
     if route is None:
         return
-    template = InferenceRequest(
-        request.model_name,
-        request.model_version,
-        requested_outputs=request.requested_outputs,
-        batch_size=request.batch_size,
-    )
     layout.memo = Shortcut(
         route,
         layout.model_name,
         tuple(each.name for each in request.inputs),
         tuple(each.datatype for each in request.inputs),
         tuple(each.shape for each in request.inputs),
-        template,
+        request_like(request, []),
     )
