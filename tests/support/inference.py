@@ -18,6 +18,12 @@ Input = np.ndarray | tuple[str, np.ndarray]
 """An array, or a datatype's name and the array that carries its bits (for BF16)."""
 
 
+NUMBERS = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "float16", "float32", "float64",
+)  # fmt: skip
+"""NumPy's names of all types of numbers that tensors have."""
+
+
 def arrays_of_types(names: Iterable[str], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """For each NumPy type an array that has its name, with the largest and the smallest value of that type."""
     found = {}

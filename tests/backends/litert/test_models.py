@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import arrays_of_types, infer
+from tests.support.inference import NUMBERS, arrays_of_types, infer
 from tests.support.server import serving
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
@@ -20,20 +20,6 @@ from tests.backends.litert.files import Op, Type  # noqa: E402
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANDOM = np.random.default_rng(13)
-NUMBERS = (
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-)
 SIDE = 300
 """One row of the model ``large`` is larger than what is copied twice."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import arrays_of_types, infer
+from tests.support.inference import NUMBERS, arrays_of_types, infer
 from tests.support.server import name_of, serving
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -28,20 +28,6 @@ TYPES = {
     "int64": (TensorProto.INT64, np.int64, "TYPE_INT64"),
     "uint8": (TensorProto.UINT8, np.uint8, "TYPE_UINT8"),
 }
-NUMBERS = (
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-)
 SIDE = 256
 """One row of the model ``large`` is as large as the outputs that are computed in output memory."""
 

@@ -8,20 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-NUMBERS = (
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-)
+from tests.support.inference import NUMBERS
 
 
 class Network(tf.Module):

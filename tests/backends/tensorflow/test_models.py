@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import arrays_of_types, infer
+from tests.support.inference import NUMBERS, arrays_of_types, infer
 from tests.support.server import serving
 
 tensorflow = pytest.importorskip("tensorflow")
@@ -165,7 +165,7 @@ def test_a_converted_file_of_litert(server, saved):
 
 
 def test_all_types_of_numbers_and_an_output_that_is_a_scalar(server):
-    arrays = arrays_of_types(networks.NUMBERS, (2, 3))
+    arrays = arrays_of_types(NUMBERS, (2, 3))
     answer = infer(server, "everything", arrays)
     for name, array in arrays.items():
         assert (answer[f"{name}_out"].dtype, answer[f"{name}_out"].tolist()) == (array.dtype, array.ravel().tolist())
