@@ -204,12 +204,12 @@ class ServerProcess:
 
     def stub_pids(self) -> list[int]:
         """The live processes that are, or are to be, instances of models."""
-        helpers = self.helper_pids()
-        return [pid for pid in self.child_pids() if pid not in helpers]
+        # Each process is judged in one look at the children: a helper that begins between two looks is no stub.
+        return [pid for pid in self.child_pids() if not _helps(pid)]
 
     def helper_pids(self) -> list[int]:
         """The live processes that run no model."""
-        return [pid for pid in self.child_pids() if name_of(pid) in _HELPERS or _begins_to_help(pid)]
+        return [pid for pid in self.child_pids() if _helps(pid)]
 
     def zygote_pids(self) -> list[int]:
         """The live processes that others are forked from."""
@@ -256,6 +256,11 @@ def serving(
     finally:
         if server.process.stdout is not None and not server.process.stdout.closed:
             server.stop()
+
+
+def _helps(pid: int) -> bool:
+    """Whether a process runs no model, now or once it has begun."""
+    return name_of(pid) in _HELPERS or _begins_to_help(pid)
 
 
 def _begins_to_help(pid: int) -> bool:

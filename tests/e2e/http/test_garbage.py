@@ -22,6 +22,7 @@ MALFORMED = (
     "Unable to parse",
     "Failed to parse 'data' field",
     "Expected JSON",
+    "Expected a JSON object",
 )
 """How the errors of status 500 begin that are for malformed JSON and members of the wrong type."""
 
