@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 from pybackend.modelconfig.backend_places import lock_of
-from tests.floor.environments import interpreters
+from tests.floor.environments import Unavailable, interpreters
 from tests.support.conda_channel import kept
 from tests.support.inference import infer
+from tests.support.package_sources import installed_pins, sources_of_pip
 from tests.support.packed_environments import run_pack
 from tests.support.server import serving
+from tests.support.server_environments import OLDEST_MINOR, server_python
 
 VARIABLE = "PYBACKEND_TEST_PACKING"
 
@@ -135,21 +137,34 @@ def unpacked(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A server and an environment with different CPythons.
+
+    Attributes:
+        server: the interpreter of the server.
+        python: the version of the environment's, such as ``3.13``.
+        archive: the environment.
+    """
+
+    server: str
+    python: str
+    archive: Path
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch and TensorFlow, about themselves
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_a_model_answers_as_its_library_from_an_environment_with_another_python(write, tmp_path, unpacked):
-    others = [minor for minor in interpreters() if 9 <= minor <= 13 and minor != sys.version_info.minor]
-    if not others:
-        pytest.skip("there is only one CPython on this machine")
     version = tmp_path / "models" / "m" / "1"
     version.mkdir(parents=True)
     sample = write(version, np.random.default_rng(0))
-    backend, python = write.__name__, f"3.{max(others)}"
-    archive = packed(backend, python)
-    flags = (f"--backend-config={backend},environment={archive}", f"--environment-cache-directory={unpacked}")
-    with serving(tmp_path / "models", flags=flags, ready=False) as server:
-        server.wait_for(rf"runs on Python {python}\.", LOAD_DEADLINE_S)
+    backend = write.__name__
+    pair = different_pythons(backend)
+    flags = (f"--backend-config={backend},environment={pair.archive}", f"--environment-cache-directory={unpacked}")
+    with serving(tmp_path / "models", flags=flags, ready=False, python=(pair.server,)) as server:
+        server.wait_for(rf"runs on Python {pair.python}\.", LOAD_DEADLINE_S)
         server.wait_for(r"model is ready in", LOAD_DEADLINE_S)
+        assert Path(f"/proc/{server.process.pid}/exe").resolve() == Path(pair.server).resolve()
         answer = infer(server, "m", sample.inputs)
     for name, expected in sample.outputs.items():
         assert answer[name].shape == expected.shape
@@ -159,14 +174,52 @@ def test_a_model_answers_as_its_library_from_an_environment_with_another_python(
             np.testing.assert_allclose(answer[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def packed(backend: str, python: str) -> Path:
-    """The archive of a backend's environment, kept for later runs; the test is skipped where no index answers."""
+def different_pythons(backend: str) -> Pair:
+    """This process's Python for the server and another for the environment, or else the other way round.
+
+    An index may have no builds for the other Python, or be out of reach; what this process has imported was to be had. The test
+    is skipped where neither way goes.
+    """
+    others = [minor for minor in interpreters() if 9 <= minor <= 13 and minor != sys.version_info.minor]
+    if not others:
+        pytest.skip("there is only one CPython on this machine")
+    other, own = f"3.{max(others)}", f"3.{sys.version_info.minor}"
+    try:
+        return Pair(sys.executable, other, packed(backend, other))
+    except Unavailable as error:
+        reason = f"no environment with CPython {other}: {error}"
+    if max(others) < OLDEST_MINOR:
+        pytest.skip(f"{reason}; and the server does not run on it")
+    try:
+        return Pair(server_python(max(others)), own, packed(backend, own, installed_pins(backend)))
+    except Unavailable as error:
+        pytest.skip(f"{reason}; and none with CPython {own} beside a server on {other}: {error}")
+
+
+def packed(backend: str, python: str, pins: str = "") -> Path:
+    """The archive of a backend's environment, kept for later runs.
+
+    Args:
+        backend: its name.
+        python: the version of the environment's Python.
+        pins: lines that pin packages; without any, the versions are those of the backend's lock.
+
+    Raises:
+        Unavailable: an index does not answer, or has no builds for this Python.
+    """
+    sources = sources_of_pip()
 
     def make(directory: Path) -> None:
-        arguments = ("--backend", backend, "--python", python, "-o", directory / "env.tar.zst")
-        done = run_pack(*arguments, deadline_s=PACK_DEADLINE_S, env=WITHOUT_CUDA | os.environ)
-        if done.returncode == 4:
-            pytest.skip(done.stderr)
+        arguments = ["--backend", backend, "--python", python, "-o", "env.tar.zst"]
+        environment = WITHOUT_CUDA | os.environ
+        if pins:
+            (directory / "pins.txt").write_text(pins)
+            arguments.append("--upgrade")
+            environment = sources | os.environ | {"UV_CONSTRAINT": "pins.txt"}
+        done = run_pack(*arguments, deadline_s=PACK_DEADLINE_S, cwd=directory, env=environment)
+        if done.returncode in ({3, 4} if pins else {4}):
+            raise Unavailable(done.stderr.strip())
         assert done.returncode == 0, done.stderr
 
-    return kept(f"{backend}-{python}", [lock_of(backend).read_text()], make) / "env.tar.zst"
+    inputs: list[object] = [pins, sources] if pins else [lock_of(backend).read_text()]
+    return kept(f"{backend}-{python}", inputs, make) / "env.tar.zst"

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,10 +128,15 @@ def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lo
         if conda.python_version(records) is None:
             raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
     wanted = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
+    known = [Wanted(record["name"], record.get("size") or 0) for record in records]
+    found: list[Wanted] = []
+    python = prefix / "bin" / "python"
+    if given.requirements and lock is None:
+        with suppress(PackError):  # it proves nothing: conda's packages may satisfy the request
+            found = _look_up_wheels(wanted, python, options)
+    _warn(options, [*known, *found])
     if given.requirements:
-        _install_wheels(wanted, prefix / "bin" / "python", options, lock, _known_to_conda(records))
-    else:
-        _warn(options, [Wanted(record["name"], record.get("size") or 0) for record in records])
+        _install_wheels(wanted, python, options, lock, known)
     if given.variables:
         _write_activation(prefix, given.variables)
     return _describe(
@@ -157,18 +161,17 @@ def conda_specs(given: CondaPackages, options: PackOptions) -> tuple[str, ...]:
     return (*given.specs, f"python {options.python}.*")
 
 
-def _known_to_conda(records: list[dict[str, Any]]) -> list[Wanted]:
-    return [Wanted(record["name"], record.get("size") or 0) for record in records]
-
-
 def _from_wheels(given: WheelPackages, options: PackOptions, lock: Lock | None, prefix: Path) -> Assembled:
     order = wheel_order(given, options)
+    interpreter = _chosen_interpreter(given, options, lock)
+    if lock is None:
+        # First, so that a mistake is told at once, and the sizes before any large download.
+        _warn(options, _look_up_wheels(order, interpreter.executable, options))
+    elif lock.python != interpreter.version:
+        options.warn(
+            f"the lock was written with CPython {lock.python}, this is {interpreter.version}: the packages are the same"
+        )
     with options.progress.step("copy interpreter"):
-        interpreter = _chosen_interpreter(given, options, lock)
-        if lock is not None and lock.python != interpreter.version:
-            options.warn(
-                f"the lock was written with CPython {lock.python}, this is {interpreter.version}: the packages are the same"
-            )
         python = copy_interpreter(interpreter, prefix)
     _install_wheels(order, python, options, lock, [])
     return _describe(prefix, is_conda=False, wanted=order, hashes=options.lock is not None, lock=lock)
@@ -203,6 +206,13 @@ def wheel_order(given: WheelPackages, options: PackOptions) -> WheelOrder:
     return WheelOrder(directory, projects=(given.file,), extras=options.extras)
 
 
+def _look_up_wheels(order: WheelOrder, python: Path, options: PackOptions) -> list[Wanted]:
+    """The packages that will be installed. uv caches the result, so resolving again is cheap."""
+    with options.progress.step("look up packages"):
+        found = wheels.resolve(order, [f"--python={python}"])
+    return [Wanted(package.name, package.size_bytes or 0) for package in found]
+
+
 def _install_wheels(
     order: WheelOrder, python: Path, options: PackOptions, lock: Lock | None, known: list[Wanted]
 ) -> None:
@@ -210,19 +220,7 @@ def _install_wheels(
         if lock is not None:
             lines = (*index_options(order.lines), *lock.wheels)
             wheels.install(WheelOrder(order.directory, lines, packages=order.packages), python, dependencies=False)
-            return
-        with ThreadPoolExecutor(1) as pool:
-            # Resolve before any large download. uv caches the result, so resolving again is cheap.
-            sizes = pool.submit(wheels.resolve, order, [f"--python={python}"])
-            try:
-                found = sizes.result()
-            except PackError:
-                if not known:
-                    raise
-                # With conda packages present this proves nothing: they may satisfy the request.
-                found = []
-        _warn(options, [*known, *(Wanted(package.name, package.size_bytes or 0) for package in found)])
-        if options.msgpack and not any(package.name.startswith("msgpack") for package in known):
+        elif options.msgpack and not any(package.name.startswith("msgpack") for package in known):
             wheels.install_with_msgpack(order, python)
         else:
             wheels.install(order, python)

@@ -26,6 +26,7 @@ from pybackend.pack.errors import (
     says_not_writable,
 )
 from pybackend.pack.options import PackedSize
+from pybackend.pack.uv_settings import OTHER_PLACES, names_an_index, uv_cache_directory, uv_environment
 
 MSGPACK = "msgpack"
 
@@ -176,22 +177,6 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def uv_environment() -> dict[str, str]:
-    """This process's environment, set so that uv neither picks or downloads an interpreter, nor wraps its errors."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "CONDA")) and name not in {"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON"}
-    }
-    return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "COLUMNS": "100000"}
-
-
-def uv_cache_directory() -> Path:
-    """The cache directory of uv, as determined by the environment alone."""
-    named = os.environ.get("UV_CACHE_DIR")
-    return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uv").expanduser()
-
-
 def _fullest(places: Sequence[Path]) -> Path:
     """The place with the least free disk space among those an installer writes to."""
     return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
@@ -211,11 +196,12 @@ def _uv(arguments: list[str], order: WheelOrder) -> str:
         check=False,
     )
     if done.returncode:
-        raise _error(done.stderr, next((Path(flag[9:]) for flag in arguments if flag.startswith("--python=")), None))
+        python = next((Path(flag[9:]) for flag in arguments if flag.startswith("--python=")), None)
+        raise _error(done.stderr, order, python)
     return done.stdout
 
 
-def _error(complaint: str, python: Path | None) -> PackError:
+def _error(complaint: str, order: WheelOrder, python: Path | None) -> PackError:
     message = _readable(complaint)
     if says_no_space(message):
         return no_space(
@@ -227,7 +213,8 @@ def _error(complaint: str, python: Path | None) -> PackError:
         r"error sending request|dns error|Connection refused|timed out|Could not (connect|resolve)|unable to access",
         message,
     ):
-        return UnreachableError(f"an index cannot be reached: {message}")
+        hint = "" if names_an_index(order.lines) or "Failed to fetch" not in message else f". {OTHER_PLACES}"
+        return UnreachableError(f"an index cannot be reached: {message.rstrip('.')}{hint}")
     if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
         kind = UnsolvableError if re.search(_UNAVAILABLE, message) else ConflictError
         reason = message.removeprefix("No solution found when resolving dependencies: ")
@@ -274,7 +261,7 @@ def _without_build_output(lines: Sequence[str]) -> list[str]:
     return kept + ([f"({output[-1]})"] if output else [])
 
 
-def _download_bytes(package: dict[str, object]) -> int | None:
+def _download_bytes(package: dict[str, Any]) -> int | None:
     """The size of the largest file that may be downloaded; None if the index does not state sizes."""
     files = package.get("wheels") or [package.get("sdist") or package.get("archive") or {}]
     assert isinstance(files, list)
@@ -284,16 +271,22 @@ def _download_bytes(package: dict[str, object]) -> int | None:
 def _file_bytes(file: dict[str, Any]) -> int | None:
     if file.get("size"):
         return int(file["size"])
-    path = file.get("path") or unquote(str(file.get("url", "")).removeprefix("file://"))
+    path = _place(file)
     try:
         return os.stat(path).st_size if os.path.isabs(path) else None
     except OSError:
         return None
 
 
-def _source(package: dict[str, object]) -> str:
+def _source(package: dict[str, Any]) -> str:
     for kind in ("directory", "archive", "vcs"):
         place = package.get(kind)
         if isinstance(place, dict):
-            return unquote(str(place.get("url") or place.get("path") or ""))
-    return "pypi"
+            return _place(place)
+    files = [_place(file) for file in package.get("wheels") or [package.get("sdist") or {}]]
+    return os.path.dirname(files[0]) if os.path.isabs(files[0]) else "pypi"
+
+
+def _place(file: dict[str, Any]) -> str:
+    """The path of a file or directory on this machine, or the URL of another."""
+    return unquote(str(file.get("path") or file.get("url") or "")).removeprefix("file://")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pybackend.pack.reader import read_specification
 from pybackend.pack.specification import identity
 from tests.floor.environments import interpreters
 from tests.support.backend_locks import places
-from tests.support.conda_channel import kept
+from tests.support.conda_channel import kept, write_wheel
 from tests.support.inference import infer
 from tests.support.packed_environments import manifest, run_pack
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -116,3 +117,21 @@ def test_a_backend_is_packed_from_its_lock(monkeypatch):
     done = run_pack("--backend", "pytorch", "--dry-run", "--python", "3.7")
     assert done.returncode == 2
     assert "warning: UV_TORCH_BACKEND chooses other builds of torch than pybackend lists" in done.stderr
+
+
+def test_a_backend_is_packed_from_a_directory_of_wheels(python, tmp_path):
+    """Its name, and that of a file with constraints, are relative to where the command is typed."""
+    for version in ("1.20", "1.21"):
+        write_wheel(tmp_path / "wheels", "onnxruntime", version, {"onnxruntime.py": ""}, requires=["numpy"])
+    write_wheel(tmp_path / "wheels", "numpy", "2.0", {"numpy.py": ""})
+    (tmp_path / "pins.txt").write_text("onnxruntime<1.21\n")
+    settings = {"UV_OFFLINE": "1", "UV_FIND_LINKS": "wheels", "UV_CONSTRAINT": "pins.txt", "UV_CACHE_DIR": "cache"}
+    flags = ("--backend", "onnxruntime", "--upgrade", "--python", python, "--dry-run")
+    done = run_pack(*flags, cwd=tmp_path, env=os.environ | settings)
+    assert done.returncode == 0, done.stderr
+    shown = [line.split() for line in done.stdout.splitlines()[1:-1]]
+    assert [(name, version, place) for name, version, *_, place in shown] == [
+        ("numpy", "2.0", str(tmp_path / "wheels")),
+        ("onnxruntime", "1.20", str(tmp_path / "wheels")),
+    ]
+    assert (tmp_path / "cache").is_dir()

@@ -135,12 +135,23 @@ def test_repository_that_does_not_answer(python, tmp_path):
 
 
 def test_index_that_does_not_answer(python, tmp_path):
-    (tmp_path / "requirements.txt").write_text("--index-url http://127.0.0.1:9/simple\nleaf\n")
-    cache = {"UV_CACHE_DIR": str(tmp_path / "cache")}
-    _refused(
-        4, "an index cannot be reached: .*Connection refused", tmp_path / "requirements.txt", "--python", python, cwd=tmp_path,
-        env=os.environ | QUICK | cache,
-    )  # fmt: skip
+    """The message has a way out where nobody has named another index."""
+    nowhere = "http://127.0.0.1:9/simple"
+    environment = os.environ | QUICK | {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_NO_CONFIG": "1"}
+    for line, variable, way_out in (
+        (f"--index-url {nowhere}", {}, ""),
+        ("", {"UV_DEFAULT_INDEX": nowhere}, ""),
+        (
+            "",
+            {"UV_INDEX": nowhere},
+            r"\. If packages come from a mirror .* UV_DEFAULT_INDEX=URL .* Settings of pip are not read",
+        ),
+    ):
+        (tmp_path / "requirements.txt").write_text(f"{line}\nleaf\n")
+        _refused(
+            4, rf"an index cannot be reached: [^\n]*Connection refused \(os error 111\){way_out}\n$",
+            tmp_path / "requirements.txt", "--python", python, cwd=tmp_path, env=environment | variable,
+        )  # fmt: skip
 
 
 def test_editable_packages(python, tmp_path):

@@ -13,10 +13,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Load the model."""
-        import mlflow.pyfunc
-
-        version = os.path.join(args["model_repository"], args["model_version"])
-        self.model = mlflow.pyfunc.load_model(os.path.join(version, "mlflow_model"))
+        self.model = loaded(os.path.join(args["model_repository"], args["model_version"], "mlflow_model"))
         config = json.loads(args["model_config"])
         self.outputs = {each["name"]: each["data_type"] for each in config["output"]}
         schema = self.model.metadata.get_input_schema()
@@ -73,6 +70,19 @@ class TritonPythonModel:
         else:
             array = array.astype(pb_utils.triton_string_to_numpy(data_type))
         return array.reshape(rows, -1) if array.ndim < 2 else array
+
+
+def loaded(directory):
+    """The model that MLflow has saved in a directory."""
+    try:
+        import mlflow.pyfunc
+
+        return mlflow.pyfunc.load_model(directory)
+    except ModuleNotFoundError as error:
+        raise pb_utils.TritonModelException(
+            f"its Python has no module '{error.name}'. Make an environment with `pybackend pack` of the requirements.txt that MLflow "
+            "has saved, and import the model again with --environment=ARCHIVE"
+        ) from None
 
 
 def decoded(array):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from pybackend.errors import ServerError
 from pybackend.importing.detection import detect
 from pybackend.importing.kinds import JOBLIB, LIGHTGBM, MLFLOW, PICKLE
+from pybackend_sdk.testing import LoadError, ModelHarness
 
 yaml = pytest.importorskip("yaml")
 
@@ -78,6 +80,19 @@ def test_python_function_takes_over_where_no_backend_serves_the_flavor(write):
     assert configuration["max_batch_size"] > 1
     assert [each["name"] for each in configuration["input"]] == ["age", "city"]
     assert configuration["output"] == [{"name": "output", "data_type": "TYPE_INT64", "dims": [1]}]
+
+
+def test_a_model_whose_packages_are_missing_says_how_to_get_them(write, tmp_path_factory, monkeypatch):
+    found = detect(write({"python_function": {}}, {"inputs": COLUMNS, "outputs": LABELS}))
+    entry = tmp_path_factory.mktemp("entry")
+    (entry / "1").mkdir()
+    (entry / "1" / "model.py").write_text(found.texts["model.py"])
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
+    way_out = (
+        r"its Python has no module 'mlflow.*`pybackend pack` of the requirements\.txt .* with --environment=ARCHIVE"
+    )
+    with pytest.raises(LoadError, match=way_out):
+        ModelHarness(entry, config=found.configurations[0]).open()
     path = write(flavors, {"inputs": NUMBERS, "outputs": NUMBERS})
     (configuration,) = detect(path).configurations
     assert configuration["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [4]}]
