@@ -80,6 +80,9 @@ def test_python_function_takes_over_where_no_backend_serves_the_flavor(write):
     assert configuration["max_batch_size"] > 1
     assert [each["name"] for each in configuration["input"]] == ["age", "city"]
     assert configuration["output"] == [{"name": "output", "data_type": "TYPE_INT64", "dims": [1]}]
+    path = write(flavors, {"inputs": NUMBERS, "outputs": NUMBERS})
+    (configuration,) = detect(path).configurations
+    assert configuration["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [4]}]
 
 
 def test_a_model_whose_packages_are_missing_says_how_to_get_them(write, tmp_path_factory, monkeypatch):
@@ -93,9 +96,6 @@ def test_a_model_whose_packages_are_missing_says_how_to_get_them(write, tmp_path
     )
     with pytest.raises(LoadError, match=way_out):
         ModelHarness(entry, config=found.configurations[0]).open()
-    path = write(flavors, {"inputs": NUMBERS, "outputs": NUMBERS})
-    (configuration,) = detect(path).configurations
-    assert configuration["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [4]}]
 
 
 def test_python_function_can_be_chosen(write):
