@@ -56,7 +56,7 @@ test: lint $(NODE_MODULES) ## the linters, then every test
 test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, with all frameworks, which it installs
 	@# Packing takes minutes: its test is not stuck.
 	PYBACKEND_TEST_PACKING=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-	  -o faulthandler_timeout=1800 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
+	  -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
 
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
