@@ -295,6 +295,8 @@ class Server:
         # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
         gc.collect()
         gc.freeze()
+        # Full collections wait until a quarter more objects live than at the latest one: the frozen ones must not count.
+        gc.collect()
         gc.set_threshold(GC_THRESHOLD)
         return None
 

@@ -26,15 +26,6 @@ class ControlFrames:
 
     def __init__(self, core: ConnectionCore) -> None:
         self._core = core
-        self._handlers = {
-            frames.PRIORITY: self._priority,
-            frames.RST_STREAM: self._rst_stream,
-            frames.SETTINGS: self._settings,
-            frames.PUSH_PROMISE: self._push_promise,
-            frames.PING: self._ping,
-            frames.GOAWAY: self._goaway,
-            frames.WINDOW_UPDATE: self._window_update,
-        }
 
     def check_length(self, kind: int, length: int) -> None:
         """Check the length of a control frame before its payload is collected.
@@ -62,7 +53,7 @@ class ControlFrames:
         Raises:
             RemoteProtocolError: the connection must end.
         """
-        self._handlers[kind](flags, stream_id, payload)
+        self._handlers[kind](self, flags, stream_id, payload)
 
     def _priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
@@ -185,6 +176,17 @@ class ControlFrames:
     def _expect_not_idle(self, section: str, what: str, stream_id: int) -> None:
         if not stream_id or self._core.is_idle(stream_id):
             raise _protocol_error(section, f"{what} on stream {stream_id}, which was never opened")
+
+    # Functions, and not methods of one object: a table of these would keep the object alive until the garbage collector runs.
+    _handlers: Final = {
+        frames.PRIORITY: _priority,
+        frames.RST_STREAM: _rst_stream,
+        frames.SETTINGS: _settings,
+        frames.PUSH_PROMISE: _push_promise,
+        frames.PING: _ping,
+        frames.GOAWAY: _goaway,
+        frames.WINDOW_UPDATE: _window_update,
+    }
 
 
 def _protocol_error(section: str, message: str) -> RemoteProtocolError:

@@ -139,9 +139,12 @@ class ConnectionCore:
             self.sender.pieces.append(frames.goaway(self.last_stream_id, code, debug))
 
     def connection_lost(self) -> None:
-        """The transport has gone."""
+        """The transport has gone: the receiver hears of it, and of nothing more."""
         self.is_closed = True
-        error = self.error
+        # The receiver refers to the connection, and so do the frames of the error: without a cut, they would outlast it.
+        error, self.error = self.error, None
+        if hasattr(self, "receiver"):  # the end may be said twice
+            del self.receiver
         for stream in list(self.streams.values()):
             self._remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
 

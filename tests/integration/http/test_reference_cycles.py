@@ -1,10 +1,11 @@
-"""Requests leave no reference cycles: these would keep what clients have sent until the garbage collector runs."""
+"""Requests and connections leave no reference cycles: these would keep their memory until the garbage collector runs."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
+from collections import Counter
 
 import grpc
 import numpy as np
@@ -15,12 +16,19 @@ from tritonclient.grpc import service_pb2
 from pybackend.calls.model_calls import OpenCall
 from pybackend.engine.admission import Admission
 from pybackend.engine.response_stream import ResponseStream
+from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.connection import GrpcConnection
+from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http.infer_body import StreamedBody
 from pybackend.frontend.http.infer_protocol import InferProtocol
-from pybackend.http2.stream import Stream
+from pybackend.http2 import RequestHead, ServerConnection, Stream
+from pybackend.http2.control import ControlFrames
+from pybackend.http2.core import ConnectionCore
+from pybackend.http2.header_decoder import HeaderDecoder
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
+from pybackend.protocol.grpc_arriving import ArrivingMessage
 from tests.integration.http.test_shortcut import serving
 from tests.support.connection import post
 from tests.support.grpc_calls import INFER, STREAM_INFER, grpc_port
@@ -28,14 +36,16 @@ from tests.support.repositories import copy_model
 
 DEADLINE_S = 60
 KINDS = (
-    Admission, Call, InferProtocol, InferenceRequest, OpenCall, PendingRequest, ResponseStream, Stream, StreamedBody,
+    Admission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
+    InferProtocol, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream, StreamedBody,
 )  # fmt: skip
 MODELS = ("add_squares", "countdown_to", "double", "repeat")
 LARGE = 1 << 20
 
 
 def alive():
-    return {id(each): each for each in gc.get_objects() if isinstance(each, KINDS)}
+    """The objects' identities, and the names of their types: a report of the objects themselves would have no end."""
+    return {id(each): type(each).__name__ for each in gc.get_objects() if isinstance(each, KINDS)}
 
 
 def text(*values, datatype="FP32"):
@@ -78,6 +88,11 @@ def over_grpc(port):
             infer(message("double", [1.0]), timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError, match="nobody"):
             infer(message("nobody", [1.0]), timeout=DEADLINE_S)
+        infer(message("double", np.zeros(LARGE_MESSAGE_BYTES)), timeout=DEADLINE_S)
+        too_long = message("double", np.zeros(LARGE_MESSAGE_BYTES))
+        too_long.inputs[0].shape[0] += 1
+        with pytest.raises(grpc.RpcError, match="byte size"):
+            infer(too_long, timeout=DEADLINE_S)
         answers = list(stream(iter([message("double", [1.0]), message("repeat", [2.0])]), timeout=DEADLINE_S))
         assert len(answers) == 3
         leaving = stream(iter([message("repeat", [20000.0])]), timeout=DEADLINE_S)
@@ -85,7 +100,7 @@ def over_grpc(port):
         leaving.cancel()
 
 
-def test_requests_leave_no_reference_cycles(tmp_path):
+def test_requests_and_connections_leave_no_reference_cycles(tmp_path):
     for name in MODELS:
         copy_model(tmp_path, name)
 
@@ -108,8 +123,8 @@ def test_requests_leave_no_reference_cycles(tmp_path):
                     while alive().keys() - before.keys():  # noqa: ASYNC110  until the server has noticed who left
                         await asyncio.sleep(0.01)
             except TimeoutError:
-                left = [each for key, each in alive().items() if key not in before]
-                raise AssertionError([type(each).__name__ for each in left]) from None
+                left = Counter(name for key, name in alive().items() if key not in before)
+                raise AssertionError(left) from None
             finally:
                 gc.enable()
 

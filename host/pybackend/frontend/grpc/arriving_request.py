@@ -43,7 +43,10 @@ class ArrivingRequest:
         self._plan: InferPlan | None = None
         self._work: Steps[InferPlan] | None = None
         limits = connection.frontend.limits
-        self._message = ArrivingMessage(nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender)
+        # It refers to this object: it is let go with the last byte, or the two would outlast the call.
+        self._message: ArrivingMessage | None = ArrivingMessage(
+            nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -53,17 +56,17 @@ class ArrivingRequest:
     @property
     def private_bytes(self) -> int:
         """Bytes that are held outside the model's memory."""
-        return 0 if self._error is not None else self._message.private_bytes
+        return 0 if self._message is None else self._message.private_bytes
 
     @property
     def room(self) -> memoryview | None:
         """Memory for the next bytes, if they belong to a tensor."""
-        return None if self._error is not None else self._message.room
+        return None if self._message is None else self._message.room
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Process the next bytes."""
         self.left_bytes -= len(data)
-        if self._error is None:
+        if self._message is not None:
             try:
                 self._message.feed(data)
             except InferenceError as error:
@@ -72,6 +75,7 @@ class ArrivingRequest:
     def stored(self, count: int) -> None:
         """Record that the next bytes were written to :attr:`room`."""
         self.left_bytes -= count
+        assert self._message is not None
         try:
             self._message.stored(count)
         except InferenceError as error:
@@ -87,6 +91,7 @@ class ArrivingRequest:
             next(self._work)
         except StopIteration as end:
             self._plan = end.value
+            self._work = self._message = None
             return False
         except InferenceError as error:
             self._refuse(error)
@@ -95,6 +100,7 @@ class ArrivingRequest:
 
     def _read(self) -> Steps[InferPlan]:
         """Convert lists of values, and walk through the elements of BYTES tensors."""
+        assert self._message is not None
         plan = yield from self._message.finish()
         assert self._admission is not None
         if self._admission.is_current:
@@ -109,14 +115,14 @@ class ArrivingRequest:
             InferenceError: it is invalid, or there is no memory for it.
         """
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         assert self._admission is not None
         assert self._plan is not None
         return self._admission, self._plan
 
     def release(self) -> None:
         """Release the memory of a request that will not be submitted."""
-        self._work = None
+        self._work = self._message = None
         if self._plan is not None:
             self._plan.request.release()
         if self._admission is not None:
@@ -137,7 +143,7 @@ class ArrivingRequest:
         return self._frontend.senders.drop_slowest(self._connection, self._admission)
 
     def _refuse(self, error: InferenceError) -> None:
-        self._error = error
+        self._error = error.again()  # the frames of the first one refer to this object
         self.release()
 
     def _plan_of(self, message: InferMessage, arriving: bool) -> Steps[InferPlan]:
