@@ -143,7 +143,7 @@ class ConnectionCore:
         self.is_closed = True
         # The receiver refers to the connection, and so do the frames of the error: without a cut, they would outlast it.
         error, self.error = self.error, None
-        if hasattr(self, "receiver"):  # the end may be said twice
+        if hasattr(self, "receiver"):  # a transport may say it twice
             del self.receiver
         for stream in list(self.streams.values()):
             self._remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
