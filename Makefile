@@ -72,9 +72,9 @@ format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
 
-fuzz: $(MARK)-dev ## feed the decoders of requests garbage, for much longer than the tests do
+fuzz: $(MARK)-dev ## try properties with new examples, and the decoders of requests with much more garbage than the tests do
 	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \
-	  tests/unit/host/protocol tests/unit/host/frontend/http/test_infer_body.py
+	  -m hypothesis tests/unit tests/integration tests/e2e/http/test_garbage.py
 
 schema: $(MARK)-dev ## compile the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I $(SCHEMA)/definitions --include_imports \

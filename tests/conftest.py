@@ -13,6 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.fuzzing import SEARCHING
+from tests.support.warm_start import end_forker, starts
 
 _ENDING_S = 30.0
 
@@ -20,6 +24,13 @@ _ENDING_S = 30.0
 # processes that tests start: a third of what such a process costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A property is tried with the same examples in every run, or a new one could stop a change that has nothing to do with
+# it; `make fuzz` looks for new ones. One example may take long because the machine is busy with other things.
+settings.register_profile(
+    "tests", derandomize=not SEARCHING, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,7 +98,9 @@ def no_process_is_left_behind() -> object:
     lives as long as its interpreter, by design.
     """
     before = _children()
-    yield
+    with starts(warm=True):
+        yield
+    end_forker()
     deadline_s = time.monotonic() + _ENDING_S
     while True:
         left = {pid: command for pid, command in _children().items() if pid not in before}

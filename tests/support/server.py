@@ -22,6 +22,7 @@ from typing import Any
 from pybackend.process.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
 from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
+from tests.support.warm_start import WarmProcess, warm_process
 
 DEADLINE_S = 60
 """For what takes a second or two: a machine may be busy with other things."""
@@ -68,13 +69,7 @@ class ServerProcess:
             "--grpc-port=0",
             "--metrics-port=0",
         ]
-        self.process = subprocess.Popen(
-            [*python, "-m", "pybackend", command, *arguments, *ports, *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            **popen,
-        )
+        self.process = _start([command, *arguments, *ports, *flags], python, popen)
         assert self.process.stdout is not None
         self._pipe = self.process.stdout.fileno()
         os.set_blocking(self._pipe, False)
@@ -256,6 +251,20 @@ def serving(
     finally:
         if server.process.stdout is not None and not server.process.stdout.closed:
             server.stop()
+
+
+def _start(arguments: list[str], python: Sequence[str], popen: dict[str, Any]) -> subprocess.Popen[bytes] | WarmProcess:
+    if not popen and [*python] == [sys.executable]:
+        warm = warm_process(arguments)
+        if warm is not None:
+            return warm
+    return subprocess.Popen(
+        [*python, "-m", "pybackend", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **popen,
+    )
 
 
 def _helps(pid: int) -> bool:

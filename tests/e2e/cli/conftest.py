@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.log_lines import server_tracebacks
+from tests.support.warm_start import starts
 
 DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_starts() -> Iterator[None]:
+    """Servers of these tests start from the command line, with all of their imports."""
+    with starts(warm=False):
+        yield
 
 
 @pytest.fixture

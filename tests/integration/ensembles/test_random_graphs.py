@@ -191,9 +191,7 @@ def by_names(responses):
     return grouped
 
 
-RANDOM = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @pytest.mark.spec("srv-R17")

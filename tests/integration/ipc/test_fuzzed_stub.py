@@ -131,7 +131,7 @@ def engine_and_run(tmp_path_factory):
 NAMES = itertools.count()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(frames=FRAMES)
 def test_whatever_a_stub_says(engine_and_run, frames):
     engine, run, repository = engine_and_run

@@ -71,7 +71,7 @@ class BlockMapMachine(RuleBasedStateMachine):
 
 
 TestBlockMap = BlockMapMachine.TestCase
-TestBlockMap.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockMap.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_everything_released_is_one_block_again():

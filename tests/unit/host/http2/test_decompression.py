@@ -42,7 +42,7 @@ def theirs(made: hpack.Decoder):
 
 
 @given(blocks=BLOCKS, data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_blocks_mean_what_they_mean_to_hpack(blocks, data):
     encoder, own, other = hpack.Encoder(), Decompressor(LIST_BYTES), hpack.Decoder(LIST_BYTES)
     for fields, huffman, table_bytes in blocks:

@@ -21,7 +21,7 @@ VALUES = st.one_of(
     status=st.sampled_from([b"100", b"200", b"404", b"431", b"500"]),
     fields=st.lists(st.tuples(NAMES, VALUES), max_size=6),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_every_decoder_reads_it(status, fields):
     fields = [(name, value) for name, value in fields if name not in {b"connection", b"upgrade", b"keep-alive"}]
     section = [(b":status", status), *fields]

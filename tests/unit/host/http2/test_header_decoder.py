@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hpack
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.http2.header_decoder import HeaderDecoder
@@ -62,7 +62,6 @@ SECTIONS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), VALUES, st.boole
 
 
 @given(sections=st.lists(st.tuples(SECTIONS, st.sampled_from([None, None, None, 0, 200, 4096])), max_size=30))
-@settings(deadline=None)
 def test_remembered_blocks_mean_what_they_say(sections):
     """Whatever the client's encoder does with its table, each section arrives as it was sent."""
     decoder, encoder = _decoder(), hpack.Encoder()

@@ -72,7 +72,6 @@ WHOLE = [
 
 
 @given(cuts=st.lists(st.integers(1, len(EVERYTHING) - 1)), kind=st.sampled_from([bytes, bytearray, memoryview]))
-@settings(deadline=None)
 def test_frames_may_be_cut_anywhere(cuts, kind):
     server = Server(greet=False)
     edges = [0, *sorted(cuts), len(EVERYTHING)]
@@ -87,7 +86,7 @@ def test_frames_may_be_cut_anywhere(cuts, kind):
         st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 7), st.binary(max_size=20)), max_size=10
     ),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_noise_is_refused_and_never_breaks_anything(noise, frames):
     server = Server()
     data = b"".join(frame(*one) for one in frames) + noise
@@ -100,7 +99,7 @@ def test_noise_is_refused_and_never_breaks_anything(noise, frames):
 
 
 @given(noise=st.binary(max_size=100))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_header_blocks_of_noise_are_refused(noise):
     server = Server()
     try:

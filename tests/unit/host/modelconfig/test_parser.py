@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.errors import ErrorCode, ModelConfigError
@@ -322,7 +322,6 @@ def document_or_refusal(parse: Callable[[Any, str], Document], given: Any) -> Do
         return error.message
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     st.integers(0, len(RICH)), st.integers(0, 12), st.text(max_size=6) | st.sampled_from(['"', "\\x", "[", "}", "-"])
 )
@@ -356,7 +355,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(st.sampled_from([*FIELD_NAMES, "x"]), JSON_VALUES, max_size=4))
 def test_any_json_is_read_or_refused(document: dict[str, Any]) -> None:
     outcome = document_or_refusal(parse_config_json, document)

@@ -45,7 +45,7 @@ SIZES = st.lists(st.sampled_from([0, 1, 4, 5, 127, 128, 4096, 4097]), max_size=3
     sizes=st.lists(st.tuples(SIZES, st.sampled_from(["", "7"]), st.binary(max_size=3)), min_size=1, max_size=6),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_any_messages_after_each_other_are_cut_as_without_memory(sizes, data):
     layouts = MessageLayouts()
     for lengths, request_id, filling in sizes:

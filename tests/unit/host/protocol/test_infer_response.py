@@ -149,7 +149,7 @@ def test_no_outputs():
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_json_reply_sent_back_is_the_same_tensor(datatype, data, make_signature, infer):
     """Reply and request use one JSON form: what one model answers, another takes, bit for bit."""
     count = data.draw(st.integers(0, 70))

@@ -40,7 +40,7 @@ def bf16(value):
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_round_trip(datatype, data):
     values = data.draw(st.lists(elements(datatype), max_size=80))
     wire = encode_values(datatype, values)

@@ -477,4 +477,4 @@ class BatcherMachine(RuleBasedStateMachine):
 
 
 TestBatcherMachine = BatcherMachine.TestCase
-TestBatcherMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBatcherMachine.settings = settings(max_examples=40, stateful_step_count=30)

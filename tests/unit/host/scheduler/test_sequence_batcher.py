@@ -533,7 +533,7 @@ class OrderedMachine(SequenceMachine):
     ordered = True
 
 
-SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=80, stateful_step_count=40)
 TestDirect = SequenceMachine.TestCase
 TestDirect.settings = SETTINGS
 TestOldest = OldestMachine.TestCase

@@ -27,7 +27,7 @@ def feed(made, data):
     made.feed(memoryview(data) if len(data) >= 4096 else data)  # as HTTP/2 delivers it
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 20), st.sampled_from([4096, 16_384, 70_000])), max_size=8),
     cuts=st.lists(st.integers(20, 30_000), min_size=1, max_size=20),

@@ -301,7 +301,7 @@ CONFIGS = st.builds(
 
 
 @given(config=CONFIGS, steps=st.lists(STEPS, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_is_lost_or_invented(config, steps):
     talk = Talk(config, interim=("client resets" not in {step[0] for step in steps}))
     for name, *arguments in steps:

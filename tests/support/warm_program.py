@@ -1,0 +1,85 @@
+"""Imports the server once, then forks a process for each that is asked for: ``pybackend`` as it is after its imports.
+
+Imports are most of what a server's start costs. This program is run by ``warm_start``; see there.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from importlib import import_module
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+_MODULES = ("pybackend.cli.commands", "pybackend.cli.options", "pybackend.server", "uvloop")
+_LARGEST_REQUEST_BYTES = 1 << 20
+
+
+def main() -> None:
+    """Fork a process for each request; when the requests end, wait until all of these processes have ended."""
+    _import()
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # control-C in a terminal is for the servers
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        request, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST_BYTES, 2)
+        if not request:
+            requests.close()
+            return _reap(0)
+        if not os.fork():
+            requests.detach()  # closed with all other descriptors
+            _watch(interrupt, *descriptors)
+            sys.argv[1:] = json.loads(request)
+            return _run()
+        for each in descriptors:
+            os.close(each)
+        _reap(os.WNOHANG)
+
+
+def _import() -> None:
+    """Import what a server imports, without threads of its own: a fork copies none."""
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    for name in _MODULES:
+        import_module(name)
+    del os.environ[_THREADS]
+    if before is not None:
+        os.environ[_THREADS] = before
+    gc.freeze()
+
+
+def _reap(options: int) -> None:
+    try:
+        while os.waitpid(-1, options)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _watch(interrupt: signal.Handlers, output: int, reports: int) -> None:
+    """Fork once more, and return in that process. This one reports its number, and later its exit status."""
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, interrupt)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        return
+    os.close(output)
+    os.write(reports, str(pid).encode())
+    _, status = os.waitpid(pid, 0)
+    os.write(reports, str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _run() -> None:
+    from pybackend.cli import main as command
+
+    sys.argv[0] = "pybackend"
+    sys.exit(command())
+
+
+if __name__ == "__main__":
+    main()

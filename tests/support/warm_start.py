@@ -1,0 +1,158 @@
+"""Servers that are forked from a process with the server's modules, one for each process of pytest.
+
+A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
+their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, entry point, streams
+and exit status. Tests of the command line, of processes and of faults start the command itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROGRAM = Path(__file__).with_name("warm_program.py")
+_CHANGES_WITH_EACH_TEST = "PYTEST_CURRENT_TEST"
+_END_S = 30
+
+
+class WarmProcess:
+    """A process that was forked: as much of ``subprocess.Popen`` as tests of servers use.
+
+    Attributes:
+        pid: its number.
+        stdout: the end of a pipe to read what it writes to stdout and stderr.
+    """
+
+    def __init__(self, forker: _Forker, arguments: Sequence[str]) -> None:
+        self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reading, writing = os.pipe()
+        self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
+        with theirs:
+            forker.request(arguments, writing, theirs.fileno())
+        os.close(writing)
+        weakref.finalize(self, self._reports.close)
+        self.pid = int(self._reports.recv(32))
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or minus the number of the signal that ended it; None while it runs."""
+        return self._status(0)
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        status = self._status(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("pybackend", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it still runs."""
+        self.send_signal(signal.SIGKILL)
+
+    def _status(self, timeout_s: float | None) -> int | None:
+        arrival = select.poll()
+        arrival.register(self._reports, select.POLLIN)
+        if not arrival.poll(None if timeout_s is None else timeout_s * 1000):
+            return None
+        # The report stays in the socket: any thread may ask, as often as it likes.
+        report = self._reports.recv(32, socket.MSG_PEEK)
+        assert report, "the process that watched the server was killed"
+        return int(report)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a process inherits, as far as tests change it."""
+
+    environment: dict[str, str]
+    directory: Path
+
+    @classmethod
+    def here(cls) -> _Place:
+        names = os.environ.keys() - {_CHANGES_WITH_EACH_TEST}
+        return cls({name: os.environ[name] for name in names}, Path.cwd())
+
+
+class _Forker:
+    """The process that has the modules."""
+
+    def __init__(self, place: _Place) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", _PROGRAM, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=place.environment,
+                cwd=place.directory,
+            )
+
+    def request(self, arguments: Sequence[str], output: int, reports: int) -> None:
+        socket.send_fds(self._requests, [json.dumps(arguments).encode()], [output, reports])
+
+    def end(self) -> None:
+        """End it, which it does when all that it has forked have ended."""
+        self._requests.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("tests left servers behind that still run") from None
+
+
+_forkers: list[_Forker] = []
+_places: list[_Place | None] = [None]
+
+
+def warm_process(arguments: Sequence[str]) -> WarmProcess | None:
+    """``python -m pybackend ARGUMENTS``, forked.
+
+    Returns:
+        None where processes are not to be forked, or where that would not be the same: a test has changed the environment.
+    """
+    place = _places[-1]
+    if place is None or place != _Place.here():
+        return None
+    if not _forkers:
+        _forkers.append(_Forker(place))
+    (forker,) = _forkers
+    return WarmProcess(forker, arguments)
+
+
+@contextmanager
+def starts(*, warm: bool) -> Iterator[None]:
+    """While this lasts, servers are forked; or each starts from the command line, as it does outside of tests."""
+    _places.append(_Place.here() if warm else None)
+    try:
+        yield
+    finally:
+        _places.pop()
+
+
+def end_forker() -> None:
+    """To be called after the last test; fails if a server has not ended."""
+    while _forkers:
+        _forkers.pop().end()
