@@ -289,7 +289,7 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def free_of_processes(pids: list[int], deadline_s: float = 15) -> bool:
+def free_of_processes(pids: list[int], deadline_s: float = DEADLINE_S) -> bool:
     """Wait until none of these processes exists any more; False if some still do after the deadline.
 
     One that has ended, and whose parent has too, counts as gone: when the system's first process reaps it is not ours.

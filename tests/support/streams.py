@@ -25,7 +25,7 @@ from tests.support.inference import infer, strings
 from tests.support.repositories import model_code, tensors, write_model
 from tests.support.server import ServerProcess
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ONE = "instance_group { count: 1 kind: KIND_CPU }"

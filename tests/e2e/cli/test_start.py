@@ -325,7 +325,7 @@ class TestWhileModelsLoad:
         """A server, and the gate behind which one of its models waits in ``initialize``."""
         gate = Gate(write_model(repository, "slow", SLOW_START, identity_config()), "initialize")
         write_model(repository, "quick", MARKED, identity_config())
-        with serving(repository, ready=False) as server:
+        with serving(repository, flags=("--exit-timeout-secs=3600",), ready=False) as server:
             gate.wait_reached()
             server.wait_for("successfully loaded 'quick'")
             yield server, gate
@@ -348,7 +348,7 @@ class TestWhileModelsLoad:
         server, _gate = loading
         pids = server.stub_pids()
         assert len(pids) == 2
-        assert server.stop(number, deadline_s=25) == 0
+        assert server.stop(number) == 0
         assert f"Signal ({int(number)}) received." in server.output
         assert free_of_processes(pids)
         assert (repository / "quick" / "finalized").read_text() == "x", "what was loaded is finalized"

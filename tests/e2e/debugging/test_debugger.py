@@ -53,6 +53,7 @@ class TritonPythonModel:
 """
 CONFIG = 'backend: "python"'
 FLAGS = ("--debug=m", "--debug-port=0")
+PATIENT = "--exit-timeout-secs=3600"
 
 
 @pytest.fixture
@@ -129,10 +130,10 @@ def test_waiting_for_a_debugger_everything_can_be_stopped_in(repository, model):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_waits_for_a_debugger_can_be_stopped(repository, model, number):
-    with serving(repository, flags=(*FLAGS, "--debug-wait"), ready=False) as server:
+    with serving(repository, flags=(*FLAGS, PATIENT, "--debug-wait"), ready=False) as server:
         server.wait_for("waiting for a debugger to attach to 127.0.0.1:")
         pids = server.stub_pids()
-        assert server.stop(number, deadline_s=25) == 0
+        assert server.stop(number) == 0
         assert free_of_processes(pids)
 
 
@@ -233,13 +234,13 @@ def test_no_time_limit_counts_while_a_model_is_debugged(repository, model, send)
 
 
 def test_a_second_signal_ends_a_server_whose_model_is_stopped(repository, model, send):
-    with serving(repository, flags=FLAGS) as server:
+    with serving(repository, flags=(*FLAGS, PATIENT)) as server:
         client = attach(server, "m_0", model, "while executing")
         request = send(server, "m", 1)
         client.wait_stopped()
         server.process.send_signal(signal.SIGINT)
         server.wait_for("Waiting for in-flight requests")
-        assert server.stop(signal.SIGINT, deadline_s=25) == 1
+        assert server.stop(signal.SIGINT) == 1
         client.close()
         wait_until(lambda: request.is_answered, "the request is neither answered nor refused")
 

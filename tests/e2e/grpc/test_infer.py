@@ -179,8 +179,11 @@ def test_a_cancelled_call_reaches_the_model(server):
 @pytest.mark.spec("srv-G09")
 def test_a_deadline_reaches_the_model(server, grpc_client):
     place = server.repository / "patient"
-    error = refusal(grpc_client.infer, "patient", floats(1), client_timeout=0.3)
-    assert "Deadline Exceeded" in str(error)
+    for deadline_s in (0.3, 3, 30):  # on a busy machine, a call may be over before its model has begun
+        error = refusal(grpc_client.infer, "patient", floats(1), client_timeout=deadline_s)
+        assert "Deadline Exceeded" in str(error)
+        if (place / "began").exists():
+            break
     wait_until((place / "cancelled").exists, "the model is not told")
     for name in ("began", "cancelled"):
         (place / name).unlink()

@@ -66,8 +66,8 @@ class TritonPythonModel:
         call = pb_utils.InferenceRequest(
             model_name="six", inputs=request.inputs(), requested_output_names=["OUT"], parameters={"sleep": 0}
         )
-        end = time.monotonic() + 0.4
-        while time.monotonic() < end:
+        response, end = None, time.monotonic() + 0.4
+        while response is None or time.monotonic() < end:
             response = call.exec()
             assert not response.has_error() and not request.is_cancelled(), response.error().message()
         told = np.zeros(2, np.int32)

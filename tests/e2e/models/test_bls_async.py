@@ -378,7 +378,7 @@ def test_a_loop_in_a_thread_of_the_models_own(plain):
     return value(call("double", IN=[1]).exec())
     """
     end = """
-    found = [future.result(20) for future in state.pop("futures")]
+    found = [future.result(50) for future in state.pop("futures")]
     loop = state.pop("loop")
     loop.call_soon_threadsafe(loop.stop)
     return found

@@ -65,9 +65,7 @@ def stopped(tmp_path_factory):
             assert infer(server, name, {"IN": np.ones(2, np.float32)})["OUT"].tolist() == [1, 1]
         server.pids = server.stub_pids()
         server.repository = repository
-        began_s = time.monotonic()
         server.status = server.stop()
-        server.took_s = time.monotonic() - began_s
     return server
 
 
@@ -102,8 +100,7 @@ def test_exceptions_are_only_logged(stopped):
 
 
 def test_nothing_is_slow_without_need(stopped):
-    # The slowest finalize takes half a second, and all models end at the same time.
-    assert stopped.took_s < 25
+    assert "missed its" not in stopped.output
     assert free_of_processes(stopped.pids)
 
 

@@ -306,7 +306,7 @@ def test_a_model_that_waits_for_a_load_is_not_frozen(server, ask, repository):
         assert outcome == []
     finally:
         gate.open()
-        asker.join(30)
+        asker.join(60)
     assert outcome[0] >= 20
     assert versions(server, "slow") == ["1"]
 
@@ -332,7 +332,7 @@ def test_a_load_goes_on_when_its_asker_dies(server, repository, tmp_path):
         gate.wait_reached()
         os.kill(int((tmp_path / "asker").read_text()), signal.SIGKILL)
     finally:
-        asker.join(30)
+        asker.join(60)
         gate.open()
     assert replies[0].status == 500
     server.wait_until("/v2/models/new/ready", 200)

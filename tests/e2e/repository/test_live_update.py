@@ -275,7 +275,7 @@ def test_a_stream_ends_on_the_version_on_which_it_began(server):
         load(server, "streaming")  # the gate's mark has changed its files
         gate.open()
         with changed:
-            assert changed.wait_for(lambda: len(answers) == 3, timeout=30), answers
+            assert changed.wait_for(lambda: len(answers) == 3, timeout=60), answers
         assert answers == [[number, old] for number in range(3)]
         client.stop_stream()
     wait_until(lambda: old not in server.stub_pids(), "the old version does not end")

@@ -13,7 +13,7 @@ from pybackend.model.model import ModelState
 from tests.integration.ensembles.conftest import Lab
 from tests.support import ensembles
 from tests.support.ensembles import nothing_held, request_of
-from tests.support.gates import Gate
+from tests.support.gates import Gate, wait_until
 from tests.support.streams import END, Received, Stream, contents, function, quiet, reached
 
 COUNT = "for i in range({}):\n    sender.send(out(i, i))\nsender.send(flags=FINAL)"
@@ -261,8 +261,8 @@ def test_a_step_that_begins_while_the_client_pauses(lab: Lab, tmp_path) -> None:
         await reached(gate)
         stream.pending.pause()
         gate.open()
-        await quiet(lambda: stream.count + (tmp_path / "begun").exists())
-        assert (tmp_path / "begun").exists()
+        await asyncio.to_thread(wait_until, (tmp_path / "begun").exists, "the step does not begin")
+        await quiet(lambda: stream.count)
         before = stream.count
         stream.pending.resume()
         while stream.count < before + 100:  # noqa: ASYNC110
