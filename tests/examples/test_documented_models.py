@@ -120,7 +120,7 @@ def _call(url, page):
     line = re.search(r"\$ (curl [^\n]*/infer(?: \\\n)?[^\n]*)\n", page)[1].replace("\\\n", " ")
     words = shlex.split(line)
     target = words[2].replace("localhost:8000", url, 1)
-    with urllib.request.urlopen(f"http://{target}", words[words.index("-d") + 1].encode(), timeout=30) as reply:
+    with urllib.request.urlopen(f"http://{target}", words[words.index("-d") + 1].encode(), timeout=60) as reply:
         return json.load(reply)
 
 
@@ -146,10 +146,10 @@ def test_model_that_calls_another_one_answers_like_that_one(documented):
 
 def test_decoupled_model_counts(documented):
     body = json.dumps({"inputs": [{"name": "LIMIT", "datatype": "INT32", "shape": [1], "data": [4]}]}).encode()
-    with urllib.request.urlopen(f"http://{documented.url}/v2/models/collect/infer", body, timeout=30) as reply:
+    with urllib.request.urlopen(f"http://{documented.url}/v2/models/collect/infer", body, timeout=60) as reply:
         assert json.load(reply)["outputs"][0]["data"] == [0, 1, 2, 3]
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=30)
+        urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=60)
     with refused.value as reply:
         assert reply.code == 501
 
@@ -157,7 +157,7 @@ def test_decoupled_model_counts(documented):
 def test_model_that_wraps_a_file_of_another_framework(documented):
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]}
     url = f"http://{documented.url}/v2/models/squeeze/infer"
-    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=30) as reply:
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=60) as reply:
         (output,) = json.load(reply)["outputs"]
     assert output == {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [2.5, 5, 7.5, 10]}
 

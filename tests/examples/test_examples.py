@@ -41,7 +41,7 @@ def _send(words, server):
     target = words[2].replace("localhost:8000", server.url, 1)
     target = target.replace("localhost:8002", server.addresses["Metrics Service"], 1)
     body = words[words.index("-d") + 1].encode() if "-d" in words else None
-    return urllib.request.urlopen(urllib.request.Request(f"http://{target}", data=body), timeout=30)
+    return urllib.request.urlopen(urllib.request.Request(f"http://{target}", data=body), timeout=60)
 
 
 def test_metrics_of_the_demo_server_count_its_requests(demo, server):

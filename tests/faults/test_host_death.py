@@ -14,10 +14,9 @@ from tests.faults.victims import VICTIM, Asker, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
+from tests.support.warm_start import starts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
-ONE_SECOND = 1.0
 
 BUSY = (
     VICTIM
@@ -52,8 +51,6 @@ def test_nothing_stays(tmp_path):
     for name in ("waiting", "deaf"):
         write_victim(repository, name, code=BUSY)
     write_model(repository, "large", IDENTITY, identity_config())
-    shared_before = set(os.listdir("/dev/shm"))
-    sockets_before = unix_socket_files()
     environment = {**os.environ, "TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)}
     with serving(repository, env=environment, cwd=tmp_path) as server, Asker(server) as asker:
         told(server, "threaded", "spawn_thread")
@@ -64,14 +61,13 @@ def test_nothing_stays(tmp_path):
         Gate(repository / "waiting", "execute").wait_reached()
         wait_until((repository / "deaf" / "held").exists, "nobody holds the interpreter")
         files_before = everything_below(tmp_path)
+        held = set().union(*map(names_held, (server.process.pid, *server.child_pids())))
         stubs = kill_host(server)
         assert len(stubs) == 5
-        assert free_of_processes(stubs, ONE_SECOND), "processes outlived their host"
+        assert free_of_processes(stubs), "processes outlived their host"
         for answer in asked:
             assert isinstance(answer.exception(), (http.client.HTTPException, OSError))
-    # Other tests that run meanwhile have some too, for a while.
-    wait_until(lambda: set(os.listdir("/dev/shm")) <= shared_before, "shared memory outlived its host")
-    wait_until(lambda: unix_socket_files() <= sockets_before, "sockets outlived their host", 60)
+    assert not [name for name in held if os.path.exists(name)], "shared memory or sockets outlived their host"
     assert list(temporary.iterdir()) == []
     assert everything_below(tmp_path) == files_before
     assert not [path for path in everything_below(cache) if ".staging" in path]
@@ -86,7 +82,7 @@ def test_nothing_stays_of_a_host_that_still_loads(tmp_path):
         Gate(directory, "initialize").wait_reached()
         stubs = kill_host(server)
         assert len(stubs) == 2
-        assert free_of_processes(stubs, ONE_SECOND), "processes outlived their host"
+        assert free_of_processes(stubs), "processes outlived their host"
 
 
 @pytest.mark.spec("srv-P08", "pb-F04")
@@ -95,16 +91,20 @@ def test_nothing_stays_of_a_host_that_has_just_begun(tmp_path):
     for name in ("a", "b", "c"):
         write_victim(tmp_path, name)
     for stubs_wanted in (1, 3):
-        with serving(tmp_path, ready=False) as server:
+        with starts(warm=False), serving(tmp_path, ready=False) as server:
             wait_until(lambda n=stubs_wanted: len(server.stub_pids()) >= n, "no process is started")
-            assert free_of_processes(kill_host(server), ONE_SECOND), "processes outlived their host"
+            assert free_of_processes(kill_host(server)), "processes outlived their host"
 
 
 def everything_below(directory: Path) -> set[str]:
     return {str(path) for path in directory.rglob("*")}
 
 
-def unix_socket_files() -> set[str]:
-    """Paths of all Unix sockets of this machine that have one in the file system."""
+def names_held(pid: int) -> set[str]:
+    """Paths of the shared memory and of the Unix sockets that a process has."""
     lines = Path("/proc/net/unix").read_text().splitlines()[1:]
-    return {fields[7] for fields in map(str.split, lines) if len(fields) > 7 and fields[7].startswith("/")}
+    sockets = {f"socket:[{fields[6]}]": fields[7] for fields in map(str.split, lines) if len(fields) > 7}
+    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    mapped = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    shared = {name for name in (*links, *mapped) if name.startswith("/dev/shm/")}
+    return shared | {path for link in links if (path := sockets.get(link, "")).startswith("/")}

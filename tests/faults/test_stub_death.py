@@ -62,7 +62,7 @@ class Crowd:
         self._runs = [self._pool.submit(self._run, number) for number in range(CLIENTS)]
 
     def _run(self, number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             while not self._stop.is_set():
                 text = f"client {number} request {len(self.answers[number])}"

@@ -109,7 +109,7 @@ def _candidates() -> list[str]:
 def _version(path: str) -> tuple[int, ...] | None:
     code = "import sys; print(sys.implementation.name, *sys.version_info[:3])"
     try:
-        done = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=60)
     except OSError:
         return None
     words = done.stdout.split()

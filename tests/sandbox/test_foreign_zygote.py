@@ -250,7 +250,7 @@ def test_with_the_last_model_of_an_environment_all_that_was_for_it_goes(environm
             assert rooms
             for name in ("m0", "m1", "m2"):
                 told(server, "unload", name)
-            assert free_of_processes([*zygotes, *stubs], 30), "processes outlived their models"
+            assert free_of_processes([*zygotes, *stubs]), "processes outlived their models"
             wait_until(lambda rooms=rooms: not any(map(os.path.exists, rooms)), "directories outlived their models")
         assert users[0] != users[1], "users were given to others as soon as they were free"
 

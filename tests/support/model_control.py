@@ -71,7 +71,7 @@ def refusal(run, coroutine):
 
 async def until(condition):
     """Let the loop run until a condition holds."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  it is the loop's own doings that are waited for
             await asyncio.sleep(0.01)
 

@@ -2,7 +2,7 @@
 
 A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
 their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, entry point, streams
-and exit status. Tests of the command line, of processes and of faults start the command itself.
+and exit status. Tests of the command line and of processes start the command itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,12 +35,15 @@ class WarmProcess:
     """
 
     def __init__(self, forker: _Forker, arguments: Sequence[str]) -> None:
+        self._ended: int | None = None
+        self._ending = threading.Lock()
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
         with theirs:
             forker.request(arguments, writing, theirs.fileno())
         os.close(writing)
+        self._descriptor = self._reports.fileno()
         weakref.finalize(self, self._reports.close)
         self.pid = int(self._reports.recv(32))
 
@@ -73,14 +77,18 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
     def _status(self, timeout_s: float | None) -> int | None:
-        arrival = select.poll()
-        arrival.register(self._reports, select.POLLIN)
-        if not arrival.poll(None if timeout_s is None else timeout_s * 1000):
-            return None
-        # The report stays in the socket: any thread may ask, as often as it likes.
-        report = self._reports.recv(32, socket.MSG_PEEK)
-        assert report, "the process that watched the server was killed"
-        return int(report)
+        if self._ended is None:
+            arrival = select.poll()
+            arrival.register(self._descriptor, select.POLLIN)
+            if not arrival.poll(None if timeout_s is None else timeout_s * 1000):
+                return None
+            with self._ending:  # any thread may ask
+                if self._ended is None:
+                    report = self._reports.recv(32)
+                    assert report, "the process that watched the server was killed"
+                    self._ended = int(report)
+                    self._reports.close()
+        return self._ended
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def test_values_from_files_and_standard_input(server, infer, tmp_path):
     ]
     for data in (b"[1, 2, 3]", (tmp_path / "in.npy").read_bytes()):
         command = [sys.executable, "-m", "pybackend", "infer", "--url", server.url, "batched", "--input", "IN=-"]
-        answers.append(subprocess.run(command, input=data, capture_output=True, check=True, timeout=30).stdout.decode())
+        answers.append(subprocess.run(command, input=data, capture_output=True, check=True, timeout=60).stdout.decode())
     assert [answer.partition("\n")[2].strip() for answer in answers] == [
         "OUT  INT64 [2,3]\n  [[1, 2, 3],\n   [4, 5, 6]]",
         "OUT  INT64 [1,3]  [[7, 8, 9]]",
@@ -372,6 +372,6 @@ def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
         process.send_signal(signal.SIGINT)
         wait_until(lambda: "Signal (2) received" in log.read_text(), "the server has not heard the signal")
         gate.open()
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
     assert "Traceback" not in errors

@@ -380,7 +380,7 @@ class TestOutput:
                 [sys.executable, "-m", "pybackend", "serve", str(repository), *FREE_PORTS, *flags],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
-            return server.communicate(timeout=30)
+            return server.communicate(timeout=60)
 
         return run
 
@@ -426,6 +426,6 @@ def test_the_console_script_is_the_same_command(pybackend):
     script = shutil.which("pybackend", path=os.path.dirname(sys.executable))
     if script is None:
         pytest.skip("the package is on the path and not installed")
-    done = subprocess.run([script, "serve"], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([script, "serve"], capture_output=True, text=True, timeout=60, check=False)
     again = pybackend("serve")
     assert (done.returncode, done.stdout, done.stderr) == (again.returncode, again.stdout, again.stderr)

@@ -122,7 +122,7 @@ def test_requests_that_come_meanwhile_are_refused(repository, model):
     """The only way for one to come is a connection on which it had begun."""
     gate = Gate(model, "execute")
     with serving(repository) as server:
-        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         late.putrequest("POST", "/v2/models/gated/infer")
         body = json.dumps(BODY).encode()
         late.putheader("Content-Length", str(len(body)))
@@ -148,12 +148,12 @@ def test_requests_that_come_meanwhile_are_refused(repository, model):
 def test_idle_connections_do_not_delay_the_end(repository, model, number):
     Gate(model, "execute").open()
     with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:
-        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(3)]
-        connections.append(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=30))
+        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(3)]
+        connections.append(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=60))
         for connection in connections:
             connection.request("GET", "/v2/health/live")
             connection.getresponse().read()
-        never_used = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        never_used = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         never_used.connect()
         assert server.stop(number) == 0
         for connection in (*connections, never_used):

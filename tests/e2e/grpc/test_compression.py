@@ -132,7 +132,7 @@ def test_clients_of_triton(compressing, compression):
         for array in (EVEN, EVEN[:7], RANDOM):
             ours.async_stream_infer("identity", given(array))
         for array in (EVEN, EVEN[:7], RANDOM):
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=60)
             assert error is None
             np.testing.assert_array_equal(result.as_numpy("OUT"), array)
         ours.stop_stream()

@@ -35,7 +35,7 @@ def refusal(call, *arguments, **options):
     return caught.value
 
 
-def raw_call(server, request, method=METHOD, metadata=None, timeout=30):
+def raw_call(server, request, method=METHOD, metadata=None, timeout=60):
     """A call of generated stubs, without Triton's client."""
     with grpc.insecure_channel(server.grpc_url) as channel:
         call = channel.unary_unary(
@@ -208,4 +208,4 @@ def test_many_calls_at_once_on_one_connection(server):
             for array, result in zip(arrays, results, strict=True):
                 np.testing.assert_array_equal(result.as_numpy("OUT"), array)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -44,7 +44,7 @@ def test_methods_that_are_not_there_are_refused_by_name(server):
     path = "/inference.GRPCInferenceService/ModelTraining"
     with grpc.insecure_channel(server.grpc_url) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(path)(b"", timeout=30)
+            channel.unary_unary(path)(b"", timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert caught.value.details().startswith(f"this server has no method {path}")
 
@@ -54,10 +54,10 @@ def test_the_health_service(server):
     with grpc.insecure_channel(server.grpc_url) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "inference.GRPCInferenceService", "whatever"):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
-            next(health.Watch(health_pb2.HealthCheckRequest(), timeout=30))
+            next(health.Watch(health_pb2.HealthCheckRequest(), timeout=60))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -68,7 +68,7 @@ def test_a_server_without_its_models_is_not_serving(tmp_path):
     with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
         server.wait_for("broken.*UNAVAILABLE")
         with grpc.insecure_channel(server.grpc_url) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 

@@ -107,7 +107,7 @@ def test_clients_of_triton(server, request_coding, answer):
                 result = await ours.infer("types", given(aio, array), **options)
                 np.testing.assert_array_equal(result.as_numpy("FP32"), array)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 @pytest.mark.spec("srv-H15")
@@ -115,7 +115,7 @@ def test_curl(server):
     url = f"http://{server.url}{PATH}"
     for values in ([1.5], [0.25] * 50_000):
         arguments = ["curl", "-sS", "--compressed", "-D", "-", "-d", "@-", url]
-        done = subprocess.run(arguments, input=document(values), capture_output=True, check=True, timeout=30)
+        done = subprocess.run(arguments, input=document(values), capture_output=True, check=True, timeout=60)
         fields, _, body = done.stdout.partition(b"\r\n\r\n")
         assert b"content-encoding: " in fields
         assert json.loads(body)["outputs"][0]["data"] == values

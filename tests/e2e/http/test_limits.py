@@ -129,7 +129,7 @@ def test_limit_must_be_positive(tmp_path, value):
         "--metrics-port=0",
     ]
     ended = subprocess.run(
-        [*command, f"--http-max-input-size={value}"], capture_output=True, text=True, timeout=30, check=False
+        [*command, f"--http-max-input-size={value}"], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr == "Error: --http-max-input-size must be greater than 0.\n"

@@ -179,7 +179,7 @@ def test_requests_that_wait_and_requests_that_are_refused(tmp_path):
         clients = []
 
         def send():
-            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
             client.request("POST", "/v2/models/waiting/infer", json.dumps(body()))
             clients.append(client)
 

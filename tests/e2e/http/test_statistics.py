@@ -260,7 +260,7 @@ def test_responses_of_a_stream_by_their_place(server):
 
 @pytest.mark.spec("srv-M12")
 def test_responses_to_a_client_that_left(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", "/v2/models/patient/generate_stream", '{"IN": [1]}')
     assert connection.getresponse().readline().startswith(b"data: ")
     connection.sock.close()

@@ -71,7 +71,7 @@ def secure(files, repository):
 def test_https(secure, files):
     trusting = ssl.create_default_context(cafile=files / "root.pem")
     url = f"https://127.0.0.1:{secure.port}"
-    assert urllib.request.urlopen(f"{url}/v2/health/ready", context=trusting, timeout=30).status == 200
+    assert urllib.request.urlopen(f"{url}/v2/health/ready", context=trusting, timeout=60).status == 200
     client = tritonclient.http.InferenceServerClient(
         secure.url, ssl=True, ssl_context_factory=lambda: ssl.create_default_context(cafile=files / "root.pem")
     )
@@ -85,7 +85,7 @@ def test_https(secure, files):
             np.testing.assert_array_equal(found, array)
     document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [300_000], "data": [0.5] * 300_000}]}
     request = urllib.request.Request(f"{url}/v2/models/identity/infer", json.dumps(document).encode())
-    answer = json.load(urllib.request.urlopen(request, context=trusting, timeout=30))
+    answer = json.load(urllib.request.urlopen(request, context=trusting, timeout=60))
     assert len(answer["outputs"][0]["data"]) == 300_000
 
 
@@ -93,7 +93,7 @@ def test_https(secure, files):
 def test_a_client_that_does_not_trust_the_server_and_one_without_tls(secure):
     with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection(("127.0.0.1", secure.port)) as plain:
         ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
-    with socket.create_connection(("127.0.0.1", secure.port), timeout=30) as plain:
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=60) as plain:
         plain.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not plain.recv(1000).startswith(b"HTTP")
     assert secure.metrics()  # its port stays as it is

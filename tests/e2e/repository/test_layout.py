@@ -145,7 +145,7 @@ def test_repository_that_is_none(tmp_path, kind):
         "--grpc-port=0",
         "--metrics-port=0",
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"repository path is not a valid directory: '{path}'" in line

@@ -155,7 +155,7 @@ class TestFileOverride:
 
 def _eventually(run, engine, name):
     async def ask():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     return await answer(engine, name)

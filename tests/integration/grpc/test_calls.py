@@ -30,7 +30,7 @@ def port(tmp_path):
                 await scenario(opened)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(asyncio.wait_for(serve(), 30))
+            runner.run(asyncio.wait_for(serve(), 60))
 
     return run
 
@@ -364,4 +364,4 @@ class TritonPythonModel:
             assert held(port) == (0, 0)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(scenario(), 30))
+        runner.run(asyncio.wait_for(scenario(), 60))

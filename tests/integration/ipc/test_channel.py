@@ -50,7 +50,7 @@ class HostEnd:
         self.changed.set()
 
     async def until(self, condition):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -345,7 +345,7 @@ def test_descriptors_from_a_stub_are_its_end():
         assert "file descriptors" in str(await end.ended())
         os.close(writing)
         # The other end is closed, whoever held a copy, and whoever it was that closed them.
-        assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 1), 30) == b""
+        assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 1), 60) == b""
         os.close(reading)
         assert not end.messages
 
@@ -470,7 +470,7 @@ def test_a_frame_waits_while_others_of_this_user_have_too_many_descriptors_under
                 await asyncio.sleep(0)
                 assert end.channel.has_unread
                 assert not select.select([stub._socket], [], [], 0)[0]
-            messages, _ = await asyncio.wait_for(asyncio.to_thread(stub.receive), 30)
+            messages, _ = await asyncio.wait_for(asyncio.to_thread(stub.receive), 60)
             assert messages == [Attach(1, 4096, SegmentRole.INPUT)]
             assert same(stub.descriptors[0], 0)
         finally:

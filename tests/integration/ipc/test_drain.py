@@ -41,7 +41,7 @@ def test_what_comes_later_is_not_read():
             child.stdout.readline()
             drained = asyncio.Event()
             channel.drain(drained.set)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await drained.wait()
             child.kill()
 

@@ -144,7 +144,7 @@ def test_whatever_a_stub_says(engine_and_run, frames):
     async def scenario():
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
         callee = engine.repository.find("callee").instances[0].pid
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await engine.load_model(name)
             model = engine.repository.find(name)
             requests = [InferenceRequest(name, inputs=[input_tensor("IN", LARGE)]) for _ in range(2)]

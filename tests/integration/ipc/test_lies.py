@@ -95,14 +95,14 @@ def request(model, array):
 async def answers(engine, name, *arrays):
     """All answers to requests that were sent in one turn; who asks must release them."""
     model = engine.repository.find(model_name(name))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return await asyncio.gather(
             *(engine.open(model.name, model.version).infer(request(model, array)) for array in arrays)
         )
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  what other processes do is no event of this loop
             await asyncio.sleep(0.002)
 
@@ -164,7 +164,7 @@ def test_lies_about_another_turn(engine_and_run, what):
     async def scenario():
         asked = request(model, LARGE)
         asked.correlation_id, asked.flags = 1, int(RequestFlags.SEQUENCE_START)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             answer = await engine.open(model.name, model.version).infer(asked)
         await until(lambda: instance.state.value == "ready" and instance.pid != pid)
         return answer
@@ -194,7 +194,8 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
     # The end of one execution may come after the next request: the three overlap.
     most_ns = 3 * (time.monotonic_ns() - began_ns)
     assert model.instances[0].pid == pid
-    assert len(os.listdir("/proc/self/fd")) <= before + 1  # one output segment, at most
+    # One output segment, at most; processes of other models may begin meanwhile.
+    run(until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1))
     for name in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "success_ns"):
         assert 0 <= getattr(statistics, name) <= most_ns, name
 

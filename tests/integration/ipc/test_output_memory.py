@@ -63,7 +63,7 @@ def play(scenario):
     async def main():
         ends = Ends()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await scenario(ends)
         finally:
             ends.close()

@@ -23,10 +23,16 @@ def without_memfd(monkeypatch):
     monkeypatch.setattr(segment, "HAS_MEMFD", False)
 
 
+def shared_memory(pid):
+    """Names of the shared memory that a process has open or mapped."""
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if entry.is_symlink()]
+    mapped = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {name for name in (*links, *mapped) if name.startswith("/dev/shm/")}
+
+
 def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
     write_model(tmp_path, "identity", IDENTITY, identity_config())
     sent = [np.arange(100_000, dtype=np.float32) + number for number in range(3)]
-    before = set(os.listdir("/dev/shm"))
 
     async def main():
         async with engine_on(tmp_path) as engine:
@@ -37,7 +43,10 @@ def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
                 )
                 np.testing.assert_array_equal(output_array(response, "OUT"), array)
                 response.release()
-            assert set(os.listdir("/dev/shm")) == before
+            here, there = shared_memory(os.getpid()), shared_memory(model.instances[0].pid)
+            assert here
+            assert there
+            assert all(" (deleted)" in name for name in here | there)
 
     asyncio.run(main())
 

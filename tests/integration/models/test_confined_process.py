@@ -71,7 +71,7 @@ def loaded(tmp_path, confinement):
         plan = LoadPlan(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
         session = StubSession(process, plan, deaf, deaf, ModelServices(SharedCore()))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await session.load(None)
         finally:
             session.kill()

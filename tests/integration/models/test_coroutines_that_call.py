@@ -59,7 +59,7 @@ def test_a_model_whose_coroutines_call_it_again(tmp_path, collected):
             request = InferenceRequest("nested", inputs=[input_tensor("IN", np.array([3], np.int32))])
             engine.submit(engine.repository.find("nested"), request, arrived.put_nowait)
             values = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while True:
                     response = await arrived.get()
                     assert response.error is None, response.error

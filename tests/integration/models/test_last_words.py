@@ -32,7 +32,7 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
     async def scenario():
         async with engine_on(tmp_path) as engine:
             model = engine.repository.find("dying")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while model.state is ModelState.READY:
                     request = InferenceRequest(
                         model_name="dying", inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=[]

@@ -273,7 +273,7 @@ def test_answers_do_not_wait_for_a_slow_execution_behind_them(engine_and_run, re
             await answered(engine, "now_and_then", [0])
         values = [float(number == position) for number in range(20)]
         tasks = [asyncio.create_task(answered(engine, "now_and_then", [value])) for value in values]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.gather(*tasks[:position])
         assert not any(task.done() for task in tasks[position:])
         gate.open()

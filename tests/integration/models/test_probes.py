@@ -70,7 +70,7 @@ def ask(tmp_path_factory):
             stream = Stream(engine, name, {"IN": np.ones(1, np.int32)})
             for _ in range(turns):
                 await asyncio.sleep(0)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 ready = await engine.is_model_ready(engine.repository.find(name))
                 return ready, [answer.out for answer in await stream.rest()]
 

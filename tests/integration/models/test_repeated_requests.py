@@ -43,7 +43,7 @@ def test_nothing_is_left_of_earlier_turns(tmp_path, size):
         assert np.array_equal(array, np.full(size, turns * turns, np.float32))
 
     async def several(engine):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(ask(engine, turns) for turns in range(1, 20)))
             model = engine.repository.find("counting")
             assert model.pending_count == 0

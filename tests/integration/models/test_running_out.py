@@ -71,7 +71,7 @@ def test_requests_are_refused_when_only_a_passive_instance_is_left(tmp_path):
     directory = write_model(tmp_path, "half", BREAKABLE, identity_config(extra=groups))
 
     async def until_failed(instance):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while instance.state is not InstanceState.FAILED:  # noqa: ASYNC110  a state has no event
                 await asyncio.sleep(0.01)
 

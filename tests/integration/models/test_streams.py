@@ -286,7 +286,7 @@ def test_collector_may_drop_senders_anywhere(lab):
             streams = [lab.stream(drop if i % 2 else busy) for i in range(40)]
             answers = [await stream.rest() for stream in streams[::2]]
             assert all(len(answer) == 4 for answer in answers)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not all(stream.pending.answered for stream in streams):
                     # One that is under way elsewhere makes a collection do nothing.
                     await lab.stream("gc.collect()\nsender.send(flags=FINAL)").rest()
@@ -387,7 +387,7 @@ def test_a_failed_execution_lets_go_of_its_inputs(lab, asynchronous):
 
     async def watch():
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not await gone():  # the coroutines' thread answers first, and forgets then
                     pass
         finally:

@@ -99,7 +99,7 @@ def test_what_was_said_before_belongs_to_the_instance(script, caplog):
     async def scenario():
         ended = asyncio.Event()
         process.watch(asyncio.get_running_loop(), ended.set)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await ended.wait()
 
     asyncio.run(scenario())

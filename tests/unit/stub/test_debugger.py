@@ -25,7 +25,7 @@ except TritonModelException as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/"
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd="/"
     )
     assert done.stderr == ""
     return done.stdout.strip()

@@ -21,7 +21,7 @@ model_output.open_output()
 
 
 def run(code, **popen):
-    return subprocess.run([sys.executable, "-I", "-c", PREPARE + code], check=True, timeout=30, **popen)
+    return subprocess.run([sys.executable, "-I", "-c", PREPARE + code], check=True, timeout=60, **popen)
 
 
 def said(code):
@@ -54,7 +54,7 @@ logging.warning("as usual")
 def test_with_closed_streams_nothing_breaks():
     code = "assert not model_output.write_record(0, 'f', 1, 'text'); model_output.flush_output(); print('nobody')"
     command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-I", "-c", PREPARE + code]
-    assert subprocess.run(command, check=False, timeout=30).returncode == 0
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
 
 
 def test_streams_that_a_model_has_replaced_are_flushed_or_let_be():

@@ -133,7 +133,7 @@ for name in ("config.pbtxt", "up"):
 def test_a_kernel_or_profile_without_the_call(model, number):
     """As under Docker's older seccomp profiles: the walk without the kernel's help takes its place."""
     done = subprocess.run(
-        [sys.executable, "-c", _FORBID, model, str(number)], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", _FORBID, model, str(number)], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout.splitlines()[0] == "b''", done.stderr
     assert "leads out of" in done.stdout.splitlines()[1]

@@ -164,7 +164,7 @@ def play(scenario):
 
     async def timed():
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(timed())
