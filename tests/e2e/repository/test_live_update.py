@@ -200,7 +200,7 @@ def test_instances_are_added_and_removed_in_place(server, batching):
             crowd.wait_answered()
             wait_until(lambda count=count: len(server.stub_pids()) == count, lambda: f"processes: {server.stub_pids()}")
             wait_until(lambda count=count: len(lives(server, name)) == count, "an instance gets no requests")
-            assert first in lives(server, name)
+            wait_until(lambda: first in lives(server, name), "the first instance gets no requests")
         config = server.get(f"/v2/models/{name}/config").json
         assert config["instance_group"][0]["count"] == 2
         assert server.output.count(f"loading: {name}:1") == 1

@@ -82,7 +82,8 @@ def test_models_are_added_changed_and_removed(server):
     tells(server, "added", 404)
     tells(server, "changing", 3)
     assert told(server, "changing", "1") == before
-    assert rows(server, "added") == [{"name": "added", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
+    unloaded = [{"name": "added", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
+    wait_until(lambda: rows(server, "added") == unloaded, lambda: f"{rows(server, 'added')}")
     assert told(server, "kept") == kept
     assert server.get("/v2/health/ready").status == 200
     reply = server.request("POST", "/v2/repository/models/kept/load")
