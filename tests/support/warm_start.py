@@ -2,7 +2,7 @@
 
 A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
 their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, entry point, streams
-and exit status. Tests of the command line and of processes start the command itself.
+and exit status. Tests of starts, ends and processes start the command itself.
 """
 
 from __future__ import annotations

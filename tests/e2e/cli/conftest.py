@@ -14,9 +14,9 @@ from tests.support.warm_start import starts
 DEADLINE_S = 60
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def whole_starts() -> Iterator[None]:
-    """Servers of these tests start from the command line, with all of their imports."""
+    """Servers start from the command line, with all of their imports."""
     with starts(warm=False):
         yield
 

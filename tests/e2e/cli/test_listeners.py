@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("whole_starts")]
 
 READY = "1 of 1 model is ready"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

@@ -357,7 +357,7 @@ class TestWhileModelsLoad:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_anything_else_ends_it_without_a_traceback(repository, number):
+def test_a_signal_before_anything_else_ends_it_without_a_traceback(repository, number, whole_starts):
     """While the server still imports its own packages; models' processes are started before that."""
     write_model(repository, "identity", IDENTITY, identity_config())
     with serving(repository, ready=False) as server:
