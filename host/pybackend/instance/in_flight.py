@@ -221,6 +221,7 @@ class ExecutionsInFlight:
         in_flight, streaming = list(self.in_flight.values()), list(self.streaming.values())
         self.in_flight.clear()
         self.streaming.clear()
+        self.prefetch.end()
         self._shared_core.end(len(in_flight))
         self._shared_core.forget(session)
         lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {model: ([], [])}

@@ -113,6 +113,10 @@ class Prefetch:
         self._concurrency, self._stub = concurrency, stub
         self._answered = self.handed_back = 0
 
+    def end(self) -> None:
+        """The stub is gone. Its buffers would otherwise live as long as the instance, which is part of reference cycles."""
+        self._stub = None
+
     def forget_times(self) -> None:
         """Measure again: a model's first execution often says nothing about the others."""
         self.usual_ns = 0.0

@@ -186,6 +186,8 @@ class StubChannel:
                 self._loop.remove_writer(self._descriptor)
             close(self._socket)
             self._close_descriptors()
+            # Its owner refers to it: without a cut, both and the buffer would live until the garbage collector runs.
+            self._on_messages, self._on_end = _hear_nothing, _hear_no_end
 
     def drain(self, on_drained: Callable[[], None]) -> None:
         """Read what a dead stub left in the socket, then end, then call ``on_drained``.
@@ -303,8 +305,17 @@ class StubChannel:
 
     def _end(self, error: RemoteProtocolError | None) -> None:
         if self._open:
+            on_end = self._on_end
             self.close()
-            self._on_end(error)
+            on_end(error)
+
+
+def _hear_nothing(_messages: list[Message], _tail: bytearray) -> None:
+    pass
+
+
+def _hear_no_end(_error: RemoteProtocolError | None) -> None:
+    pass
 
 
 def _encode_json(messages: list[Any]) -> bytes:

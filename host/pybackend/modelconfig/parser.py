@@ -104,20 +104,26 @@ def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
     Returns:
         Step number, model and input.
     """
-    file = FileDescriptorProto()
-    _ModelConfig.DESCRIPTOR.file.CopyToProto(file)
-    ensembling = next(each for each in file.message_type if each.name == "ModelEnsembling")
-    for entry in (entry for step in ensembling.nested_type for entry in step.nested_type):
-        entry.options.map_entry = False  # the same text now parses into a list of entries
-    pool = DescriptorPool()
-    pool.Add(file)
-    message: Any = GetMessageClass(pool.FindMessageTypeByName(_ModelConfig.DESCRIPTOR.full_name))()
+    message = _lenient_model_config()()
     text_format.Parse(text, message)
     repeated = []
     for number, step in enumerate(message.ensemble_scheduling.step):
         uses = Counter(entry.key for entry in step.input_map)
         repeated += [(number, step.model_name, name) for name, count in uses.items() if count > 1]
     return repeated
+
+
+@cache
+def _lenient_model_config() -> Any:
+    """The class of model configurations in which a step's maps are lists of entries, so that keys may be repeated."""
+    file = FileDescriptorProto()
+    _ModelConfig.DESCRIPTOR.file.CopyToProto(file)
+    ensembling = next(each for each in file.message_type if each.name == "ModelEnsembling")
+    for entry in (entry for step in ensembling.nested_type for entry in step.nested_type):
+        entry.options.map_entry = False
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(_ModelConfig.DESCRIPTOR.full_name))
 
 
 def parse_config_json(document: Mapping[str, Any], source: str) -> Document:

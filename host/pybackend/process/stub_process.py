@@ -65,6 +65,7 @@ class StubProcess:
         with ExitStack() as end:  # from the last to the first, and all of them, even if one raises
             if self._on_exit is not None:
                 end.callback(self._on_exit)
+                self._on_exit = None
             end.callback(self._output.finish)
             end.callback(self._on_end)
             end.callback(self._kill_group)

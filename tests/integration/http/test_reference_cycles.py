@@ -1,4 +1,4 @@
-"""Requests and connections leave no reference cycles: these would keep their memory until the garbage collector runs."""
+"""Requests, connections and models' processes leave no reference cycles: these would keep memory until the collector runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from pybackend.http2.core import ConnectionCore
 from pybackend.http2.header_decoder import HeaderDecoder
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
+from pybackend.instance.session import StubSession
+from pybackend.ipc.channel import StubChannel
 from pybackend.protocol.grpc_arriving import ArrivingMessage
+from pybackend_wire.framing import FrameDecoder
 from tests.integration.http.test_shortcut import serving
 from tests.support.connection import post
 from tests.support.grpc_calls import INFER, STREAM_INFER, grpc_port
@@ -37,7 +40,8 @@ from tests.support.repositories import copy_model
 DEADLINE_S = 60
 KINDS = (
     Admission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
-    InferProtocol, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream, StreamedBody,
+    FrameDecoder, InferProtocol, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream,
+    StreamedBody, StubChannel, StubSession,
 )  # fmt: skip
 MODELS = ("add_squares", "countdown_to", "double", "repeat")
 LARGE = 1 << 20
@@ -100,6 +104,25 @@ def over_grpc(port):
         leaving.cancel()
 
 
+async def assert_that_it_leaves_nothing(act):
+    """Do something three times, and once more without the garbage collector: no objects of the kinds above are left."""
+    for _ in range(3):
+        await act()  # the server remembers what comes twice
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        await act()
+        async with asyncio.timeout(DEADLINE_S):
+            while alive().keys() - before.keys():  # noqa: ASYNC110  until the server has noticed who left
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        left = Counter(name for key, name in alive().items() if key not in before)
+        raise AssertionError(left) from None
+    finally:
+        gc.enable()
+
+
 def test_requests_and_connections_leave_no_reference_cycles(tmp_path):
     for name in MODELS:
         copy_model(tmp_path, name)
@@ -112,20 +135,26 @@ def test_requests_and_connections_leave_no_reference_cycles(tmp_path):
                 await over_http(address)
                 await asyncio.to_thread(over_grpc, port.address[1])
 
-            for _ in range(3):
-                await round_of_requests()  # the server remembers what comes twice
-            gc.collect()
-            gc.disable()
-            try:
-                before = alive()
-                await round_of_requests()
-                async with asyncio.timeout(DEADLINE_S):
-                    while alive().keys() - before.keys():  # noqa: ASYNC110  until the server has noticed who left
-                        await asyncio.sleep(0.01)
-            except TimeoutError:
-                left = Counter(name for key, name in alive().items() if key not in before)
-                raise AssertionError(left) from None
-            finally:
-                gc.enable()
+            await assert_that_it_leaves_nothing(round_of_requests)
+
+    uvloop.run(main())
+
+
+def test_the_processes_of_unloaded_models_leave_no_reference_cycles(tmp_path):
+    copy_model(tmp_path, "double")
+
+    async def main():
+        async with serving(tmp_path, startup_models=()) as (engine, client):
+            address = client.writer.get_extra_info("peername")
+
+            async def life_of_a_model():
+                await engine.load_model("double")
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(post("/v2/models/double/infer", text(1)))
+                assert b"200" in await reader.readuntil(b"\r\n")
+                writer.transport.abort()
+                await engine.unload_model("double")
+
+            await assert_that_it_leaves_nothing(life_of_a_model)
 
     uvloop.run(main())
