@@ -23,7 +23,7 @@ from pathlib import Path
 
 _PROGRAM = Path(__file__).with_name("warm_program.py")
 _CHANGES_WITH_EACH_TEST = "PYTEST_CURRENT_TEST"
-_END_S = 30
+_END_S = 60
 
 
 class WarmProcess:
