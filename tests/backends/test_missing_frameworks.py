@@ -83,5 +83,5 @@ def test_the_load_is_refused_with_the_commands_that_mend_it(reasons, backend):
     lacks = rf"backend '{backend}' needs the Python package {LACKING[backend][1]}, which \S+/bin/python\S* does not have\. {way_out}"
     assert re.fullmatch(rf".*{lacks}; or add it to the environment that the model names", reasons[backend])
     if backend in absent():
-        lacks = rf"backend '{backend}' of model '{backend}_here' needs the Python package \S+, which the server's own Python"
+        lacks = rf"backend '{backend}' of model '{backend}_here' needs the Python package [^,]+, which the server's own Python"
         assert re.fullmatch(rf".*{lacks} \(\S+\) does not have\. {way_out}.*", reasons[f"{backend}_here"])
