@@ -233,7 +233,7 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
     )
     if comparison is not None and run.measures is not None:
         print_text("\n".join(_verification_lines(comparison, run.measures)))
-    if run.found.requirements:
+    if run.found.requirements and run.environment is None:
         print_text(
             f"its own packages: `pybackend pack {place.model}/requirements.txt -o {place.name}.tar.gz`, and import it again with "
             f"--environment={place.name}.tar.gz"
