@@ -153,7 +153,8 @@ class InstanceExecutor:
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
-        self._shared_core.begin(session, self._prefetch.usual_ns)
+        queued_ns = batch[0].request.queued_ns if len(batch) == 1 else 0
+        self._shared_core.begin(session, self._prefetch.usual_ns, queued_ns)
         if ahead and not self._prefetch.watches:
             self._prefetch.watch()
 

@@ -100,7 +100,7 @@ class ExecutionsInFlight:
         ]
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
-        self._shared_core.end()
+        self._shared_core.end(now_ns)
         execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
         self.prefetch.on_answer(execution, now_ns, result.done_ns - result.began_ns)
         execution.unanswered -= len(responses) - responses.count(None)
@@ -196,7 +196,7 @@ class ExecutionsInFlight:
             for pending in execution.pending:
                 pending.wait()
             waiting_of.setdefault(execution.owner, []).extend(execution.pending)
-        self._shared_core.end(len(returned))
+        self._shared_core.end(time.monotonic_ns(), len(returned))
         self.last_number += 1  # one is left out: to the stub, what follows what it handed back was sent before
         prefetch.rest_if_busy()
         for owner, waiting in waiting_of.items():
@@ -222,7 +222,7 @@ class ExecutionsInFlight:
         self.in_flight.clear()
         self.streaming.clear()
         self.prefetch.end()
-        self._shared_core.end(len(in_flight))
+        self._shared_core.end(time.monotonic_ns(), len(in_flight))
         self._shared_core.forget(session)
         lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {model: ([], [])}
         for execution in streaming:

@@ -1,8 +1,8 @@
 """One core for the server and the models' processes, while requests come one at a time.
 
 Then they only ever wait for each other. On two cores, each hand-over wakes a core that sleeps, which on virtual machines
-takes 25 to 300 us and leaves cold caches behind; on one core it is a switch between two processes. As soon as two
-executions run at the same time, everything may use all cores again.
+takes 25 to 300 us and leaves cold caches behind; on one core it is a switch between two processes. As soon as a request
+comes while another one is executed, everything may use all cores again.
 
 Models do not notice: their processes leave the core before they run a model's code, and the server does before it
 starts a thread or a process (:mod:`pybackend.cores`).
@@ -16,7 +16,7 @@ from typing import Protocol
 from pybackend import cores
 
 ENOUGH_ALONE = 32
-"""So many executions in a row that ran alone, and the next ones share a core."""
+"""So many executions in a row of requests that came alone, and the next ones share a core."""
 
 SHORT_NS = 100_000_000
 """Executions that usually take longer do not share: beside them a hand-over costs nothing worth saving."""
@@ -48,18 +48,22 @@ class SharedCore:
         self._running = 0
         self._waiting = 0
         self._alone = 0
+        self._ended_ns = 0
         self._stubs: set[SharingStub] = set()
         self._renewal: asyncio.TimerHandle | None = None
 
-    def begin(self, stub: SharingStub, usual_ns: float) -> None:
+    def begin(self, stub: SharingStub, usual_ns: float, queued_ns: int) -> None:
         """An execution was sent.
 
         Args:
             stub: runs it.
             usual_ns: the usual length of its model's executions; 0 if that is not known.
+            queued_ns: when its only request was queued; 0 if it has several.
         """
         self._running += 1
-        if self._running - self._waiting > 1 or not 0 < usual_ns < SHORT_NS:
+        # A batch, and a request that had to wait, have come beside others: those need the host while the model runs.
+        is_alone = self._running - self._waiting <= 1 and queued_ns >= self._ended_ns
+        if not is_alone or not 0 < usual_ns < SHORT_NS:
             self._alone = 0
             if self.core is not None:
                 self.part()
@@ -72,9 +76,10 @@ class SharedCore:
             if self._alone >= ENOUGH_ALONE:
                 self._share()
 
-    def end(self, count: int = 1) -> None:
-        """Executions have ended, or will not begin."""
+    def end(self, now_ns: int, count: int = 1) -> None:
+        """Executions have ended, or will not begin; the time is of ``time.monotonic_ns()``."""
         self._running -= count
+        self._ended_ns = now_ns
 
     def wait(self) -> None:
         """An execution that runs begins to wait for another model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from time import monotonic_ns
 
 import pytest
 
@@ -47,10 +48,19 @@ def run(scenario):
     asyncio.run(main())
 
 
+def begin(shared, stub, usual_ns=USUAL_NS):
+    """A request comes, and is executed at once."""
+    shared.begin(stub, usual_ns, monotonic_ns())
+
+
+def end(shared, count=1):
+    shared.end(monotonic_ns(), count)
+
+
 def alone(shared, stub, count=ENOUGH_ALONE, usual_ns=USUAL_NS):
     for _ in range(count):
-        shared.begin(stub, usual_ns)
-        shared.end()
+        begin(shared, stub, usual_ns)
+        end(shared)
 
 
 def test_executions_that_run_alone_share_a_core_until_one_does_not(own):
@@ -61,14 +71,45 @@ def test_executions_that_run_alone_share_a_core_until_one_does_not(own):
         alone(shared, stub, 2)
         assert os.sched_getaffinity(0) == {shared.core}
         assert stub.core == shared.core
-        shared.begin(stub, USUAL_NS)
-        shared.begin(stub, USUAL_NS)
+        begin(shared, stub)
+        begin(shared, stub)
         assert shared.core is None
         assert stub.core is None
         assert os.sched_getaffinity(0) == own
-        shared.end(2)
+        end(shared, 2)
         alone(shared, stub, ENOUGH_ALONE - 1)
         assert shared.core is None, "the count begins anew"
+
+    run(scenario)
+
+
+def test_requests_that_wait_for_others_are_not_alone(own):
+    def scenario(shared, stub):
+        def one_behind_the_other():
+            arrived_ns = monotonic_ns()  # while the one before is executed
+            end(shared)
+            shared.begin(stub, USUAL_NS, arrived_ns)
+
+        begin(shared, stub)
+        for _ in range(2 * ENOUGH_ALONE):
+            one_behind_the_other()
+            assert os.sched_getaffinity(0) == own
+        end(shared)
+        alone(shared, stub)
+        begin(shared, stub)
+        assert os.sched_getaffinity(0) == {shared.core}
+        one_behind_the_other()
+        assert os.sched_getaffinity(0) == own
+
+    run(scenario)
+
+
+def test_the_requests_of_a_batch_are_not_alone(own):
+    def scenario(shared, stub):
+        for _ in range(2 * ENOUGH_ALONE):
+            shared.begin(stub, USUAL_NS, 0)
+            end(shared)
+        assert os.sched_getaffinity(0) == own
 
     run(scenario)
 
@@ -79,9 +120,9 @@ def test_executions_that_last_share_nothing(own, usual_ns):
         alone(shared, stub, 2 * ENOUGH_ALONE, usual_ns)
         assert os.sched_getaffinity(0) == own
         alone(shared, stub)
-        shared.begin(stub, usual_ns)
+        begin(shared, stub, usual_ns)
         assert os.sched_getaffinity(0) == own
-        shared.end()
+        end(shared)
 
     run(scenario)
 
@@ -90,12 +131,12 @@ def test_an_execution_that_waits_for_another_one_does_not_run_beside_it(own):
     def scenario(shared, stub):
         called = Stub()
         for _ in range(ENOUGH_ALONE):
-            shared.begin(stub, USUAL_NS)
+            begin(shared, stub)
             shared.wait()
-            shared.begin(called, USUAL_NS)
-            shared.end()
+            begin(shared, called)
+            end(shared)
             shared.go_on()
-            shared.end()
+            end(shared)
         assert len(os.sched_getaffinity(0)) == 1
         assert stub.core == called.core == shared.core
 
