@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tests.bench import bodies, repositories
 
 ADD_SUB = "add_sub, written in Python with numpy"
 """The yardstick of the small models."""
-SMALL, LARGE, BATCHED = "onnxruntime: small network", "onnxruntime: convolutions", "onnxruntime: batches of 16"
+SMALL, LARGE = "onnxruntime: small network", "onnxruntime: convolutions"
+BATCHED, IMAGES = "onnxruntime: dense layers, batches of 16", "onnxruntime: small images, batches of 16"
 FOREST, PIPELINE, TORCH = (
     "fil: 10 trees of depth 3",
     "sklearn: scaler and logistic regression",
@@ -23,6 +25,8 @@ FOREST, PIPELINE, TORCH = (
 
 _BATCH = 16
 _FEATURES = 16
+_SIDE = 32
+"""Of images, in pixels."""
 _THREADS = 1
 """Of the libraries, both alone and served: a client and the server need the other core."""
 
@@ -128,32 +132,48 @@ def _training(random: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _onnx_models(repository: Path, random: np.random.Generator) -> list[FrameworkModel]:
-    from onnx import TensorProto, helper
-
     from tests.backends.onnxruntime import graphs
 
     small = write_small_network(repository, random)
     batching = f"dynamic_batching {{ max_queue_delay_microseconds: 2000 }}\n{_onnx_config()}"
     batched = graphs.dense(_place(repository, "batched", "model.onnx", batching), random, [256, 1024, 1024, 16])
-    weights = [(random.standard_normal((64, 64, 3, 3)) * 0.02).astype(np.float32) for _ in range(10)]
-    nodes, name = [], "x"
-    for number in range(len(weights)):
-        nodes.append(helper.make_node("Conv", [name, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1]))
-        name = f"r{number}"
-        nodes.append(helper.make_node("Relu", [f"c{number}"], [name]))
-    large = graphs.save(
-        _place(repository, "convolutions", "model.onnx", _onnx_config()),
-        [*nodes, helper.make_node("Identity", [name], ["y"])],
-        [("x", TensorProto.FLOAT, ["n", 64, 32, 32])],
-        [("y", TensorProto.FLOAT, ["n", 64, 32, 32])],
-        initial=[graphs.initial(f"w{number}", array) for number, array in enumerate(weights)],
-    )
+    large = _convolutions(repository, "convolutions", _onnx_config(), random, [64] * 11)
+    images = _convolutions(repository, "images", batching, random, [3, 32, 32, 32, 32, 3])
     row = random.standard_normal((1, 256)).astype(np.float32)
     return [
         small,
-        _onnx_model(LARGE, "convolutions", large, random.standard_normal((1, 64, 32, 32)).astype(np.float32), 2),
+        _onnx_model(LARGE, "convolutions", large, _image(random, 64), 2),
+        _onnx_model(IMAGES, "images", images, _image(random, 3), 2 * _BATCH, rows=_BATCH),
         _onnx_model(BATCHED, "batched", batched, row, 2 * _BATCH, rows=_BATCH),
     ]
+
+
+def _convolutions(
+    repository: Path, name: str, config: str, random: np.random.Generator, channels: Sequence[int]
+) -> Path:
+    """A network of convolutions of 3 by 3 on images of :data:`_SIDE` by :data:`_SIDE`, with so many channels in front of and behind each."""
+    from onnx import TensorProto, helper
+
+    from tests.backends.onnxruntime import graphs
+
+    nodes, weights, at = [], [], "x"
+    for number, (before, behind) in enumerate(pairwise(channels)):
+        weight = (random.standard_normal((behind, before, 3, 3)) * 0.02).astype(np.float32)
+        weights.append(graphs.initial(f"w{number}", weight))
+        nodes.append(helper.make_node("Conv", [at, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1]))
+        at = f"r{number}"
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [at]))
+    return graphs.save(
+        _place(repository, name, "model.onnx", config),
+        [*nodes, helper.make_node("Identity", [at], ["y"])],
+        [("x", TensorProto.FLOAT, ["n", channels[0], _SIDE, _SIDE])],
+        [("y", TensorProto.FLOAT, ["n", channels[-1], _SIDE, _SIDE])],
+        initial=weights,
+    )
+
+
+def _image(random: np.random.Generator, channels: int) -> Array:
+    return random.standard_normal((1, channels, _SIDE, _SIDE)).astype(np.float32)
 
 
 def _onnx_config() -> str:
