@@ -187,7 +187,7 @@ class StubChannel:
             close(self._socket)
             self._close_descriptors()
             # Its owner refers to it: without a cut, both and the buffer would live until the garbage collector runs.
-            self._on_messages, self._on_end = _hear_nothing, _hear_no_end
+            del self._on_messages, self._on_end
 
     def drain(self, on_drained: Callable[[], None]) -> None:
         """Read what a dead stub left in the socket, then end, then call ``on_drained``.
@@ -308,14 +308,6 @@ class StubChannel:
             on_end = self._on_end
             self.close()
             on_end(error)
-
-
-def _hear_nothing(_messages: list[Message], _tail: bytearray) -> None:
-    pass
-
-
-def _hear_no_end(_error: RemoteProtocolError | None) -> None:
-    pass
 
 
 def _encode_json(messages: list[Any]) -> bytes:
