@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.victims import VICTIM, Asker, told, write_victim
 from tests.support.gates import Gate, wait_until
+from tests.support.held_files import open_links, shared_memory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.warm_start import starts
@@ -104,7 +105,4 @@ def names_held(pid: int) -> set[str]:
     """Paths of the shared memory and of the Unix sockets that a process has."""
     lines = Path("/proc/net/unix").read_text().splitlines()[1:]
     sockets = {f"socket:[{fields[6]}]": fields[7] for fields in map(str.split, lines) if len(fields) > 7}
-    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    mapped = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    shared = {name for name in (*links, *mapped) if name.startswith("/dev/shm/")}
-    return shared | {path for link in links if (path := sockets.get(link, "")).startswith("/")}
+    return shared_memory(pid) | {path for link in open_links(pid) if (path := sockets.get(link, "")).startswith("/")}

@@ -13,6 +13,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.ipc import segment
 from pybackend_wire.errors import RemoteProtocolError
 from tests.support.engine import engine_on, input_tensor, output_array
+from tests.support.held_files import shared_memory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
 SCRIPTED = Path(__file__).parents[1] / "ipc" / "scripted_stub"
@@ -21,13 +22,6 @@ SCRIPTED = Path(__file__).parents[1] / "ipc" / "scripted_stub"
 @pytest.fixture
 def without_memfd(monkeypatch):
     monkeypatch.setattr(segment, "HAS_MEMFD", False)
-
-
-def shared_memory(pid):
-    """Names of the shared memory that a process has open or mapped."""
-    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if entry.is_symlink()]
-    mapped = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return {name for name in (*links, *mapped) if name.startswith("/dev/shm/")}
 
 
 def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
