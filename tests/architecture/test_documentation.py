@@ -32,9 +32,6 @@ CODE = re.compile(r"`((?:pybackend|pybackend_\w+)(?:\.\w+)+)`")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 PAGES = [path for path in PAGES if "node_modules" not in path.parts]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
-MOST_LINES = 150
-LONG_PAGES = frozenset({"reference/conformance.md", "operators/attacks.md"})
-"""Lists of rows that are one idea, however long."""
 BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -113,15 +110,6 @@ def test_every_page_is_reachable_from_the_index():
             linked = ((page.parent / target).resolve() for target in LINK.findall(page.read_text()))
             waiting += [target for target in linked if target.suffix == ".md" and target.is_relative_to(docs)]
     assert sorted(map(_name, set(docs.rglob("*.md")) - reached)) == []
-
-
-def test_pages_hold_one_idea():
-    long = {
-        str(page.relative_to(ROOT / "docs")): lines
-        for page in (ROOT / "docs").rglob("*.md")
-        if (lines := len(page.read_text().splitlines())) > MOST_LINES
-    }
-    assert set(long) == LONG_PAGES, f"split pages of more than {MOST_LINES} lines by idea: {long}"
 
 
 def test_glossary_names_modules_that_exist():
