@@ -26,8 +26,8 @@ from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
-from pybackend.frontend.http.connection_clock import ConnectionClock
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_exchange import InferService
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
@@ -223,19 +223,11 @@ class Server:
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
             app = make_app(self._engine, limits, self._kept, rules.http_forwards)
-            frontend = InferFrontend(
-                self._engine,
-                limits,
-                self._kept,
-                self._watch,
-                guard=rules.http_guard(),
-                cors=rules.cors,
-                forwards=rules.http_forwards,
-                senders=self._senders,
-            )
+            port = HttpPort(self._kept, watch=self._watch, guard=rules.http_guard(), cors=rules.cors)
+            infer = InferService(self._engine, limits, senders=self._senders, forwards=rules.http_forwards)
+            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), port, infer)
             if rules.keys is not None:
-                rules.keys.on_change.append(frontend.heads.clear)
-            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), frontend)
+                rules.keys.on_change.append(self._http.forget_heads)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
             await self._http.start(sockets.http, sockets.http_tls)
             log.info("Started HTTPService at %s", address_of(sockets.http))
@@ -259,14 +251,14 @@ class Server:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
             self._measuring = asyncio.create_task(metrics.measure())
-            self._metrics = HttpServer(metrics, ConnectionClock(self._kept, guard=rules.metrics_guard()))
+            self._metrics = HttpServer(metrics, HttpPort(self._kept, guard=rules.metrics_guard()))
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
             v2 = make_app(self._engine, limits, self._kept, rules.http_forwards)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
-            server = HttpServer(translated, ConnectionClock(self._kept, self._watch, guard=rules.cloud_guard(cloud)))
+            server = HttpServer(translated, HttpPort(self._kept, watch=self._watch, guard=rules.cloud_guard(cloud)))
             self._clouds.append(server)
             rules.warn(cloud.name, sock, secure=False)
             await server.start(sock)

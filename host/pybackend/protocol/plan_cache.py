@@ -13,12 +13,13 @@ from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
 from pybackend.protocol.json_templates import JsonTemplates
-from pybackend.protocol.leading_id import ID_AGAIN, LEADING_ID
+from pybackend.protocol.leading_id import ANY_ID, ID_AGAIN, LEADING_ID
+from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_HEADER_BYTES = 4096
 MOST_PLANS = 256
-"""With the largest header this limits a model's plans to 1 MB; beyond, the cache is cleared."""
+"""With the largest header this limits a model's plans to 1 MB."""
 
 
 class PlanCaches:
@@ -49,7 +50,7 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.templates = JsonTemplates()
-        self._plans: dict[bytes, InferPlan] = {}
+        self._plans: Recurring[bytes, InferPlan] = Recurring(MOST_PLANS)
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -70,6 +71,13 @@ class PlanCache:
         return InferPlan(
             request_like(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked
         )
+
+    def learn(self, header: bytes, plan: InferPlan) -> None:
+        """Store the plan of a JSON part, as far as it is likely to recur."""
+        if plan.request.id:
+            self.put_with_id(header, plan)
+        elif not ANY_ID.search(header):
+            self.put(header, plan)
 
     def put_with_id(self, header: bytes, plan: InferPlan) -> None:
         """As :meth:`put`, for a JSON part that begins with an id. The rest of it, which is likely to recur, is kept as if there were no id."""
@@ -150,8 +158,7 @@ class PlanCache:
             or len(plan.binary_inputs) != len(request.inputs)
         ):
             return
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
         inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
         template = request_like(request, [])
-        self._plans[header] = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
+        known = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
+        self._plans.remember(header, known)

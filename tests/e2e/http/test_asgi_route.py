@@ -18,7 +18,8 @@ import uvloop
 from fastapi import FastAPI
 
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_exchange import InferService
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -65,7 +66,7 @@ async def serve(repository, ports, stop):
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)
-        own = HttpServer(app, InferFrontend(engine, limits, KeptBytes(1 << 30)))
+        own = HttpServer(app, HttpPort(KeptBytes(1 << 30)), InferService(engine, limits))
         own_socket = bind("127.0.0.1", 0, "HTTP")
         await own.start(own_socket)
         plain_socket = socket.create_server(("127.0.0.1", 0))

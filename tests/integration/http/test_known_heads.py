@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from pybackend.engine.answers import Answers
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.request_reader import RequestReader
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -24,11 +24,6 @@ MOST = 20
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.5]}]}).encode()
 
 
-@pytest.fixture(autouse=True)
-def few_known_heads(monkeypatch):
-    monkeypatch.setattr("pybackend.frontend.http.infer_frontend.MOST_KNOWN_HEADS", MOST)
-
-
 def request(**headers):
     return post("/v2/models/identity/infer", BODY, headers)
 
@@ -40,37 +35,81 @@ async def answer(reader):
     await reader.readexactly(length)
 
 
-def test_heads_that_differ_each_time_push_out_nobodys(tmp_path):
+@pytest.fixture
+def parsed(monkeypatch):
+    """How many heads were parsed."""
+    parsed = []
+    read_head = RequestReader.read_head
+    monkeypatch.setattr(RequestReader, "read_head", lambda *args: parsed.append(args) or read_head(*args))
+    return parsed
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch, run):
+    """Runs a function with two connections to a server that remembers few heads."""
+    monkeypatch.setattr("pybackend.frontend.http.fast_path.MOST_HEADS", MOST)
     write_model(tmp_path, "identity", IDENTITY, identity_config("TYPE_FP32"))
 
-    async def main():
-        limits = BodyLimits()
-        async with engine_on(tmp_path) as engine:
-            frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
-            server = HttpServer(make_app(engine, limits, KeptBytes(1 << 30)), frontend)
-            sock = bind("127.0.0.1", 0, "HTTP")
-            await server.start(sock)
-            ordinary, traced = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
-            for _ in range(3):
-                ordinary[1].write(request())
-                await answer(ordinary[0])
-            known = dict(frontend.heads)
-            assert len(known) == 1
-            for number in range(MOST + 10):
-                traced[1].write(request(traceparent=f"00-{number:032x}-{number:016x}-01"))
-                await answer(traced[0])
-            assert frontend.heads == known
-            for _, writer in (ordinary, traced):
-                writer.close()
-            await server.stop(asyncio.get_running_loop().time() + 5)
+    def serve(function):
+        async def main():
+            limits, kept = BodyLimits(), KeptBytes(1 << 30)
+            async with engine_on(tmp_path) as engine:
+                server = HttpServer(make_app(engine, limits, kept), HttpPort(kept), InferService(engine, limits))
+                sock = bind("127.0.0.1", 0, "HTTP")
+                await server.start(sock)
+                clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
+                await function(*clients)
+                for _, writer in clients:
+                    writer.close()
+                await server.stop(asyncio.get_running_loop().time() + 5)
 
-    asyncio.run(main())
+        run(main())
+
+    return serve
 
 
-def test_the_oldest_head_makes_room_for_a_new_one():
-    engine = SimpleNamespace(answers={"http": Answers("200")})  # nothing else of it is used
-    frontend = InferFrontend(engine, BodyLimits(), KeptBytes(1 << 30))
-    for number in range(MOST + 5):
-        frontend.remember(b"head %d" % number, None)
-    assert len(frontend.heads) == MOST
-    assert next(iter(frontend.heads)) == b"head 5"
+async def ask(client, **headers):
+    client[1].write(request(**headers))
+    await answer(client[0])
+
+
+def test_heads_that_differ_each_time_push_out_nobodys(serve, parsed):
+    async def check(ordinary, traced):
+        for _ in range(3):
+            await ask(ordinary)
+        assert len(parsed) == 2
+        for number in range(MOST + 10):
+            await ask(traced, traceparent=f"00-{number:032x}-{number:016x}-01")
+        assert len(parsed) == 2 + MOST + 10
+        await ask(ordinary)
+        assert len(parsed) == 2 + MOST + 10
+
+    serve(check)
+
+
+def test_clients_that_take_turns_are_both_remembered(serve, parsed):
+    """As behind a proxy, which sends the requests of several clients over one connection."""
+
+    async def check(client, _other):
+        for _ in range(5):
+            await ask(client, user_agent="one")
+            await ask(client, user_agent="two")
+        assert len(parsed) == 4
+
+    serve(check)
+
+
+def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed):
+    """All of them come in turns, and a few more than are remembered."""
+
+    async def check(client, _other):
+        heads = MOST + 2
+        for _ in range(4):
+            for number in range(heads):
+                await ask(client, user_agent=str(number))
+        before = len(parsed)
+        for number in range(heads):
+            await ask(client, user_agent=str(number))
+        assert len(parsed) - before < heads // 2
+
+    serve(check)

@@ -20,8 +20,9 @@ from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, Arrivi
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.http.connection import HttpConnection
+from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.infer_body import StreamedBody
-from pybackend.frontend.http.infer_protocol import InferProtocol
 from pybackend.http2 import RequestHead, ServerConnection, Stream
 from pybackend.http2.control import ControlFrames
 from pybackend.http2.core import ConnectionCore
@@ -40,7 +41,7 @@ from tests.support.repositories import copy_model
 DEADLINE_S = 60
 KINDS = (
     Admission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
-    FrameDecoder, InferProtocol, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream,
+    Exchange, FrameDecoder, HttpConnection, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream,
     StreamedBody, StubChannel, StubSession,
 )  # fmt: skip
 MODELS = ("add_squares", "countdown_to", "double", "repeat")

@@ -11,7 +11,8 @@ import pytest
 
 from pybackend.engine.admission import Route
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_exchange import InferService
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -116,7 +117,7 @@ async def serving(repository, startup_models=("m",), **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
         server = HttpServer(
-            make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
+            make_app(engine, limits, KeptBytes(1 << 30)), HttpPort(KeptBytes(1 << 30)), InferService(engine, limits)
         )
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)

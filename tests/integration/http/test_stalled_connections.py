@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.frontend.http.connection_clock import ConnectionClock
+from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -34,17 +34,12 @@ async def application(scope, receive, send):
 async def serving():
     """A server, and a function that lets its clock run ahead."""
     loop = asyncio.get_running_loop()
-    server = HttpServer(application, ConnectionClock(KeptBytes(1 << 30)))
+    server = HttpServer(application, HttpPort(KeptBytes(1 << 30)))
     sock = bind("127.0.0.1", 0, "HTTP")
     await server.start(sock)
 
-    def advance(seconds):
-        server._clock.seconds += seconds
-        for connection in server._connections():
-            connection.check_progress()
-
     try:
-        yield sock.getsockname(), advance
+        yield sock.getsockname(), server.tick
     finally:
         await server.stop(loop.time())
 

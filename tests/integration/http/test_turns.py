@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from pybackend.engine.admission import Admission
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_exchange import InferService
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -42,16 +44,16 @@ async def client_of(repository):
     """A client's socket, and the connection as the server sees it."""
     limits = BodyLimits()
     async with engine_on(repository) as engine:
-        server = HttpServer(
-            make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
-        )
+        kept = KeptBytes(1 << 30)
+        port = HttpPort(kept)
+        server = HttpServer(make_app(engine, limits, kept), port, InferService(engine, limits))
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         with socket.create_connection(sock.getsockname()) as client:
             client.setblocking(False)
-            while not server._connections():  # noqa: ASYNC110  there is nothing else to wait for
+            while not port.connections:  # noqa: ASYNC110  there is nothing else to wait for
                 await asyncio.sleep(0)
-            yield client, server._connections()[0]
+            yield client, next(iter(port.connections))
         await server.stop(asyncio.get_running_loop().time() + 5)
 
 
@@ -82,17 +84,20 @@ def binary_texts():
 
 
 @pytest.mark.parametrize("request_", [json_numbers, json_texts, binary_texts])
-def test_requests(run, repository, request_):
+def test_requests(run, monkeypatch, repository, request_):
     """From a request's last byte to its submission to the engine."""
+    submitted = []
+    submit = Admission.submit
+    monkeypatch.setattr(Admission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
 
     async def check():
         async with client_of(repository) as (client, connection):
             loop, data = asyncio.get_running_loop(), memoryview(request_())
             await loop.sock_sendall(client, data[:-LAST])
-            await turns_until(lambda: connection._body_left == LAST)
+            await turns_until(lambda: connection.received_bytes == len(data) - LAST)
             await loop.sock_sendall(client, data[-LAST:])
-            await turns_until(lambda: not connection._body_left)
-            assert await turns_until(lambda: connection._format is not None) > 20
+            await turns_until(lambda: connection.received_bytes == len(data))
+            assert await turns_until(lambda: submitted) > 20
 
     run(check())
 

@@ -17,7 +17,6 @@ from pybackend.inference.validation import (
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.infer_request import parse_header_length, parse_infer
 from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
-from pybackend.protocol.leading_id import ANY_ID
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.raw_request import parse_raw
@@ -39,7 +38,7 @@ HTTP_CLIENT = Sender("http", refuse_stream=_refuse_stream)
 
 
 def decode_body(
-    body: bytes, header_length: bytes | None, admission: Admission, limits: BodyLimits, plans: PlanCache
+    body: bytes, header_length: bytes | None, admission: Admission, limits: BodyLimits, plans: PlanCache | None
 ) -> InferPlan:
     """The request in a complete body.
 
@@ -48,7 +47,7 @@ def decode_body(
         header_length: the value of ``Inference-Header-Content-Length``, None if the client sent none.
         admission: admission to the model.
         limits: bounds of JSON and raw bodies.
-        plans: plans of the model version.
+        plans: of earlier requests to the model version; None if nothing is remembered.
 
     Raises:
         InferenceError: the request is invalid.
@@ -61,7 +60,7 @@ def decode_body(
     if json_length == 0 or not body:
         return parse_raw(body, signature, model_version=version, limits=limits)
     limits.check_json(length)
-    known = plans.templates.filled(body)
+    known = None if plans is None else plans.templates.filled(body)
     if known is not None:
         return known
     plan = parse_infer(
@@ -73,15 +72,16 @@ def decode_body(
         available_bytes=0,
         regions=admission.regions,
     )
-    plans.templates.learn(body, plan, signature, limits)
+    if plans is not None:
+        plans.templates.learn(body, plan, signature, limits)
     return plan
 
 
 def _decode_binary(
-    body: bytes, json_length: int, admission: Admission, limits: BodyLimits, plans: PlanCache
+    body: bytes, json_length: int, admission: Admission, limits: BodyLimits, plans: PlanCache | None
 ) -> InferPlan:
     """A JSON part followed by binary tensors."""
-    known = plans.whole(body, 0, json_length)
+    known = None if plans is None else plans.whole(body, 0, json_length)
     if known is not None:
         return known
     signature = admission.signature
@@ -96,10 +96,8 @@ def _decode_binary(
         regions=admission.regions,
     )
     plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
-    if plan.request.id:
-        plans.put_with_id(header, plan)
-    elif not ANY_ID.search(header):
-        plans.put(header, plan)
+    if plans is not None:
+        plans.learn(header, plan)
     attach_blobs(plan, body, json_length)
     return plan
 

@@ -1,4 +1,4 @@
-"""One port: listening, its connections, and shutdown. It uses uvicorn's settings, but not its internals."""
+"""One port: listening, its connections, and shutdown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import ssl
 from contextlib import suppress
 from typing import Any
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
-
-from pybackend.frontend.http.connection_clock import ConnectionClock
-from pybackend.frontend.http.counted_app import counted
-from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.infer_protocol import InferProtocol
-from pybackend.frontend.http.serial_protocol import SerialProtocol
+from pybackend.engine.refusals import RefusalReason
+from pybackend.frontend.http.asgi_exchange import AsgiApp, AsgiExchange
+from pybackend.frontend.http.connection import HttpConnection, HttpPort
+from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.fast_path import FastPath
+from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_exchange import InferExchange, InferService, read_head
+from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.frontend.listener import Listener, listen
 from pybackend.observability.unexpected import repeat
 
@@ -32,72 +31,85 @@ class HttpServer:
 
     Args:
         app: the ASGI application.
-        shared: state shared by its connections; with an :class:`InferFrontend` they answer infer requests themselves.
+        port: state shared by its connections.
+        infer: answers infer requests; None if the application answers all requests.
     """
 
-    def __init__(self, app: Any, shared: ConnectionClock) -> None:
-        self._config = Config(
-            counted(app, shared.answers),
-            http=HttpToolsProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-        )
-        self._config.load()
-        self._state = ServerState()
-        self._clock = shared
+    def __init__(self, app: Any, port: HttpPort, infer: InferService | None = None) -> None:
+        self._port = port
+        self._infer = infer
+        self._fast = None if infer is None or infer.plans is None else FastPath(infer)
+        port.begin = self._begin
+        if self._fast is not None:
+            port.take = self._fast.take
+        if infer is not None:
+            port.answers = infer.answers
+            port.on_malformed = self._malformed
+        self._app = AsgiApp(app, port.answers)
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
+
+    def _begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:
+        infer = self._infer
+        meaning = None if infer is None else read_head(head)
+        if infer is None or meaning is None:
+            return AsgiExchange(connection, head, self._app)
+        exchange = InferExchange(connection, infer, meaning)
+        exchange.expect(head)
+        if self._fast is not None:
+            self._fast.learn(head, exchange, connection.answer_fields)
+        if head.expects_continue:
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return exchange
+
+    def _malformed(self, message: str, address: str) -> None:
+        assert self._infer is not None
+        refusals = self._infer.engine.refusals
+        refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=address)
 
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
-        self._ticking = loop.create_task(repeat(1, self._tick))
-        self._listener = await listen(sock, lambda: self._connection(loop), _FULL, tls)
+        self._ticking = loop.create_task(repeat(1, self.tick))
+        self._listener = await listen(sock, lambda: HttpConnection(self._port), _FULL, tls)
 
-    def _connection(self, loop: asyncio.AbstractEventLoop) -> SerialProtocol:
-        if isinstance(self._clock, InferFrontend):
-            return InferProtocol(self._config, self._state, self._clock, loop)
-        return SerialProtocol(self._config, self._state, self._clock, loop)
-
-    def _connections(self) -> list[SerialProtocol]:
-        return [connection for connection in self._state.connections if isinstance(connection, SerialProtocol)]
+    def forget_heads(self) -> None:
+        """Read the heads of further requests again, because the rules for them have changed."""
+        if self._fast is not None:
+            self._fast.forget_heads()
 
     @property
     def connection_count(self) -> int:
         """Connections that are not being closed."""
-        return sum(not connection.transport.is_closing() for connection in self._connections())
+        return sum(not connection.transport.is_closing() for connection in self._port.connections)
 
-    def _tick(self) -> None:
-        """The one timer of all connections."""
-        self._clock.seconds += 1
-        for connection in self._connections():
+    def tick(self, seconds: int = 1) -> None:
+        """Time has passed: the one timer of all connections."""
+        self._port.seconds += seconds
+        for connection in list(self._port.connections):
             connection.check_progress()
 
     def stop_listening(self) -> None:
-        """Refuse new connections and close idle ones; the others close after their current response."""
+        """Refuse new connections and close idle ones; the others close after their current answer."""
         if self._listener is not None:
             self._listener.close()
-        self._clock.closing = True
-        for connection in self._connections():
-            connection.shutdown()
+        self._port.closing = True
+        for connection in list(self._port.connections):
+            connection.shut_down()
 
     async def stop(self, deadline_s: float) -> bool:
         """Wait for connections until a deadline of the loop's clock, then abort them; True if none was left."""
         self.stop_listening()
+        port = self._port
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline_s):
-                while self._state.connections:
-                    self._clock.ended.clear()
-                    await self._clock.ended.wait()
-        cut = self._connections()
+                while port.connections:
+                    port.ended.clear()
+                    await port.ended.wait()
+        cut = list(port.connections)
         for connection in cut:
             connection.transport.abort()
         if self._ticking is not None:
             self._ticking.cancel()
-        tasks = list(self._state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._app.stop()
         return not cut

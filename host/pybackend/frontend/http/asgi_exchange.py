@@ -1,0 +1,181 @@
+"""A request that the ASGI application answers: uvicorn's own protocol class runs it, over a transport that leads to the connection.
+
+Each request gets an object of that class, which knows nothing of the connection's other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from pybackend.engine.answers import Answers
+from pybackend.frontend.http.connection import HttpConnection
+from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead
+
+_KEY = "exchange"
+
+
+class AsgiApp:
+    """An ASGI application, as uvicorn runs it for all connections of a port.
+
+    Args:
+        app: the application.
+        answers: counts its answers by status.
+    """
+
+    def __init__(self, app: Any, answers: Answers) -> None:
+        self._app = app
+        self._answers = answers
+        self._config = Config(
+            self._observed,
+            interface="asgi3",
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+        )
+        self._config.load()
+        self._state = ServerState()
+
+    def protocol(self, exchange: AsgiExchange) -> HttpToolsProtocol:
+        """uvicorn's object for one request; the application finds the exchange in the scope's state."""
+        return HttpToolsProtocol(self._config, self._state, {_KEY: exchange})
+
+    async def _observed(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application; the exchange learns what it answers."""
+        exchange: AsgiExchange = scope["state"].pop(_KEY)
+
+        async def noting(message: Any) -> None:
+            starts = message["type"] == "http.response.start"
+            if starts:
+                self._answers.add(str(int(message["status"])))
+                exchange.on_answer_begun(message["status"])
+            else:
+                exchange.sent_bytes += len(message.get("body", b""))
+            await send(message)
+            if not starts and not message.get("more_body"):
+                exchange.end()
+
+        await self._app(scope, receive, noting)
+
+    async def stop(self) -> None:
+        """End what still runs."""
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class AsgiExchange(Exchange):
+    """A request and its answer.
+
+    Attributes:
+        sent_bytes: size of the answer's body so far.
+    """
+
+    __slots__ = ("_chunked", "_connection", "_protocol", "_status", "sent_bytes")
+
+    def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
+        try:
+            httptools.parse_url(head.target)
+        except httptools.HttpParserInvalidURLError:
+            raise MalformedRequestError(400, "Invalid HTTP request received: its target is not a path") from None
+        self._connection = connection
+        self._chunked = head.chunked
+        self._status: int | None = None
+        self.sent_bytes = 0
+        self._protocol: HttpToolsProtocol | None = app.protocol(self)
+        self._protocol.connection_made(_Transport(self, connection))  # type: ignore[arg-type]
+        self._protocol.data_received(_as_bytes(head))
+
+    # The request
+
+    def on_body(self, piece: bytes) -> None:
+        self._feed(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
+
+    def on_complete(self) -> None:
+        if self._chunked:
+            self._feed(b"0\r\n\r\n")
+
+    def _feed(self, data: bytes) -> None:
+        if self._protocol is not None:
+            self._protocol.data_received(data)
+
+    # The answer
+
+    @property
+    def is_over(self) -> bool:
+        """The answer is written, or will never be."""
+        return self._protocol is None
+
+    @property
+    def has_begun(self) -> bool:  # type: ignore[override]
+        return self._status is not None
+
+    def on_answer_begun(self, status: int) -> None:
+        """The application has sent the head of its answer."""
+        self._status = status
+
+    def end(self) -> None:
+        """The answer is written, or as much of it as there will be."""
+        if not self.is_over:
+            self._end(None)
+            self._connection.answered()
+
+    def on_lost(self) -> None:
+        if not self.is_over:
+            self._end(ConnectionResetError())
+
+    def _end(self, error: Exception | None) -> None:
+        protocol, self._protocol = self._protocol, None  # they refer to each other
+        record = self._connection.record
+        if record is not None:
+            record.status, record.sent_bytes = self._status, self.sent_bytes
+        assert protocol is not None
+        protocol.connection_lost(error)
+
+    def on_paused(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def on_resumed(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    def shut_down(self) -> None:
+        if self._protocol is not None:
+            self._protocol.shutdown()
+
+
+class _Transport:
+    """The transport of uvicorn's object."""
+
+    def __init__(self, exchange: AsgiExchange, connection: HttpConnection) -> None:
+        self._exchange = exchange
+        self._connection = connection
+        self.get_extra_info = connection.transport.get_extra_info
+        self.write = connection.transport.write
+        self.pause_reading = connection.pause_reading
+        self.resume_reading = connection.resume_reading
+
+    def is_closing(self) -> bool:
+        return self._exchange.is_over or self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        """This answer is the connection's last one, complete or not."""
+        if not self._exchange.is_over:
+            self._connection.keep_alive = False
+            self._exchange.end()
+
+
+def _as_bytes(head: RequestHead) -> bytes:
+    """The head without the field that offers another protocol, which this server never takes."""
+    fields = [b"%b: %b\r\n" % field for field in head.headers if field[0].lower() != b"upgrade"]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (head.method, head.target, head.version.encode(), b"".join(fields))

@@ -1,0 +1,43 @@
+"""What a connection asks of the object that reads one request, or answers it."""
+
+from __future__ import annotations
+
+from pybackend.engine.admission import Admission
+
+
+class Exchange:
+    """A request and its answer, as its connection sees them. The methods do nothing; subclasses replace those that they need."""
+
+    __slots__ = ()
+
+    has_begun = False
+    """A part of the answer is written."""
+
+    def on_body(self, piece: bytes) -> None:
+        """The next bytes of the body, without the framing of chunks."""
+
+    def on_complete(self) -> None:
+        """The request has arrived; ``HttpConnection.answered`` must follow, now or later."""
+
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes of the body, if the kernel should write them there; None if not."""
+        return None
+
+    def on_stored(self, count: int) -> None:
+        """So many bytes were written to :meth:`room`."""
+
+    def on_paused(self) -> None:
+        """The client reads more slowly than the server writes."""
+
+    def on_resumed(self) -> None:
+        """The client has taken everything that was written."""
+
+    def on_lost(self) -> None:
+        """The connection has ended, or is about to end: release everything. May be called twice."""
+
+    def shut_down(self) -> None:
+        """The server stops: this is the connection's last answer."""
+
+    def holds_memory_for(self, other: Admission) -> bool:
+        """True while the arriving request holds leased memory that the other request could use."""
+        return False

@@ -1,0 +1,332 @@
+"""The fast path of an HTTP port: all that it remembers of recurring requests, and their way to the engine.
+
+Clients send the same head with every request, and the same JSON part with other tensors. A whole request whose head and JSON part
+are known is neither parsed nor validated again: its tensors go to the engine, and a small answer is put together from parts
+that recur. Everything else takes the ordinary way, which gives the same answers. Without this module (``--no-fast-paths``) all
+requests do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from pybackend.engine.admission import Admission, Route
+from pybackend.errors import InferenceError
+from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAnswer
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES
+from pybackend.frontend.http.infer_exchange import InferExchange, InferHead, InferService
+from pybackend.frontend.http.request_reader import RequestHead
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer
+from pybackend.inference.validation import Checked
+from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
+from pybackend.protocol.infer_request import parse_header_length
+from pybackend.protocol.infer_response import binary_header, encode_values, json_frame
+from pybackend.protocol.json_tensor import unpacker
+from pybackend.protocol.plan_cache import PlanCache, PlanCaches
+from pybackend.protocol.recurring import Recurring
+from pybackend_wire.dtypes import ITEMSIZE
+
+MOST_HEADS, LARGEST_HEAD_BYTES = 1024, 1024
+"""Limits of the memory of heads, 1 MB in all."""
+
+MOST_LAYOUTS, LONGEST_FRAME_BYTES = 512, 4096
+"""Limits of each memory of answers, a few MB in all: stubs choose the names of outputs."""
+
+LARGEST_AS_TEXT_BYTES = 4096
+"""The text of a number has up to 24 bytes, and up to 12 for each byte of the number."""
+
+_LENGTH_FIELDS = (b"\nContent-Length: ", b"\ncontent-length: ")
+_ZERO, _MOST_DIGITS = ord("0"), 5
+
+
+class _KnownHead(Struct, eq=False):
+    """The head of a small infer request that has passed the guard.
+
+    Attributes:
+        body_bytes: size of the body, unless the memory's key leaves the length out.
+        answer_fields: fields of the answer's head.
+        shortcut: for whole requests with this head; None before there was one, and if the head says more than model and lengths.
+    """
+
+    head: InferHead
+    body_bytes: int
+    answer_fields: bytes
+    shortcut: _Shortcut | None = None
+
+
+class _Shortcut(NamedTuple):
+    """The way of a whole request.
+
+    Attributes:
+        json_bytes: size of the JSON part, 0 if the body is JSON only.
+        plans: of the version.
+        route: to the version.
+    """
+
+    json_bytes: int
+    plans: PlanCache
+    route: Route
+
+
+class FastPath:
+    """The memory of one port."""
+
+    def __init__(self, service: InferService) -> None:
+        assert service.plans is not None
+        self._service = service
+        self._plans: PlanCaches = service.plans
+        self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
+        self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
+        self._longest_text = min(SMALL_BODY_BYTES, service.limits.max_input_size_bytes)
+
+    def take(self, connection: HttpConnection, data: bytes) -> bytes:
+        """Begin the request with which these bytes start, if its head is known.
+
+        Returns:
+            The bytes that are left: those of the body if the request is not whole, all if the head is not known.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        known = self._heads.get(data[:end])
+        if known is not None:
+            body_bytes = known.body_bytes
+        else:
+            found = self._known_but_for_length(data[:end])
+            if found is None:
+                return data
+            known, body_bytes = found
+        if (
+            known.shortcut is not None
+            and end + body_bytes == len(data)
+            and not connection.port.watch.on
+            and not self._service.engine.tracer.active
+            and self._submit_whole(connection, known, known.shortcut, data, end)
+        ):
+            return b""
+        if connection.port.watch.on:
+            method, target, *_ = data.split(b" ", 2)
+            connection.begin_record(method, target, body_bytes)
+        connection.answer_fields = known.answer_fields
+        exchange = InferExchange(connection, self._service, known.head)
+        if exchange.admission is not None and known.shortcut is None:
+            self._shorten(known, exchange.admission)
+        connection.begin_known(exchange, body_bytes)
+        return data[end:]
+
+    def _submit_whole(
+        self, connection: HttpConnection, known: _KnownHead, shortcut: _Shortcut, data: bytes, end: int
+    ) -> bool:
+        """Submit a whole request; False if it must take the ordinary way."""
+        json_bytes, plans, route = shortcut
+        plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
+        if plan is None or plan.checked is not Checked.ALL:
+            return False
+        answer = _FastAnswer(connection, self._service.answers, plan.output_format, None, known.head.takes_chunks)
+        try:
+            pending = route.submit(plan.request, answer.on_response)
+        except InferenceError as error:
+            connection.begin_known(answer, 0)
+            name = known.head.model_name
+            self._service.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, connection.address)
+            answer.fail(error)
+            return True
+        if pending is None:
+            known.shortcut = None
+            return False
+        answer.pending = pending
+        connection.begin_known(answer, 0)
+        return True
+
+    def _known_but_for_length(self, head: bytes) -> tuple[_KnownHead, int] | None:
+        """A head of which all but the body's length is known, and that length."""
+        without_length, digits = _split_length(head)
+        known = self._heads.get(without_length)
+        if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
+            return None
+        body_bytes = int(digits)
+        return (known, body_bytes) if body_bytes <= self._longest_text else None
+
+    def learn(self, head: RequestHead, exchange: InferExchange, answer_fields: bytes) -> None:
+        """Remember a head when it comes for the second time.
+
+        Heads that differ each time, for example by a trace id, would push out those of other clients.
+        """
+        if (
+            not head.raw
+            or not exchange.is_small
+            or not head.content_length
+            or not head.keep_alive
+            or head.expects_continue
+        ):
+            return
+        meaning = exchange.head
+        # The length of text differs from time to time, that of tensors does not.
+        has_length = meaning.header_length is not None or meaning.forwarded is not None
+        key = head.raw if has_length else _split_length(head.raw)[0]
+        if len(key) > LARGEST_HEAD_BYTES:
+            return
+        if hash(key) in self._seen:
+            self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
+        else:
+            self._seen.remember(hash(key), None)
+
+    def forget_heads(self) -> None:
+        """Read all heads again."""
+        self._heads.clear()
+        self._seen.clear()
+
+    def _shorten(self, known: _KnownHead, admission: Admission) -> None:
+        """Make the shortcut for the next requests with a known head."""
+        head = known.head
+        if head.coding or head.forwarded or known.answer_fields or head.context is not None:
+            return
+        json_bytes = 0
+        if head.header_length is not None:
+            try:
+                json_bytes = parse_header_length(head.header_length, known.body_bytes)
+            except InferenceError:
+                return  # every request with this head is refused
+            if not json_bytes:
+                return
+        route = admission.route()
+        if route is not None:
+            known.shortcut = _Shortcut(json_bytes, self._plans.of(admission.signature), route)
+
+
+def _split_length(head: bytes) -> tuple[bytes, bytes]:
+    """A head without the length of the body, which is then no complete head; and that length, ``b""`` if it was not found."""
+    for field in _LENGTH_FIELDS:
+        at = head.find(field)
+        if at >= 0:
+            at += len(field)
+            end = head.find(b"\r", at)
+            return head[:at] + head[end:-1], head[at:end]
+    return head, b""
+
+
+class _FastAnswer(InferAnswer):
+    """The answer to a whole request whose head is known and says nothing special."""
+
+    __slots__ = ()
+
+    def on_response(self, response: InferenceResponse) -> None:
+        connection = self.connection
+        if response.error is None and connection.keep_alive and not connection.is_lost:
+            if self.output_format is ALL_BINARY:
+                whole = small_answer(response)
+            elif self.output_format is ALL_JSON:
+                whole = small_json_answer(response)
+            else:
+                whole = b""
+            if whole:
+                self.pending = None
+                response.release()
+                self._answers.ok += 1
+                connection.transport.write(whole)
+                connection.answered()
+                return
+        super().on_response(response)
+
+
+_Layout = tuple[Any, ...]
+"""Name and version of the model; name, datatype, shape and size in bytes of each output."""
+_Unpack = Callable[[Buffer], Sequence[Any]]
+
+beginnings: Recurring[_Layout, bytes] = Recurring(MOST_LAYOUTS)
+frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS)
+
+
+def small_answer(response: InferenceResponse) -> bytes:
+    """A whole answer: head, JSON part and tensors.
+
+    Args:
+        response: a result whose outputs are all wanted as binary tensors.
+
+    Returns:
+        ``b""`` if the answer is large, borrows memory, or has an id or parameters: it must be made otherwise.
+    """
+    if response.id or response.parameters:
+        return b""
+    layout: list[Any] = [response.model_name, response.model_version]
+    pieces = [b""]
+    for tensor in response.outputs:
+        data = tensor.data
+        if type(data) is not bytes:
+            return b""
+        layout += tensor.name, tensor.datatype, tuple(tensor.shape), len(data)
+        pieces.append(data)
+    key = tuple(layout)
+    pieces[0] = beginnings.get(key) or _beginning(key)
+    return b"".join(pieces) if pieces[0] else b""
+
+
+def _beginning(key: _Layout) -> bytes:
+    """Head and JSON part of an answer; empty if the answer is large or has no tensors."""
+    model_name, model_version, outputs = _outputs(key)
+    nbytes = sum([size for *_, size in outputs])
+    if not nbytes or nbytes > MAX_KEPT_BYTES // 2:
+        return b""
+    header_json = binary_header(model_name, model_version, outputs)
+    beginning = BINARY_HEAD % (len(header_json), len(header_json) + nbytes) + header_json
+    if len(beginning) > LONGEST_FRAME_BYTES:
+        return b""
+    beginnings.remember(key, beginning)
+    return beginning
+
+
+def small_json_answer(response: InferenceResponse) -> bytes:
+    """A whole answer that is JSON only.
+
+    Args:
+        response: a result whose outputs are all wanted as JSON. Its id is printable ASCII without escapes.
+
+    Returns:
+        ``b""`` if the answer is large, borrows memory, has parameters, or outputs that are no finite numbers: it must be
+        made otherwise.
+    """
+    if response.parameters:
+        return b""
+    layout: list[Any] = [response.model_name, response.model_version]
+    for tensor in response.outputs:
+        data = tensor.data
+        if type(data) is not bytes:
+            return b""
+        layout += tensor.name, tensor.datatype, tuple(tensor.shape), len(data)
+    key = tuple(layout)
+    known = frames.get(key) or _frame(key)
+    if known is None:
+        return b""
+    frame, unpackers = known
+    texts = []
+    for unpack, tensor in zip(unpackers, response.outputs, strict=True):
+        text = encode_values(unpack(tensor.data))
+        if b"null" in text:
+            return b""
+        texts.append(text)
+    body = frame % tuple(texts)
+    if response.id:
+        body = b'{"id":"%b",%b' % (response.id.encode(), body[1:])
+    return JSON_HEAD % len(body) + body
+
+
+def _frame(key: _Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
+    """The JSON of an answer with ``%b`` for the data of each output, and what reads the data; None if the answer is unusual."""
+    model_name, model_version, outputs = _outputs(key)
+    nbytes = sum([size for *_, size in outputs])
+    if nbytes > LARGEST_AS_TEXT_BYTES or not all(ITEMSIZE[datatype] for _, datatype, *_ in outputs):
+        return None
+    frame = json_frame(model_name, model_version, outputs)
+    if len(frame) > LONGEST_FRAME_BYTES:
+        return None
+    known = frame, tuple([unpacker(datatype, size) for _, datatype, _, size in outputs])
+    frames.remember(key, known)
+    return known
+
+
+def _outputs(key: _Layout) -> tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...]]:
+    model_name, model_version, *fields = key
+    return model_name, model_version, tuple(zip(fields[::4], fields[1::4], fields[2::4], fields[3::4], strict=True))

@@ -1,0 +1,216 @@
+"""Splits the bytes of a connection into HTTP/1.1 requests: bytes in, heads and pieces of bodies out, no input or output.
+
+httptools parses heads and chunked bodies. A body whose length the head gives is only counted. The parser sees one request at a
+time, so it never acts on bytes that belong to the next one.
+"""
+
+from __future__ import annotations
+
+import httptools
+
+from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
+
+MAX_HEAD_BYTES = 64 * 1024
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class MalformedRequestError(Exception):
+    """The client's bytes are no request that this server reads; the connection must end.
+
+    Attributes:
+        status: of the answer.
+        message: of the answer.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class RequestHead:
+    """The head of a request.
+
+    Attributes:
+        method: such as ``b"POST"``.
+        target: as in the request line.
+        version: ``1.0`` or ``1.1``.
+        headers: names as they were sent, and values.
+        content_length: size of the body, 0 if it is chunked.
+        chunked: the body comes in chunks.
+        keep_alive: the client wants to send further requests.
+        expects_continue: the client waits for ``100 Continue`` before it sends the body.
+        raw: the head's bytes, if they arrived in one piece; else empty.
+    """
+
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "method",
+        "raw",
+        "target",
+        "version",
+    )
+
+    def __init__(self, parsed: _ParsedHead, parser: httptools.HttpRequestParser, raw: bytes) -> None:
+        self.method: bytes = parser.get_method()
+        self.target = parsed.target
+        self.version: str = parser.get_http_version()
+        self.headers = parsed.headers
+        self.keep_alive: bool = parser.should_keep_alive()
+        self.raw = raw
+        self.content_length = 0
+        self.chunked = self.expects_continue = False
+        for name, value in parsed.headers:
+            size = len(name)  # tells most fields apart, at less cost than their names
+            if size == 14 and name.lower() == b"content-length":
+                # The parser has validated it; only leading zeros make it longer than 20 digits.
+                self.content_length = int(value.strip()[-20:])
+            elif size == 17 and name.lower() == b"transfer-encoding":
+                self.chunked = True
+            elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
+                self.expects_continue = True
+        if self.chunked and self.version != "1.1":
+            raise MalformedRequestError(
+                400, "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
+            )
+
+
+class _ParsedHead:
+    """What the parser finds in a head."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+
+
+class _Chunks:
+    """A chunked body: what the parser finds in its framing."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._framing = ChunkedEnd()
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._framing.is_complete
+
+    def read(self, data: bytes) -> tuple[bytes, bytes]:
+        """The body's bytes among these, and the bytes after the body."""
+        framing = self._framing
+        end = framing.find(data)
+        self._parser.feed_data(data if framing.framing_bytes == len(data) else data[: framing.framing_bytes])
+        if framing.is_complete:
+            self._parser.feed_data(b"\r\n")
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[end:]
+
+
+class RequestReader:
+    """The requests of one connection, one after the other.
+
+    Attributes:
+        head: of the current request; None until it is complete.
+        body_left: bytes of the body that have not arrived, if its length is known. A caller that knows the head sets it.
+        head_bytes: bytes of the current head that have arrived.
+    """
+
+    __slots__ = ("_chunks", "_parsed", "_parser", "_seen", "body_left", "head", "head_bytes")
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the next request."""
+        self.head: RequestHead | None = None
+        self.head_bytes = 0
+        self.body_left = 0
+        self._seen = b""
+        self._parsed: _ParsedHead | None = None
+        self._chunks: _Chunks | None = None
+
+    @property
+    def is_chunked(self) -> bool:
+        """The body comes in chunks."""
+        return self._chunks is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """The current request has arrived."""
+        return not self.body_left if self._chunks is None else self._chunks.is_complete
+
+    def read_head(self, data: bytes) -> bytes:
+        """Read up to the end of the head; returns the bytes after it.
+
+        Raises:
+            MalformedRequestError: these bytes are not HTTP/1.1, or the head is too large.
+        """
+        if not self.head_bytes:
+            data = data.lstrip(b"\r\n")  # empty lines before a request line are legal
+        probe = self._seen + data if self._seen else data
+        end = probe.find(_END_OF_HEAD)
+        cut = len(data) if end < 0 else end + len(_END_OF_HEAD) - len(self._seen)
+        self.head_bytes += cut
+        if self.head_bytes > MAX_HEAD_BYTES:
+            raise MalformedRequestError(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
+        head = data if cut == len(data) else data[:cut]
+        if self._parsed is None:
+            self._parsed = _ParsedHead()
+            self._parser = httptools.HttpRequestParser(self._parsed)
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer that the server ignores: it answers the request
+        except httptools.HttpParserError:
+            raise _not_http() from None
+        self._seen = probe[-3:] if end < 0 else b""
+        if self._parsed.is_complete:
+            self.head = RequestHead(self._parsed, self._parser, head if self.head_bytes == cut else b"")
+            self.body_left = 0 if self.head.chunked else self.head.content_length
+            self._chunks = _Chunks() if self.head.chunked else None
+            self._parsed = None
+            del self._parser
+        return data[cut:]
+
+    def read_body(self, data: bytes) -> tuple[bytes, bytes]:
+        """The body's bytes among these, and the bytes after the body.
+
+        Raises:
+            MalformedRequestError: the chunks are malformed.
+        """
+        if self._chunks is not None:
+            try:
+                return self._chunks.read(data)
+            except ChunkedBodyError as error:
+                raise MalformedRequestError(400, str(error)) from None
+            except httptools.HttpParserError:
+                raise _not_http() from None
+        if len(data) <= self.body_left:
+            self.body_left -= len(data)
+            return data, b""
+        piece, rest = data[: self.body_left], data[self.body_left :]
+        self.body_left = 0
+        return piece, rest
+
+
+def _not_http() -> MalformedRequestError:
+    return MalformedRequestError(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")

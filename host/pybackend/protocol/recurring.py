@@ -1,0 +1,42 @@
+"""A memory of things that recur: a dict with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from random import randrange
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recurring(dict[K, V]):
+    """A dict of at most so many entries. It is a dict, and does not have one, because the hot path looks things up in it.
+
+    If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are then still
+    found; if the oldest one had to go, each would be gone when it is needed.
+
+    Args:
+        most: the number of entries.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._keys: list[K] = []
+
+    def remember(self, key: K, value: V) -> None:
+        """Add an entry."""
+        if key not in self:
+            if len(self._keys) < self._most:
+                self._keys.append(key)
+            else:
+                at = randrange(self._most)  # noqa: S311  nothing secret
+                del self[self._keys[at]]
+                self._keys[at] = key
+        self[key] = value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self._keys.clear()
