@@ -187,10 +187,9 @@ class StubSession:
         self.channel.post(Cancel(execution, index))
         self._hurry()
 
-    def flow(self, execution: int, index: int, *, paused: bool) -> None:
-        """Keep the model from sending more responses to a request, or let it go on."""
-        self.channel.post(Flow(execution, index, paused))
-        self._hurry()
+    def flow(self, execution: int, index: int, allowed: int | None) -> None:
+        """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
+        self.channel.post(Flow(execution, index, allowed))
 
     def probe(self) -> None:
         """Ask the model whether it is ready; only while no answer is due."""

@@ -32,9 +32,9 @@ class RequestOutcomes:
 
     def _answer(self, pending: PendingRequest, response: InferenceResponse) -> None:
         self._open_requests.leave(pending.request)
+        pending.answered = True
         if pending.paused:
             pending.resume()  # the model need not remember that it was paused
-        pending.answered = True
         self._deliver(pending, response)
 
     def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:

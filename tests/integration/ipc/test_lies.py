@@ -14,6 +14,7 @@ import pytest
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.model.model import ModelState
+from pybackend_wire.messages import STREAM_WINDOW
 from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
@@ -76,6 +77,7 @@ def engine_and_run(tmp_path_factory):
         "assert stub.until(REPLY)[1] == 10\n"
         "stub.result(['OUT', 'UINT8', [4], 0, 0, 4], tail=b'done')"
     )
+    scripts["responds without end"] = script("while True:\n    stub.respond(final=False)")
     scripts["callee"] = ""
     scripts["never"] = "def execute(requests):\n    pass"
     for what, code in scripts.items():
@@ -244,6 +246,24 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
         (model,) = engine.repository.models()
         assert model.state is ModelState.UNAVAILABLE
         assert LOADS[what][1] in model.reason
+
+
+def test_a_stream_that_heeds_no_pause(engine_and_run):
+    """What its receiver does not take would pile up in the host."""
+    engine, run = engine_and_run
+    model = engine.repository.find("responds_without_end")
+    (instance,) = model.instances
+    answers = []
+
+    async def scenario():
+        pending = engine.open(model.name, model.version).submit(request(model, SMALL), answers.append)
+        pending.pause()
+        await until(lambda: pending.answered)
+        await until(lambda: instance.state.value == "ready")
+
+    run(scenario())
+    assert len(answers) == STREAM_WINDOW + 1
+    assert "more responses than the host accepts" in answers[-1].error.message
 
 
 def test_calls_without_end(engine_and_run, monkeypatch):
