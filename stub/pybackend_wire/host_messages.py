@@ -158,7 +158,7 @@ class FreeOutput(NamedTuple):
 
 
 class NoOutput(NamedTuple):
-    """The host refuses to add output memory."""
+    """The host refuses to add output memory. Before this message it may have freed blocks."""
 
 
 class Cancel(NamedTuple):
