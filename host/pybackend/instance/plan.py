@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
@@ -48,6 +48,7 @@ class LoadPlan:
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
         make_room: called when output memory is short.
+        callers: the model's processes, as those who answer their calls see them.
     """
 
     launch: StubLaunch
@@ -55,6 +56,7 @@ class LoadPlan:
     output_memory_limit_bytes: int
     namespace: str = ""
     make_room: MakeRoom = nobody_leaves
+    callers: set[Any] = field(default_factory=set)
 
 
 class OutputWatcher(Protocol):

@@ -268,4 +268,5 @@ class StubSession:
             end.callback(self.outputs.close)
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)
+            end.callback(self.caller.close)
             end.callback(self._owner.on_end, self, cause)
