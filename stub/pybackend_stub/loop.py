@@ -158,7 +158,7 @@ class StubLoop:
             self._responder.on_cancel((message.execution, message.request))
         elif isinstance(message, Flow):
             assert self._responder is not None
-            self._responder.on_flow((message.execution, message.request), message.paused)
+            self._responder.on_flow((message.execution, message.request), message.allowed)
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None

@@ -70,11 +70,14 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
 """Tensors up to this size travel in the frame's tail: for these a copy costs less than a lease and its release."""
+
+STREAM_WINDOW = 128
+"""Most responses of a stream, beside the last one, that the host has not taken yet: then the model waits in ``send``."""
 
 TAIL = 0
 """The segment number for "in this frame's tail"."""

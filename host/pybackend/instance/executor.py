@@ -149,7 +149,7 @@ class InstanceExecutor:
         ahead = bool(self._in_flight) and self._concurrency == 1
         for pending in batch:
             if pending.paused:
-                self.flow(pending, paused=True)
+                executions.flow(pending, paused=True)
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
@@ -174,9 +174,7 @@ class InstanceExecutor:
 
     def flow(self, pending: PendingRequest, *, paused: bool) -> None:
         """Keep the model from sending more responses to a request, or let it go on."""
-        session = self.executions.session
-        if session is not None:
-            session.flow(pending.execution, pending.index, paused=paused)
+        self.executions.flow(pending, paused=paused)
 
     @property
     def running(self) -> list[RunningExecution]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
+from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
@@ -27,6 +28,16 @@ class InstanceState(Enum):
     STOPPED = "stopped"
 
 
+MakeRoom = Callable[[Callable[[Buffer], bool], int, Callable[[], None]], bool]
+"""Disconnects slow clients whose unread responses lie in memory that is short, until so many bytes become free; then calls
+back. Its first argument tells whether a tensor lies there. False if there is no such client."""
+
+
+def nobody_leaves(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable[[], None]) -> bool:
+    """:data:`MakeRoom` of a host without clients."""
+    return False
+
+
 @dataclass(frozen=True)
 class LoadPlan:
     """What a stub of an instance loads: all that is known before the model has completed its configuration.
@@ -36,12 +47,16 @@ class LoadPlan:
         model: what it imports, and under which name.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
+        make_room: called when output memory is short.
+        callers: the model's processes, as those who answer their calls see them.
     """
 
     launch: StubLaunch
     model: ModelToLoad
     output_memory_limit_bytes: int
     namespace: str = ""
+    make_room: MakeRoom = nobody_leaves
+    callers: set[Any] = field(default_factory=set)
 
 
 class OutputWatcher(Protocol):

@@ -98,7 +98,7 @@ class StubSession:
         dispatch = MessageDispatch(life, executions, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
-        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes)
+        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room)
         self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs, executions.find_trace)
         dispatch.connect(inputs, outputs, self.caller, services)
 
@@ -187,10 +187,9 @@ class StubSession:
         self.channel.post(Cancel(execution, index))
         self._hurry()
 
-    def flow(self, execution: int, index: int, *, paused: bool) -> None:
-        """Keep the model from sending more responses to a request, or let it go on."""
-        self.channel.post(Flow(execution, index, paused))
-        self._hurry()
+    def flow(self, execution: int, index: int, allowed: int | None) -> None:
+        """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
+        self.channel.post(Flow(execution, index, allowed))
 
     def probe(self) -> None:
         """Ask the model whether it is ready; only while no answer is due."""
@@ -269,4 +268,5 @@ class StubSession:
             end.callback(self.outputs.close)
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)
+            end.callback(self.caller.close)
             end.callback(self._owner.on_end, self, cause)

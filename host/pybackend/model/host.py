@@ -12,6 +12,7 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
@@ -65,6 +66,7 @@ class ModelHost:
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
+        make_room: called when the output memory of a process is short.
     """
 
     launcher: StubLauncher
@@ -93,6 +95,7 @@ class ModelHost:
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
+    make_room: MakeRoom = nobody_leaves
 
     @property
     def tracks_files(self) -> bool:

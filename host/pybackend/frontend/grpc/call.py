@@ -54,7 +54,7 @@ class Call:
     _answered_bytes = 0
     """Size of the message that is being answered, if a subclass keeps it meanwhile and it is large."""
     _received_then = -1
-    _unreleased: Sequence[InferenceResponse] = ()
+    unreleased: Sequence[InferenceResponse] = ()
     _timer: asyncio.TimerHandle | None = None
     _exchange: Exchange | None = None
 
@@ -360,7 +360,7 @@ class Call:
         for piece in pieces[1:]:
             self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
         if message.borrows_memory:
-            self._unreleased = [*self._unreleased, response]
+            self.unreleased = [*self.unreleased, response]
             if not self.stream.waiting_bytes:
                 self.release_sent()
         else:
@@ -420,9 +420,9 @@ class Call:
 
     def release_sent(self) -> None:
         """Release responses whose memory was sent, as soon as the transport has let it go."""
-        unreleased, self._unreleased = self._unreleased, ()
+        unreleased, self.unreleased = self.unreleased, ()
         for response in unreleased:
-            self.connection.when_written(response.release)
+            self.connection.release_when_written(response)
 
     @property
     def unread_bytes(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.slow_senders import TensorSender
+from pybackend.inference.response import InferenceResponse
 
 
 class CallConnection(TensorSender, Protocol):
@@ -30,8 +30,8 @@ class CallConnection(TensorSender, Protocol):
     def flush_soon(self) -> None:
         """Write what was sent at the end of this loop turn."""
 
-    def when_written(self, release: Callable[[], None]) -> None:
-        """Call this once the transport holds no views of memory that it has been given."""
+    def release_when_written(self, response: InferenceResponse) -> None:
+        """Release a response once the transport holds no views of its memory."""
 
     def count_held(self, difference: int) -> None:
         """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from pybackend.engine.admission import Admission
@@ -22,6 +23,7 @@ from pybackend.frontend.grpc.shortcut import known_request
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_status import GrpcStatus
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class GrpcConnection(asyncio.Protocol):
         self.http2 = ServerConnection(self, frontend.config)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
-        self._when_written: list[Callable[[], None]] = []
+        self._when_written: list[InferenceResponse] = []
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.arriving_count = 0
         self._received_bytes = self._received_then = self._unsent_then = 0
@@ -196,12 +198,12 @@ class GrpcConnection(asyncio.Protocol):
 
     def _let_go(self) -> None:
         written, self._when_written = self._when_written, []
-        for release in written:
-            release()
+        for response in written:
+            response.release()
 
-    def when_written(self, release: Callable[[], None]) -> None:
-        """Call this once the transport holds no views of memory that it has been given."""
-        self._when_written.append(release)
+    def release_when_written(self, response: InferenceResponse) -> None:
+        """Release a response once the transport holds no views of its memory."""
+        self._when_written.append(response)
         self.flush_soon()
 
     def pause_writing(self) -> None:
@@ -298,6 +300,11 @@ class GrpcConnection(asyncio.Protocol):
                 return False
             self._claimed_bytes = wanted
         return True
+
+    @property
+    def unread(self) -> Iterable[InferenceResponse]:
+        """Responses that must stay in memory until the client has read them."""
+        return chain(self._when_written, *(call.unreleased for call in self.calls()))
 
     def make_room(self) -> None:
         """Disconnect a slow client, because others need the memory."""

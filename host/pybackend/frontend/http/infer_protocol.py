@@ -346,6 +346,7 @@ class InferProtocol(ShortcutProtocol):
         assert self._format is not None
         if self._sent_small(response):
             return
+        self.unread = (response,)
         if is_large(response, self._format):
             answer_in_pieces(self, response, self._format, takes_chunks=self._takes_chunks)
             return

@@ -32,6 +32,8 @@ _ON_LOOP_BYTES = 64 * 1024
 class _Body:
     """A body that is being received, in the account of bytes buffered for clients."""
 
+    unread = ()
+
     def __init__(self) -> None:
         self.pace = Pace()
 

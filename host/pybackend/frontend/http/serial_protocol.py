@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httptools
 from uvicorn.config import Config
@@ -24,6 +24,7 @@ from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
 from pybackend.frontend.watch import Exchange
+from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.metadata import encode_error
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ class _RefusedHeadError(Exception):
 
 class SerialProtocol(HttpToolsProtocol):
     """A connection. A subclass may claim requests and answer them; all others go to ASGI."""
+
+    unread: Sequence[InferenceResponse] = ()
+    """See :class:`~pybackend.frontend.kept_bytes.Keeper`."""
 
     def __init__(
         self, config: Config, server_state: ServerState, clock: ConnectionClock, loop: asyncio.AbstractEventLoop
