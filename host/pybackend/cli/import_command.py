@@ -131,9 +131,11 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     place = place_of(given.repository, name, given.version, force=given.force)
     signal.signal(signal.SIGTERM, _terminated)
     with StagedEntry(place) as entry:
-        run = ImportRun(found, entry, base, sample, given.verify, given.timeout)
+        settings = visited_settings(entry.directory, SILENT, flags)
+        environments = {name: each.get("environment", "") for name, each in settings.backend_settings.items()}
+        run = ImportRun(found, entry, base, sample, given.verify, given.timeout, environments)
         run.lay_out()
-        comparison = _served(run, visited_settings(entry.directory, SILENT, flags), serve, given.tolerance)
+        comparison = _served(run, settings, serve, given.tolerance)
         entry.commit()
     _report(run, place, comparison, as_json=given.json)
     return 0
@@ -233,7 +235,7 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
     )
     if comparison is not None and run.measures is not None:
         print_text("\n".join(_verification_lines(comparison, run.measures)))
-    if run.found.requirements and run.environment is None:
+    if run.found.requirements and ENVIRONMENT not in run.config.get("parameters", {}):
         print_text(
             f"its own packages: `pybackend pack {place.model}/requirements.txt -o {place.name}.tar.gz`, and import it again with "
             f"--environment={place.name}.tar.gz"
