@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pybackend_stub.sandbox import landlock
-from tests.sandbox.hosts import IS_ROOT, OTHER_UID, public_directory, public_python
+from tests.sandbox.hosts import IS_ROOT, OTHER_UID, parameters, public_directory, public_python
+from tests.support.repositories import write_model
 
 pytestmark = [
     pytest.mark.e2e,
@@ -85,6 +86,20 @@ def hostile_environment(environment, place):
     return directory
 
 
+HARNESS = """
+import sys
+from pybackend_sdk.testing import ModelHarness
+with ModelHarness(sys.argv[1]) as harness:
+    assert harness.infer(x=[1.0])["y"].tolist() == [2.0]
+"""
+
+DOUBLE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each.inputs()[0].as_numpy() * 2)]) for each in requests]
+"""
+
+
 def ran(place: Path, who: str, *arguments: object) -> list[dict[str, int]]:
     """Runs a command as root or as another user; returns what the stranger's code wrote down."""
     if who == "root" and not IS_ROOT:
@@ -95,7 +110,7 @@ def ran(place: Path, who: str, *arguments: object) -> list[dict[str, int]]:
     if changed:
         os.chown(home, OTHER_UID, OTHER_UID)
     done = subprocess.run(
-        [public_python(place), "-m", *map(str, arguments)],
+        [public_python(place), *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -119,16 +134,30 @@ def assert_confined(notes: list[dict[str, int]], who: str, least: int) -> None:
 @pytest.mark.parametrize("who", ["root", "user"])
 def test_an_import_runs_a_pickle_only_in_the_sandbox(place, who):
     may_write = f"--parameter=SANDBOX_WRITE={place / 'evidence'}"
-    notes = ran(place, who, "pybackend", "import", hostile_pickle(place), "--trust-pickle", "--verify", may_write)
+    notes = ran(place, who, "-m", "pybackend", "import", hostile_pickle(place), "--trust-pickle", "--verify", may_write)
     assert_confined(notes, who, least=2)
 
 
 def test_a_floor_holds_for_the_framework_that_verifies(place):
     flags = ["--trust-pickle", "--verify", "--", "--sandbox-floor=strict"]
-    assert ran(place, "root", "pybackend", "import", hostile_pickle(place), *flags) == []
+    assert ran(place, "root", "-m", "pybackend", "import", hostile_pickle(place), *flags) == []
+
+
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_the_test_harness_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+    named = parameters(EXECUTION_ENV_PATH=str(hostile_environment), SANDBOX_WRITE=str(place / "evidence"))
+    model = write_model(place / "models", "double", DOUBLE, f'backend: "python" {tensors} {named}')
+    (place / "harness.py").write_text(HARNESS)
+    assert_confined(ran(place, who, place / "harness.py", model), who, least=1)
+
+
+def test_a_program_runs_in_a_model_s_sandbox_on_request(place, hostile_environment):
+    run = ["-m", "pybackend", "env", "run", f"--model={place}", "--config={}", hostile_environment, "--"]
+    assert_confined(ran(place, "user", *run, "python", "-c", ""), "user", least=1)
 
 
 @pytest.mark.parametrize("who", ["root", "user"])
 def test_an_import_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
     flags = [f"--environment={hostile_environment}", "--verify", f"--parameter=SANDBOX_WRITE={place / 'evidence'}"]
-    assert_confined(ran(place, who, "pybackend", "import", onnx_file(place), *flags), who, least=2)
+    assert_confined(ran(place, who, "-m", "pybackend", "import", onnx_file(place), *flags), who, least=2)
