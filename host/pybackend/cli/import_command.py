@@ -25,6 +25,7 @@ from pybackend.importing.run import ENVIRONMENT, ImportRun, backed_by, with_para
 from pybackend.importing.sample import Request
 from pybackend.importing.verification import Comparison
 from pybackend.modelconfig.parser import read_config_file
+from pybackend.observability.log_lines import one_line
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 
 _DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4
@@ -137,6 +138,8 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
         run.lay_out()
         comparison = _served(run, settings, serve, given.tolerance)
         entry.commit()
+    for warning in [] if given.json else run.warnings:
+        sys.stderr.write(f"warning: {one_line(warning)}\n")
     _report(run, place, comparison, as_json=given.json)
     return 0
 
@@ -226,6 +229,7 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
             "directory": str(place.model),
             "kind": run.found.kind.title.partition(" ")[2],
             "backend": run.config["backend"],
+            "warnings": run.warnings,
             "verified": _verified(comparison, run.measures),
         }
         print_text(json.dumps(document, ensure_ascii=False, indent=2))

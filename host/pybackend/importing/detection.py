@@ -37,6 +37,9 @@ from pybackend.importing.mlflow_directory import is_mlflow, read_mlflow
 from pybackend.importing.onnx_file import external_files, is_onnx
 from pybackend.modelconfig.known_backends import backend_of_files
 
+UNKNOWN = "of an unknown kind"
+"""In the error for a file that may still be right for a backend."""
+
 _START_BYTES = 4096
 _LARGEST_JSON_BYTES = 512 * 1024 * 1024
 _MOST_NAMED = 8
@@ -182,7 +185,7 @@ def _kind(path: Path) -> Kind:
         raise _refused(
             path, "a file of safetensors, which has weights only: name its Hugging Face directory, with config.json"
         )
-    raise _refused(path, f"a file of an unknown kind; it begins with {start[:8].hex(' ')}")
+    raise _refused(path, f"a file {UNKNOWN}; it begins with {start[:8].hex(' ')}")
 
 
 def _refused(path: Path, clause: str) -> ServerError:
@@ -211,7 +214,7 @@ def _kind_of_zip(path: Path) -> Kind:
         return SKOPS
     if "config.json" in names and "metadata.json" in names:
         raise _refused(path, "a Keras archive: save the model as a SavedModel or as ONNX")
-    raise _refused(path, f"a zip archive of an unknown kind; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
+    raise _refused(path, f"a zip archive {UNKNOWN}; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
 
 
 def _kind_of_json(path: Path, start: bytes) -> Kind | None:
@@ -223,7 +226,7 @@ def _kind_of_json(path: Path, start: bytes) -> Kind | None:
     if isinstance(document, dict) and {"learner", "version"} <= document.keys():
         return XGBOOST_JSON
     keys = ", ".join(list(document)[:_MOST_NAMED]) if isinstance(document, dict) else "no object"
-    raise _refused(path, f"a JSON file of an unknown kind, with the keys {keys}")
+    raise _refused(path, f"a JSON file {UNKNOWN}, with the keys {keys}")
 
 
 def _parsed_json(path: Path) -> Any:

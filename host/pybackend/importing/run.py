@@ -19,6 +19,7 @@ from pybackend.importing.written_files import configuration_text, tensors_text, 
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
+from pybackend.observability.log_collector import collected_warnings
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 _REQUIREMENTS = "requirements.txt"
@@ -39,6 +40,7 @@ class ImportRun:
         config: the complete configuration, once the model is loaded.
         measures: None unless ``verify``.
         error: the reason of the failure; None if there is none so far.
+        warnings: what the server has logged about the model while it loaded.
     """
 
     found: Found
@@ -51,6 +53,7 @@ class ImportRun:
     config: dict[str, Any] = field(default_factory=dict)
     measures: Measures | None = None
     error: PybackendError | None = None
+    warnings: list[str] = field(default_factory=list)
     _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
 
@@ -141,7 +144,10 @@ class ImportRun:
 
     def _try(self, trial: Trial) -> float:
         try:
-            return trial.load()
+            with collected_warnings() as warnings:
+                took_s = trial.load()
+            self.warnings = [self._with_given_paths(text) for text in dict.fromkeys(warnings)]
+            return took_s
         except InferenceError as error:
             raise InferenceError(self._with_given_paths(error.message)) from None
 
