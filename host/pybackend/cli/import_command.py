@@ -122,13 +122,9 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     base, sample = _base(given, parser), _sample(given.sample)
     backend = given.backend or base.get("backend", "")
     found = backed_by(detect(given.path, native=backend != MLFLOW.backend), backend)
-    name = given.name or _derived_name(found, parser)
+    name = given.name or derived_name(found, parser)
     check_new_name(name, parser)
-    if found.kind.is_pickle and not given.trust_pickle:
-        raise ServerError(
-            f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
-            "model, add --trust-pickle; a file of skops needs no trust"
-        )
+    check_trust(found, trusts=given.trust_pickle)
     place = place_of(given.repository, name, given.version, force=given.force)
     signal.signal(signal.SIGTERM, _terminated)
     with StagedEntry(place) as entry:
@@ -206,7 +202,25 @@ def _sample(path: Path | None) -> Request | None:
     return {"inputs": document["inputs"]}
 
 
-def _derived_name(found: Found, parser: CommandParser) -> str:
+def check_trust(found: Found, *, trusts: bool) -> None:
+    """Refuse a pickle that the user has not said to trust.
+
+    Raises:
+        ServerError: with the ways out.
+    """
+    if found.kind.is_pickle and not trusts:
+        raise ServerError(
+            f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
+            "model, add --trust-pickle; a file of skops needs no trust"
+        )
+
+
+def derived_name(found: Found, parser: CommandParser) -> str:
+    """The name of a model that its user has not named.
+
+    Raises:
+        UsageError: none can be made from its path.
+    """
     source = found.source.absolute()
     stem = source.name if source.is_dir() else source.stem
     texts = [source.parent.name, stem] if stem.lower() in _PLAIN_STEMS else [stem, source.parent.name]

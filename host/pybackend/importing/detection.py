@@ -36,6 +36,7 @@ from pybackend.importing.kinds import (
 from pybackend.importing.mlflow_directory import is_mlflow, read_mlflow
 from pybackend.importing.onnx_file import external_files, is_onnx
 from pybackend.modelconfig.known_backends import backend_of_files
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 
 UNKNOWN = "of an unknown kind"
 """In the error for a file that may still be right for a backend."""
@@ -87,6 +88,24 @@ def detect(path: Path, *, native: bool = True) -> Found:
         return _file(path)
     except OSError as error:
         raise ServerError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+
+
+def bare_model(path: Path) -> Found | None:
+    """The model in a file, or in a directory that holds no models of a repository; None for everything unknown. Blocking."""
+    try:
+        return detect(path)
+    except ServerError:
+        return None
+
+
+def holds_models(directory: Path) -> bool:
+    """Whether a subdirectory looks like a model of a repository: it has a configuration, or a version. Blocking."""
+    try:
+        with os.scandir(directory) as entries:
+            within = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        return any(name == CONFIG_FILENAME or name.isdecimal() for each in within for name in os.listdir(each))
+    except OSError:
+        return False
 
 
 # --- Directories ----------------------------------------------------------------------------------------------------

@@ -63,13 +63,9 @@ class ImportRun:
         Raises:
             ServerError: they cannot be written.
         """
-        self.entry.copy(self.found.files, self.found.source)
-        for name, text in self.found.texts.items():
-            self.entry.write(f"{self.entry.version.name}/{name}", text)
+        lay_out(self.entry, self.found)
         if self.entry.place.adds:
             self.entry.copy_beside()
-        if self.found.requirements:
-            self.entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in self.found.requirements))
         if self.verify:  # before any of its code runs
             self.entry.share_version(self._framework.files)
 
@@ -133,7 +129,7 @@ class ImportRun:
         for configuration in self.found.configurations:
             self.entry.write(
                 CONFIG_FILENAME,
-                format_config_text(_merged(with_parameters(configuration, self.found.trust), self.base)),
+                format_config_text(_with_base(self.found, configuration, self.base)),
             )
             try:
                 return self._try(trial)
@@ -182,6 +178,28 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     merged = {**under, **given}
     parameters = {**under.get("parameters", {}), **given.get("parameters", {})}
     return {**merged, "parameters": parameters} if parameters else merged
+
+
+def lay_out(entry: StagedEntry, found: Found) -> None:
+    """Copy and write the files of a model into its entry, without a configuration.
+
+    Raises:
+        ServerError: they cannot be written.
+    """
+    entry.copy(found.files, found.source)
+    for name, text in found.texts.items():
+        entry.write(f"{entry.version.name}/{name}", text)
+    if found.requirements:
+        entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in found.requirements))
+
+
+def first_configuration(found: Found, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The preferred configuration of a model before the model completes it; ``base`` wins."""
+    return _with_base(found, found.configurations[0], base)
+
+
+def _with_base(found: Found, configuration: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    return _merged(with_parameters(configuration, found.trust), base)
 
 
 def _module_name(name: str) -> str:
