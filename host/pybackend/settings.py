@@ -341,7 +341,7 @@ class SandboxSettings:
         level: level for models that name none: ``off``, ``standard`` or ``strict``.
         floor: no model runs at a lower level, or widens this one.
         required: a model is refused if a layer of its sandbox is not in force.
-        overrides: models may supply configurations and files when they load models.
+        overrides: models may supply configurations and files when they load models of other authors, too.
     """
 
     level: str = "standard"

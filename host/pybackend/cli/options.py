@@ -256,7 +256,7 @@ def _add_sandbox(serve: argparse.ArgumentParser) -> None:
         group,
         "--allow-model-overrides",
         default=False,
-        text="models at level standard may supply configurations and files when they load models",
+        text="models at level standard may supply configurations and files when they load models of other authors",
     )
 
 

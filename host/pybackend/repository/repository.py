@@ -120,7 +120,8 @@ class ModelRepository(ModelCatalogue):
         if grant is not None:
             grant.check_control(name)
             if request.config_json is not None or request.files:
-                grant.check_override(name)
+                models = (await self._look()).models
+                await asyncio.to_thread(grant.check_override, name, models.get(grant.model), models.get(name))
         self._brought_bytes += request.nbytes
         try:
             if request.nbytes < self._brought_bytes > MOST_BROUGHT_BYTES:
