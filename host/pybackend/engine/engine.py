@@ -14,7 +14,7 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
 from pybackend.engine.statistics import statistics_document
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -140,7 +140,11 @@ class InferenceEngine:
         Raises:
             InferenceError: as for :meth:`open`.
         """
-        model = self._repository.find(name, version)
+        try:
+            model = self._repository.find(name, version)
+        except NotServingError:
+            self._repository.hurry(name, version)
+            raise
         if sender.refuse_stream is not None and model.config.decoupled:
             raise sender.refuse_stream(name)
         return model
@@ -215,8 +219,8 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
-        self.check_control()
         request = LoadRequest(config_json, files or {}, grant, of_client)
+        self.check_control(name if request.is_retry else "")
         await self._repository.load_model(name, request, asked_by=asked_by, home=home)
 
     async def unload_model(
@@ -264,8 +268,11 @@ class InferenceEngine:
         rows = await self._repository.read_index()
         return [row for row in rows if row.is_ready or not only_ready]
 
-    def check_control(self) -> None:
+    def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
+
+        Args:
+            to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
 
         Raises:
             InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
@@ -276,7 +283,7 @@ class InferenceEngine:
                 "from the 'initialize' of models that it loads at start",
                 ErrorCode.UNAVAILABLE,
             )
-        self._repository.check_control()
+        self._repository.check_control(to_load)
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.

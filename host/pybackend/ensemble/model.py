@@ -147,6 +147,11 @@ class EnsembleModel(Model):
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained
 
+    def hurry(self) -> None:
+        """Try parts that were given up again soon."""
+        for model in () if self._binding is None else self._binding.models:
+            model.hurry()
+
     def hold(self) -> Callable[[], None]:
         """Keep this model and its parts able to answer other models' requests until the returned function is called."""
         let_go, binding = super().hold(), self._binding

@@ -97,6 +97,8 @@ class ModelInstance:
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
+        if self._plan is None:
+            self._backoff = RestartBackoff(plan.restart_limit, plan.restart_retry_s)
         self._plan = plan
         self._probe.limit_s = plan.readiness_limit_s
         if self.session is None:
@@ -237,16 +239,15 @@ class ModelInstance:
             self.executor.lose(cause)
             return
         self._enter(InstanceState.RESTARTING)
-        limit = 0 if self._plan is None else self._plan.restart_limit
         self._backoff.on_death()
-        self._supervision = self._loop.create_task(restart(self, self._backoff, limit))
+        self._supervision = self._loop.create_task(restart(self, self._backoff))
         lost = self.executor.lose(cause)
         log.error(
             "%s It was process %d and %s. %s",
             unhealthy(self.name, cause),
             session.pid,
             _losses(*lost),
-            self._backoff.prospect(limit),
+            self._backoff.prospect,
         )
 
     async def end_leftovers(self) -> None:
@@ -270,8 +271,12 @@ class ModelInstance:
             session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
         self._loop.call_soon(self._owner.on_available)
 
+    def hurry(self) -> None:
+        """A request needs it: if it was given up, it is tried again soon."""
+        self._backoff.hurry()
+
     def on_given_up(self) -> None:
-        """There will be no other attempt."""
+        """Too many attempts have failed."""
         self._enter(InstanceState.GIVEN_UP)
         self._loop.call_soon(self._owner.on_available)
         self._loop.call_soon(self._services.on_given_up)
