@@ -20,6 +20,9 @@ from pybackend.settings import ModelControlMode, Settings
 SETTLE_S = 0.1
 """Editors write a file, or all files that have changed, within this time."""
 
+ABANDONED_LIMIT_S = 3.0
+"""After a change, the version before it is ended this soon after the client has left for which it executes."""
+
 _LOCAL = "127.0.0.1"
 
 _DEFAULTS = {
@@ -75,7 +78,7 @@ def parse_dev(arguments: Sequence[str]) -> Settings | str:
     if given.repository is None and not given.model_repository:
         given.repository = Path()
     settings = with_single_models(settings_of(given, sources.warnings, needs_repository=True))
-    return replace(settings, repository_settle_s=SETTLE_S)
+    return replace(settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S)
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,7 @@ from pybackend.engine.answers import Answers
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
+from pybackend.engine.stacks import instance_document
 from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
@@ -175,6 +176,21 @@ class InferenceEngine:
             confinement=model.confinement,
             environment=model.environment,
         )
+
+    async def stacks(self, name: str) -> list[dict[str, Any]]:
+        """Where the processes of a model are, as plain values: one object per instance.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or several have the name.
+        """
+        instances = [
+            (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
+        ]
+        stacks = await asyncio.gather(*(instance.stacks() for _, instance in instances))
+        return [
+            instance_document(version, instance, found)
+            for (version, instance), found in zip(instances, stacks, strict=True)
+        ]
 
     async def statistics(self, name: str = "", version: str = "") -> AsyncIterator[list[dict[str, Any]]]:
         """The statistics of ready versions, sorted by name and version, in parts; see :func:`statistics_document`.

@@ -16,6 +16,7 @@ from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.plan import LoadPlan
 from pybackend.instance.services import StubServices
+from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_caller import StubCaller
 from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
@@ -26,12 +27,20 @@ from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Finalize, Flow, Initialize, Load, Probe
-from pybackend_wire.messages import BEGUN_WORD, CORE_WORD, NUDGE_TO_ANSWER, PROTOCOL_VERSION, SegmentRole
+from pybackend_wire.messages import (
+    BEGUN_WORD,
+    CORE_WORD,
+    NUDGE_TO_ANSWER,
+    PROTOCOL_VERSION,
+    STACKS_BYTES,
+    STACKS_OFFSET,
+    SegmentRole,
+)
 from pybackend_wire.states import StubState
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_BYTES, _WORD_BYTES = 4096, 8
+_PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
@@ -72,6 +81,7 @@ class StubSession:
         inputs: the input memory that it was lent.
         outputs: the memory in which it leaves its outputs.
         caller: the stub, for those who serve its model's questions.
+        stacks: where its threads are.
         has_is_ready: the model has an ``is_ready`` to be asked.
         confined: what the stub says about its sandbox: by layer, why it is not in force, ``""`` where it is.
     """
@@ -94,6 +104,7 @@ class StubSession:
         loop = asyncio.get_running_loop()
         process.watch(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
+        self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._life = life = StubLife(plan.model.instance_name)
         dispatch = MessageDispatch(life, executions, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
@@ -266,6 +277,7 @@ class StubSession:
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)
             end.callback(self._progress.close)
+            end.callback(self.stacks.end)
             end.callback(self.outputs.close)
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)

@@ -223,7 +223,7 @@ class Executions(RequestOutcomes):
             self._given_up = True
             # Only operators see the process's last output: it may contain data of other clients.
             self._on_given_up(self.no_instance(), self._instances[0].output.last_words)
-        elif self._given_up and not self.all_failed:
+        elif self._given_up and InstanceState.READY in states:
             self._given_up = False
             self._on_back()
         if self.all_failed:

@@ -420,3 +420,8 @@ class PythonModel(Model):
         self._arena.trim(now_ns, dropped.append)
         for instance in self.instances:
             instance.trim(dropped, now_ns)
+        limit_s = self._host.abandoned_limit_s
+        if limit_s is None or self.state is not ModelState.UNLOADING:
+            return
+        for instance in self.instances:
+            instance.end_abandoned(limit_s, now_ns, is_needed=bool(self.pending_count or self.sequences.are_active))

@@ -270,6 +270,10 @@ class ModelLifeCycle:
         """The versions that are alive and were loaded from a directory."""
         return [int(model.version) for model, used in self._alive.items() if used == directory]
 
+    def alive(self, full_name: str) -> list[Model]:
+        """The versions of a model that have resources, even if they are loading, or answer their last requests."""
+        return [model for model in self._alive if model.full_name == full_name]
+
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""
         now_ns = time.monotonic_ns()

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
+from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
@@ -88,6 +89,14 @@ class ModelRepository(ModelCatalogue):
     def unfinished(self) -> list[Unfinished]:
         """The versions that :meth:`unload_all` waits for."""
         return self._changes.life_cycle.unfinished()
+
+    def alive(self, name: str) -> list[Model]:
+        """The versions of a model that have resources, even if they are loading, or answer their last requests.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or several have the name.
+        """
+        return self._changes.life_cycle.alive(self.entry(name).full_name)
 
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""

@@ -76,6 +76,8 @@ READY = {
     ),
 }
 INSTANCES = {
+    "pybackend_executions_running": ("gauge", "Number of calls of execute that run now"),
+    "pybackend_oldest_execution_seconds": ("gauge", "How long the oldest of these calls has run, in seconds, or 0"),
     "pybackend_instances": ("gauge", "Number of instances of the model"),
     "pybackend_instances_ready": ("gauge", "Number of instances of the model whose processes serve"),
 }
