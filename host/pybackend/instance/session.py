@@ -18,7 +18,7 @@ from pybackend.instance.plan import LoadPlan
 from pybackend.instance.services import StubServices
 from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_caller import StubCaller
-from pybackend.instance.stub_life import StubLife
+from pybackend.instance.stub_life import StubLife, last_words
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
@@ -44,6 +44,10 @@ _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
+
+_CLOSED = "closed its connection to the host and was killed"
+_BEGINS = frozenset({StubState.STARTING, StubState.LOADING, StubState.LOADED, StubState.INITIALIZING})
+"""The states before a stub executes."""
 
 _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Initialized: StubState.READY}
 """The state in which a stub is once it has said this."""
@@ -264,15 +268,19 @@ class StubSession:
             log.error("stub process '%s' broke the protocol and is being killed: %s", self._instance_name, error)
             self._life.end_cause = f"broke the protocol between host and model process ({error}) and was killed"
             self.kill()
+        elif self._life.state in _BEGINS:  # it is about to exit, and its status says more than a signal of ours
+            asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.kill, _CLOSED)
         elif self._life.state is not StubState.FINALIZING:
             # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
-            self.kill("closed its connection to the host and was killed")
+            self.kill(_CLOSED)
 
     def _on_exit(self) -> None:
         self.channel.drain(self._on_drained)
 
     def _on_drained(self) -> None:
         cause = self._life.end_cause or self._process.exit_cause
+        if self._life.state in _BEGINS:  # later, its lines may be about requests of clients
+            cause += last_words(self._process.last_lines, self._plan.model.model_file)
         last = self._life.leave(cause)
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)
