@@ -11,7 +11,7 @@ from pybackend.author_files.apart import apart
 from pybackend.ensemble.binding import EnsembleBinding
 from pybackend.ensemble.parts import EnsembleParts
 from pybackend.ensemble.requests import EnsembleRequests
-from pybackend.errors import ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -92,8 +92,10 @@ class EnsembleModel(Model):
         except ModelLoadError as error:
             self._fault = error.with_traceback(None)  # the traceback would keep unloaded models alive
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
+            down = self._parts.may_come_back
+            self.failure = InferenceError(error.message, ErrorCode.UNAVAILABLE) if down else None
         else:
-            self._fault = None
+            self._fault = self.failure = None
             self.state, self.reason, self.was_ready = ModelState.READY, "", True
         return before != (self.state, self._binding)
 

@@ -221,7 +221,8 @@ class ModelInstance:
             return
         limit_s = self._plan.execution_limit_s if self._plan is not None else 0
         oldest, busy_ns = self.executor.oldest, self.executor.busy_ns(now_ns)
-        if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
+        watched = self._plan is not None and self._plan.readiness_limit_s is not None  # nobody sits at a debugger
+        if watched and self._long.notices(0 if oldest is None else oldest.number, busy_ns):
             self._telling = self._loop.create_task(self._tell(busy_ns // 1_000_000_000))
         if limit_s and busy_ns > limit_s * 1e9:
             session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")

@@ -74,7 +74,7 @@ class Model(ABC):
         state: the stage of its life.
         was_ready: it has been READY.
         reason: why it is not available, ``""`` if it is.
-        failure: the error for requests while all its instances are given up.
+        failure: the error for requests while all its instances, or those of a part of it, are given up.
         statistics: its counters.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.

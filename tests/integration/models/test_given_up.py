@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.model.model import Model, ModelState
 from tests.integration.models.conftest import Run, running_engine
@@ -99,8 +99,9 @@ def test_the_next_request_brings_it_back(lab: tuple[InferenceEngine, Run, Path])
         assert model.failure is not None
         assert around.state is ModelState.UNAVAILABLE
         assert await ask(engine, "healthy") == 0
-        with pytest.raises(InferenceError, match="has no instance that can serve"):
+        with pytest.raises(InferenceError, match=r"around.* 'asked' .*has no instance that can serve") as refused:
             await ask(engine, "around")  # its part is needed as well
+        assert refused.value.code is ErrorCode.UNAVAILABLE
         await until(lambda: model.state is ModelState.READY)
         assert (model.reason, model.failure, around.state) == ("", None, ModelState.READY)
         assert await ask(engine, "around") == await ask(engine, "asked") == 0
@@ -120,7 +121,9 @@ def test_time_brings_it_back(lab: tuple[InferenceEngine, Run, Path]) -> None:
     async def scenario() -> None:
         model = engine.repository.find("timed")
         broken.touch()
-        os.kill(model.instances[0].pid or 0, 9)
+        pid = model.instances[0].pid
+        assert pid
+        os.kill(pid, 9)
         await until(lambda: model.state is ModelState.UNAVAILABLE)
         assert "the weights are missing" in model.reason
         failed = model.failure
