@@ -91,6 +91,11 @@ BEGUN_WORD, CORE_WORD = 0, 1
 The stub writes the number of the execution that it began last into the first. The host writes into the second on which
 core the stub's main thread is to wait: the core's number plus 1, or 0 if it may wait anywhere."""
 
+STACKS_OFFSET, STACKS_BYTES = 4096, 64 * 1024
+"""Where the stub writes its stacks in a PROGRESS segment, on a signal: in the form of ``faulthandler``, and then STACK_END."""
+
+STACK_END = b"\nThat is all.\n"
+
 NUDGE = b"\0"
 """Written to a stub's pipe: read what was sent, send the answers that were kept, hand back what has not begun."""
 
@@ -169,7 +174,7 @@ class SegmentRole(IntEnum):
     OUTPUT = 2
     """Written and allocated by the stub; the host gives blocks back with FREE_OUTPUT."""
     PROGRESS = 3
-    """One 64-bit number: the execution that began last. The host reads it only when the stub is dead."""
+    """Some 64-bit numbers, and the stub's stacks when the host asks for them."""
     REGION = 4
     """Shared memory of a client, which may change and shrink at any time. The stub uses the descriptor itself."""
 

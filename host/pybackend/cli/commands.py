@@ -28,6 +28,7 @@ _MODULES = {
     "load": "control_command",
     "new": "new_command",
     "pack": "pack_command",
+    "stack": "stack_command",
     "status": "control_command",
     "top": "top_command",
     "traffic": "traffic_command",

@@ -28,6 +28,9 @@ from pybackend.settings import ModelControlMode, Settings
 SETTLE_S = 0.1
 """Editors write a file, or all files that have changed, within this time."""
 
+ABANDONED_LIMIT_S = 3.0
+"""After a change, the version before it is ended this soon after the client has left for which it executes."""
+
 _LOCAL = "127.0.0.1"
 _TRUST = "--trust-pickle"
 
@@ -114,7 +117,7 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     copies = {path: _copied(found, room, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
-    return replace(settings, repository_settle_s=SETTLE_S)
+    return replace(settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S)
 
 
 def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) -> Path:

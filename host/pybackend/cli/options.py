@@ -53,6 +53,7 @@ serve them:
 
 control a running server:
   status   list its models
+  stack    show where a model hangs
   top      show requests, failures and times of its models, live
   load     load a model
   traffic  distribute requests over a model's versions

@@ -182,6 +182,24 @@ class InstanceExecutor:
         return self._as_running(self._running_numbers)
 
     @property
+    def oldest(self) -> Execution | None:
+        """The execution that runs for longest, None if none runs."""
+        return next(iter(self._in_flight.values()), None)
+
+    def busy_ns(self, now_ns: int) -> int:
+        """How long that has run, 0 if none runs."""
+        return now_ns - self._prefetch.busy_since_ns() if self._in_flight else 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if it executes, and nobody waits for any of it."""
+        return bool(self._in_flight) and all(
+            pending.cancelled or pending.answered
+            for execution in self._in_flight.values()
+            for pending in execution.pending
+        )
+
+    @property
     def _running_numbers(self) -> list[int]:
         return list(islice(self._in_flight, self._concurrency))
 

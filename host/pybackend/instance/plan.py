@@ -23,7 +23,7 @@ class InstanceState(Enum):
     FAILED = "failed"
     """The last restart failed; another one follows."""
     GIVEN_UP = "given up"
-    """Too many restarts failed, or were followed by a death; only loading the model again helps."""
+    """Too many restarts failed, or were followed by a death; another one follows once in a while, and at the next request."""
     STOPPING = "stopping"
     STOPPED = "stopped"
 
@@ -79,6 +79,7 @@ class InstancePlan:
         execution_limit_s: how long ``execute`` may run before the stub is killed; 0 for as long as it likes.
         readiness_limit_s: how long ``is_ready`` may take to answer one who asks; None for as long as it likes.
         restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
+        restart_retry_s: how often an instance that was given up is tried again; 0 for never.
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
         warmup: samples to run before requests are taken.
         outputs: is told of the model's outputs; None if nobody wants to know.
@@ -89,6 +90,7 @@ class InstancePlan:
     execution_limit_s: float = 0
     readiness_limit_s: float | None = READINESS_LIMIT_S
     restart_limit: int = 0
+    restart_retry_s: float = 0
     cancels_calls: bool = False
     warmup: tuple[WarmupSample, ...] = ()
     outputs: OutputWatcher | None = None

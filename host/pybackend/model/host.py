@@ -54,6 +54,8 @@ class ModelHost:
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
         load_retry_count: how often a failed load of a version is tried again.
         finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
+        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long as it
+            likes.
         backends: where Python-based backends are, and the operator's settings of each.
         environments: prepares the environments that models name.
         sandbox: confines models, None for no confinement.
@@ -83,6 +85,7 @@ class ModelHost:
     config_name: str = ""
     load_retry_count: int = 0
     finalize_timeout_s: float | None = None
+    abandoned_limit_s: float | None = None
     backends: BackendPlaces = field(default_factory=BackendPlaces)
     environments: EnvironmentProvider = field(default_factory=_environments)
     sandbox: Sandbox | None = None

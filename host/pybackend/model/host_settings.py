@@ -71,6 +71,7 @@ def make_host(
         load_retry_count=settings.load_retry_count,
         startup_models=settings.startup_models,
         finalize_timeout_s=settings.exit_timeout_s,
+        abandoned_limit_s=settings.abandoned_limit_s,
         cache=cache,
         queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
         host_policies=settings.host_policies,

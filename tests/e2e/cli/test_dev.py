@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import shutil
@@ -89,6 +91,31 @@ def test_saved_files_load_by_themselves(server):
     tells(server, "added", 404)
     (server.repository / "at_first" / "1" / "helper.py").write_text("FACTOR = 6\n")
     tells(server, "at_first", 6)
+
+
+def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):
+    hangs = MODEL.replace('        print("factor", FACTOR)\n', "        while FACTOR < 0:\n            pass\n")
+    directory = write_model(server.repository, "hangs", hangs, CONFIG)
+    (directory / "1" / "helper.py").write_text("FACTOR = 3\n")
+    tells(server, "hangs", 3)
+    (directory / "1" / "helper.py").write_text("FACTOR = -1\n")
+    server.wait_until("/v2/models/hangs/ready", 200)
+    wait_until(lambda: server.output.count("successfully loaded 'hangs'") == 2, lambda: server.output)
+    before = set(server.stub_pids())
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    client.request("POST", "/v2/models/hangs/infer", json.dumps({"inputs": [tensor]}))
+
+    def running():
+        return server.metrics()['pybackend_executions_running{model="hangs",version="1"}']
+
+    wait_until(lambda: running() == 1, "it does not hang")
+    (directory / "1" / "helper.py").write_text("FACTOR = 4\n")
+    wait_until(lambda: server.output.count("successfully loaded 'hangs'") == 3, lambda: server.output)
+    assert told(server, "hangs") == 4
+    client.close()
+    server.wait_for("instance 'hangs_0' was replaced, and executes for nobody: it is ended")
+    wait_until(lambda: len(before & set(server.stub_pids())) < len(before), "its process is left")
 
 
 def test_broken_files_leave_the_last_good_version_serving(server):
