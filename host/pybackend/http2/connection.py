@@ -47,8 +47,18 @@ class ServerConnection:
             RemoteProtocolError: the client broke a rule, or exceeded a bound, and the connection is closed. Write the
                 output (it tells the client why), close the transport and call :meth:`connection_lost`.
         """
+        offset = 0
+        while offset < len(data):
+            offset = self.receive_some(data, offset)
+
+    def receive_some(self, data: bytes | bytearray | memoryview, offset: int) -> int:
+        """Process a few frames, as :meth:`receive` does with all: a client chooses how much work lies in one read.
+
+        Returns:
+            Where the rest begins; the next call must go on there.
+        """
         try:
-            self._incoming.receive(data)
+            return self._incoming.receive(data, offset)
         except RemoteProtocolError as error:
             self._fail(error)
             raise

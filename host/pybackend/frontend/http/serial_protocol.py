@@ -23,6 +23,7 @@ from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
+from pybackend.frontend.slices import Turn
 from pybackend.frontend.watch import Exchange
 from pybackend.protocol.metadata import encode_error
 
@@ -63,6 +64,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._kept_bytes = self._buffered_bytes = 0
         self._received_bytes = self._received_then = self._unsent_then = 0
         self._kept = bytearray()
+        self._turn = Turn(loop)
         self._closing = False
         self._lost = False
         self._write_paused = False
@@ -119,7 +121,7 @@ class SerialProtocol(HttpToolsProtocol):
         """Handle bytes from the client."""
         self._active_at = self._clock.seconds
         self._received_bytes += len(data)
-        if self._message_done:
+        if self._message_done or self._kept:
             self._keep(data)
         else:
             self._consume(data)
@@ -136,12 +138,29 @@ class SerialProtocol(HttpToolsProtocol):
                     self._keep(data)
                     return
                 data = self._consume_head(data) if self._in_head else self._consume_body(data)
+                if data and self._in_head and self._turn.is_over():  # the one before was refused at once
+                    self._keep(data)
+                    self.flow.pause_reading()
+                    self._clock.slices.add(self._consume_next)
+                    return
         except ChunkedBodyError as error:
             self._refuse_connection(400, str(error))
         except httptools.HttpParserCallbackError as error:
             self._refuse_head(self._head_error or error)
         except httptools.HttpParserError:
             self._refuse_connection(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
+
+    def _consume_next(self) -> bool:
+        """Go on with requests that waited for their turn; False, because more of them wait again."""
+        if not (self._lost or self._closing):
+            self._consume_kept()
+        return False
+
+    def _consume_kept(self) -> None:
+        data = bytes(self._kept)
+        self._kept.clear()
+        self.flow.resume_reading()
+        self._consume(data)
 
     def _refuse_head(self, error: Exception) -> None:
         if isinstance(error, _RefusedHeadError):
@@ -383,10 +402,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._active_at = self._clock.seconds
         self._start_message()
         if self._kept:
-            data = bytes(self._kept)
-            self._kept.clear()
-            self.flow.resume_reading()
-            self._consume(data)
+            self._consume_kept()
 
     def _refuse_connection(self, status: int, message: str) -> None:
         """Send an error for invalid HTTP, and close the connection."""
