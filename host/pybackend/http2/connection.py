@@ -123,6 +123,11 @@ class ServerConnection:
         """Data of all answers that waits for windows or for :meth:`take_output`."""
         return self._sender.waiting_bytes
 
+    @property
+    def sent_bytes(self) -> int:
+        """Data of all answers that was handed out."""
+        return self._sender.granted_window - self._sender.window
+
     def stalled_streams(self) -> list[Stream]:
         """Return the streams whose data has waited since the previous call of this method, with none of it sent.
 

@@ -92,7 +92,7 @@ class GrpcConnection(asyncio.Protocol):
         self._when_written: list[Callable[[], None]] = []
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.arriving_count = 0
-        self._received_bytes = self._received_then = self._unsent_then = 0
+        self._received_bytes = self._received_then = self._taken_then = 0
         self._checked_at = self._active_at = self._looked_at = frontend.seconds
         self._transfer: _Transfer | None = None
         self._rest, self._rest_begins = b"", 0
@@ -254,7 +254,6 @@ class GrpcConnection(asyncio.Protocol):
         """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self.frontend.seconds
-        self.pace.rest()
         self._let_go()  # before more is written: a transport that never rests must not keep what it has sent
         if not self.transport.is_closing() and not self._rest:
             self.transport.resume_reading()
@@ -363,21 +362,20 @@ class GrpcConnection(asyncio.Protocol):
             self._check_age(now)
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         transfer = self._current_transfer()
-        if transfer is not self._transfer:
-            self._transfer = transfer
+        if transfer is None:
             self.pace.rest()
-            self._unsent_then = self._unsent_bytes()
+        elif self._transfer is None:  # one that follows another is no new beginning: clients choose when they alternate
+            self._taken_then = self._taken_bytes()
+        self._transfer = transfer
         if now - self._looked_at >= STALLED_SECONDS:
             self._looked_at = now
             self._end_stalled_calls()
         if transfer is None:
             self._check_idle(now)
             return
-        moved = received
-        if transfer is not _Transfer.MESSAGE:
-            unsent = self._unsent_bytes()
-            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
-        self.pace.advance(seconds, moved)
+        taken = self._taken_bytes()
+        read, self._taken_then = max(0, taken - self._taken_then), taken
+        self.pace.advance(seconds, received if transfer is _Transfer.MESSAGE else read)
         # While windows are shut, only the calls that are not read end.
         if self.pace.has_stalled and transfer is not _Transfer.WINDOW:
             log.info(
@@ -386,17 +384,20 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _current_transfer(self) -> _Transfer | None:
-        """The client's task that the connection waits for."""
+        """The client's task that the connection waits for; of two, the one for which more memory is held."""
         http2 = self.http2
         if self._write_paused:
             return _Transfer.ANSWER
         if self._rest:  # the client waits for the server
             return None
+        unread = http2.waiting_bytes
+        if unread > max(self.held_bytes, _FREE_BYTES) and not self.arriving_count:
+            return _Transfer.WINDOW
         if http2.is_amid_frame or (
             (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self.calls())
         ):
             return _Transfer.MESSAGE
-        return _Transfer.WINDOW if http2.waiting_bytes else None
+        return _Transfer.WINDOW if unread else None
 
     def calls(self) -> list[Call]:
         """The calls that have not ended."""
@@ -440,11 +441,9 @@ class GrpcConnection(asyncio.Protocol):
         if stage is Stage.END:
             self.transport.close()
 
-    def _unsent_bytes(self) -> int:
-        """Bytes that the client has not taken, in the place where they wait."""
-        if self._transfer is _Transfer.WINDOW:
-            return self.http2.waiting_bytes
-        return unsent_bytes(self.transport)
+    def _taken_bytes(self) -> int:
+        """About as many bytes of answers as the client has taken so far."""
+        return self.http2.sent_bytes - unsent_bytes(self.transport)
 
     # The end
 

@@ -62,7 +62,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._checked_at = clock.seconds
         self.pace = Pace()
         self._kept_bytes = self._buffered_bytes = 0
-        self._received_bytes = self._received_then = self._unsent_then = 0
+        self._received_bytes = self._received_then = self._unsent_then = self._taken_bytes = 0
         self._kept = bytearray()
         self._turn = Turn(loop)
         self._closing = False
@@ -420,6 +420,7 @@ class SerialProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
         self._write_paused = True
+        self._unsent_then = unsent_bytes(self.transport)
         self._buffered_bytes = max(0, self.transport.get_write_buffer_size() - self._kept_bytes)
         if self._buffered_bytes > MAX_KEPT_BYTES and not self._clock.kept.claim(
             self, self._kept_bytes + self._buffered_bytes
@@ -431,12 +432,17 @@ class SerialProtocol(HttpToolsProtocol):
         """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self._clock.seconds
-        self.pace.rest()
+        self._count_taken()
         if self._buffered_bytes > MAX_KEPT_BYTES:
             self._clock.kept.claim(self, self._kept_bytes)
         self._buffered_bytes = 0
         super().resume_writing()
         self._drained()
+
+    def _count_taken(self) -> None:
+        unsent = unsent_bytes(self.transport)
+        self._taken_bytes += max(0, self._unsent_then - unsent)
+        self._unsent_then = unsent
 
     def _drained(self) -> None:
         after, self._after_drain = self._after_drain, None
@@ -486,8 +492,10 @@ class SerialProtocol(HttpToolsProtocol):
         seconds, self._checked_at = now - self._checked_at, now
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         if self._write_paused:
-            unsent = unsent_bytes(self.transport)
-            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
+            self._count_taken()
+        taken, self._taken_bytes = self._taken_bytes, 0
+        if self._write_paused:
+            moved = taken
         elif not self._message_done and not self.flow.read_paused and (self._headers_done or self._head_bytes > 0):
             moved = received
         else:
