@@ -49,7 +49,9 @@ class Pace:
 
     def advance(self, seconds: int, moved_bytes: int) -> None:
         """Record the bytes transferred in this time, at least a second."""
-        self._latest = (*self._latest, *[moved_bytes / seconds] * min(seconds, SLOW_AFTER_SECONDS))[-SLOW_AFTER_SECONDS:]
+        self._latest = (*self._latest, *[moved_bytes / seconds] * min(seconds, SLOW_AFTER_SECONDS))[
+            -SLOW_AFTER_SECONDS:
+        ]
         self.seconds += seconds
         self.behind_s = max(0.0, self.behind_s + seconds - moved_bytes / LOWEST_RATE_BYTES_PER_S)
 

@@ -247,7 +247,8 @@ class Incoming:
             return False
         if not self._settings_seen:
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise _protocol_error("3.4", f"the first frame is {frames.name_of(kind)}, not SETTINGS")
+                first = "an acknowledgement of SETTINGS" if kind == frames.SETTINGS else frames.name_of(kind)
+                raise _protocol_error("3.4", f"the first frame is {first}, not SETTINGS")
             self._settings_seen = True
         block = self._requests.open_block
         if block is not None and (kind != frames.CONTINUATION or stream_id & frames.STREAM_BITS != block.stream_id):

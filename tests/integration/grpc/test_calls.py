@@ -184,7 +184,7 @@ def test_who_alternates_between_two_tasks_is_slow_at_both(port):
             frame = http2.frame(http2.PING, 0, 0, b"12345678")
             for _ in range(SLOW_AFTER_SECONDS):
                 client.write(frame[:10])
-                while not connection.http2.is_amid_frame:
+                while not connection.http2.is_amid_frame:  # noqa: ASYNC110  there is nothing else to wait for
                     await asyncio.sleep(0)
                 port.advance(1)
                 client.write(frame[10:])

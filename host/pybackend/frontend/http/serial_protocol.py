@@ -90,6 +90,8 @@ class SerialProtocol(HttpToolsProtocol):
         self._keep_alive = True
         self._exchange: Exchange | None = None
         self._answer_fields = b""
+        # As uvicorn begins: an idle connection keeps no head, which may have credentials.
+        self.headers = self.scope = self.cycle = None  # type: ignore[assignment]
 
     # For subclasses
 

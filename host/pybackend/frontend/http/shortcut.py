@@ -59,7 +59,7 @@ class ShortcutProtocol(SerialProtocol):
         frontend = self._frontend
         known = frontend.heads.get(data[:end])
         if known is None:
-            found = frontend.known_but_for_length(data[:end])
+            found = frontend.known_otherwise(data[:end])
             if found is None:
                 return False
             known, body_bytes = found
