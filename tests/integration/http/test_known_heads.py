@@ -9,14 +9,21 @@ from types import SimpleNamespace
 import pytest
 
 from pybackend.engine.answers import Answers
+from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.groups import http_group
+from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
-from tests.support.connection import post
+from tests.support.connection import head, post
 from tests.support.engine import engine_on
+from tests.support.reachable import texts_of
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
 MOST = 20
@@ -74,3 +81,48 @@ def test_the_oldest_head_makes_room_for_a_new_one():
         frontend.remember(b"head %d" % number, None)
     assert len(frontend.heads) == MOST
     assert next(iter(frontend.heads)) == b"head 5"
+
+
+KEY = "a-key-0123456789"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"X-API-Key": KEY}, {"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY, "cookie": "of-" + KEY}],
+    ids=["key", "bearer", "cookie"],
+)
+@pytest.mark.parametrize("forwards", [None, "x-api-key|authorization"], ids=["", "forwarded"])
+def test_credentials_are_not_kept(tmp_path, fields, forwards):
+    """A head with credentials is remembered by a digest, if at all; and an idle connection keeps no head."""
+    write_model(tmp_path, "identity", IDENTITY, identity_config("TYPE_FP32"))
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+
+    async def main():
+        limits = BodyLimits()
+        async with engine_on(tmp_path) as engine:
+            guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
+            forwarded = forwards and ForwardedHeaders(forwards)
+            frontend = InferFrontend(engine, limits, KeptBytes(1 << 30), guard=guard, forwards=forwarded)
+            server = HttpServer(make_app(engine, limits, KeptBytes(1 << 30)), frontend)
+            sock = bind("127.0.0.1", 0, "HTTP")
+            await server.start(sock)
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            for _ in range(5):
+                writer.write(request(**fields))
+                await answer(reader)
+            assert len(frontend.heads) == (not forwards)
+            writer.write(head("GET", "/v2", fields))
+            await answer(reader)
+            others = await asyncio.open_connection(*sock.getsockname())
+            others[1].write(request(**{name: value.replace("a-key", "b-key") for name, value in fields.items()}))
+            assert (await others[0].readline()).startswith(b"HTTP/1.1 401 ")
+            connection, *_ = server._connections()
+            kept = list(texts_of(frontend.heads, vars(connection), guard))
+            assert b"x-api-key" in kept
+            assert [each for each in kept if KEY.encode() in each] == []
+            for each in (writer, others[1]):
+                each.close()
+            await server.stop(asyncio.get_running_loop().time() + 5)
+
+    asyncio.run(main())

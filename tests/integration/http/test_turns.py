@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from contextlib import asynccontextmanager
 
 import pytest
 
+from pybackend.frontend import slices
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
@@ -47,12 +49,14 @@ async def client_of(repository):
         )
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
-        with socket.create_connection(sock.getsockname()) as client:
-            client.setblocking(False)
-            while not server._connections():  # noqa: ASYNC110  there is nothing else to wait for
-                await asyncio.sleep(0)
-            yield client, server._connections()[0]
-        await server.stop(asyncio.get_running_loop().time() + 5)
+        try:
+            with socket.create_connection(sock.getsockname()) as client:
+                client.setblocking(False)
+                while not server._connections():  # noqa: ASYNC110  there is nothing else to wait for
+                    await asyncio.sleep(0)
+                yield client, server._connections()[0]
+        finally:
+            await server.stop(asyncio.get_running_loop().time() + 5)
 
 
 async def turns_until(condition):
@@ -113,5 +117,31 @@ def test_answers(run, repository):
                 await asyncio.sleep(0)
                 pieces += 1
             assert pieces > 50
+
+    run(check())
+
+
+def test_requests_that_are_refused_at_once(run, repository, monkeypatch):
+    """Many of them in one read: each is answered in a turn of its own, in their order, and then the next read."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    count = 300
+
+    async def check():
+        async with client_of(repository) as (client, connection):
+            loop, counts = asyncio.get_running_loop(), connection._frontend.engine.refusals.counts
+            requests = [post(f"/v2/models/nobody{number}/infer", b"{}") for number in range(count)]
+            await loop.sock_sendall(client, b"".join(requests[:-1]))
+            seen = 0
+            while seen < count - 1:
+                await asyncio.sleep(0)
+                now = sum(counts.values())
+                assert now - seen <= 1
+                seen = now
+            await loop.sock_sendall(client, requests[-1])
+            received = b""
+            while received.count(b"\r\n\r\n") < count or not received.endswith(b"}"):
+                received += await loop.sock_recv(client, 1 << 20)
+            names = [int(each) for each in re.findall(rb"'nobody(\d+)'", received)]
+            assert names == list(range(count))
 
     run(check())

@@ -40,7 +40,7 @@ class Call:
         head: the call's head.
         half_closed: the client sends no more messages.
         is_over: the end was sent, or the call was cancelled.
-        is_reading: a large message has arrived and is read in slices; further messages must wait.
+        is_reading: messages that have arrived are read in slices: a large one, or many; further ones must wait.
     """
 
     # Defaults of the class, which most calls never change: making a call is a good part of a small one.
@@ -178,9 +178,21 @@ class Call:
 
     def _read(self) -> None:
         while not self.is_over and self.accepts_messages() and self._read_message():
-            pass
+            if self.held_bytes and self.accepts_messages() and self.connection.turn.is_over():
+                self.is_reading = True
+                self.connection.slices.add(self._read_on)
+                break
         if not self.is_over:
             self._settle()
+
+    def _read_on(self) -> bool:
+        """Answer the next messages of many."""
+        self.is_reading = False
+        self.go_on()
+        if self.connection.frontend.closing:
+            self.shut_down()
+        self.connection.flush_soon()
+        return False
 
     def _read_message(self) -> bool:
         """Answer the next message; False if more of it must come first."""
@@ -191,7 +203,7 @@ class Call:
                 return False
             if arriving.read_on():
                 self.is_reading = True
-                self.connection.frontend.slices.add(self._read_slice)
+                self.connection.slices.add(self._read_slice)
                 return True
             self._arriving = None
             self.connection.arriving_count -= 1
@@ -220,7 +232,7 @@ class Call:
     def _inflate_soon(self) -> None:
         if not self._inflates:
             self._inflates = True
-            self.connection.frontend.slices.add(self._inflate)
+            self.connection.slices.add(self._inflate)
 
     def _inflate(self) -> bool:
         """Decompress the next slice of a message."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.slices import Slices, Turn
 from pybackend.frontend.slow_senders import TensorSender
 from pybackend.inference.response import InferenceResponse
 
@@ -18,6 +19,8 @@ class CallConnection(TensorSender, Protocol):
         loop: the event loop.
         address: the client's, for logs.
         is_secure: the connection has TLS: its transport gets copies of memory that is used again.
+        turn: its share in this turn of the event loop.
+        slices: its work for later turns.
         arriving_count: calls of which a large message is arriving.
     """
 
@@ -25,6 +28,8 @@ class CallConnection(TensorSender, Protocol):
     loop: asyncio.AbstractEventLoop
     address: str
     is_secure: bool
+    turn: Turn
+    slices: Slices
     arriving_count: int
 
     def flush_soon(self) -> None:

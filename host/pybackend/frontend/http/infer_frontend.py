@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from hashlib import blake2b
+from secrets import token_bytes
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,6 +14,7 @@ from pybackend.engine.admission import Admission, Route
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.frontend.compression import Coding
 from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.cors import Cors
@@ -93,7 +97,7 @@ class InferFrontend(ConnectionClock):
         engine: handles the requests.
         limits: bounds of request bodies.
         plans: cached plans of earlier requests.
-        heads: cached request heads, parsed. They have passed the guard.
+        heads: cached request heads, parsed. They have passed the guard. Those with credentials are cached by a digest.
         forwards: the headers that become request parameters; None for none.
         senders: connections of all ports whose requests arrive in models' memory.
     """
@@ -117,34 +121,59 @@ class InferFrontend(ConnectionClock):
         self.limits = limits
         self.plans = PlanCaches()
         self.heads: dict[bytes, KnownHead] = {}
+        self._credentials = CREDENTIALS if guard is None else guard.credentials
+        self._find_credential = re.compile(
+            rb"\n(?:" + b"|".join(map(re.escape, sorted(self._credentials))) + rb")[ \t]*:", re.IGNORECASE
+        ).search
+        self._digest_key = token_bytes(32)
+        self._has_digests = False
         self._longest_text = min(SMALL_BODY_BYTES, limits.max_input_size_bytes)
+
+    def shows_credentials(self, forwarded: Mapping[str, str] | None) -> bool:
+        """True if models see credentials of a request: its head is not cached."""
+        return bool(forwarded) and any(name.lower().encode() in self._credentials for name in forwarded or ())
+
+    def key_of(self, head: bytes) -> bytes:
+        """By this a head is cached: the head, or its digest if it has credentials."""
+        if self._find_credential(head) is None:
+            return head
+        self._has_digests = True
+        return self._digest(head)
+
+    def _digest(self, head: bytes) -> bytes:
+        return blake2b(head, key=self._digest_key, digest_size=32).digest()
 
     def known(self, head: bytes) -> tuple[KnownHead, int] | None:
         """The meaning of a cached head, and the length of its body; None if it is not cached."""
         known = self.heads.get(head)
-        return self.known_but_for_length(head) if known is None else (known, known.body_bytes)
+        return self.known_otherwise(head) if known is None else (known, known.body_bytes)
 
-    def known_but_for_length(self, head: bytes) -> tuple[KnownHead, int] | None:
-        """As :meth:`known`, for a head that is not cached as it is."""
+    def known_otherwise(self, head: bytes) -> tuple[KnownHead, int] | None:
+        """As :meth:`known`, for a head that is not cached as it is: by its digest, or but for the length."""
         without_length, digits = split_length(head)
         known = self.heads.get(without_length)
+        if known is None and self._has_digests:
+            known = self.heads.get(self._digest(head))
+            if known is not None:
+                return known, known.body_bytes
+            known = self.heads.get(self._digest(without_length))
         if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
             return None
         body_bytes = int(digits)
         return (known, body_bytes) if body_bytes <= self._longest_text else None
 
-    def remember(self, head: bytes, meaning: KnownHead) -> None:
+    def remember(self, key: bytes, meaning: KnownHead) -> None:
         """Cache a parsed head: clients send the same one with every request, and it need not be parsed again.
 
         The oldest entry is evicted.
 
         Args:
-            head: the head, without the length unless that belongs to its meaning.
+            key: :meth:`key_of` the head, without the length unless that belongs to its meaning.
             meaning: of the head.
         """
         if len(self.heads) >= MOST_KNOWN_HEADS:
             del self.heads[next(iter(self.heads))]
-        self.heads[head] = meaning
+        self.heads[key] = meaning
 
     def shorten(self, meaning: KnownHead, admission: Admission) -> None:
         """Make the shortcut for the next requests with a known head."""

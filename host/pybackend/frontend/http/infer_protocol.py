@@ -63,7 +63,7 @@ class InferProtocol(ShortcutProtocol):
     def __init__(
         self, config: Config, server_state: ServerState, frontend: InferFrontend, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._last_head = b""
+        self._last_key = b""
         self._began_ns = 0
         self._context: ContextFields | None = None
         super().__init__(config, server_state, frontend, loop)
@@ -155,10 +155,13 @@ class InferProtocol(ShortcutProtocol):
         Heads that differ each time, e.g. by a trace id, would evict those of other clients.
         """
         head = self._head if meaning.has_length else split_length(self._head)[0]
-        if head == self._last_head:
-            self._frontend.remember(head, meaning)
-        elif len(head) <= LARGEST_KNOWN_HEAD_BYTES:
-            self._last_head = head
+        if len(head) > LARGEST_KNOWN_HEAD_BYTES or self._frontend.shows_credentials(meaning.forwarded):
+            return
+        key = self._frontend.key_of(head)
+        if key == self._last_key:
+            self._frontend.remember(key, meaning)
+        else:
+            self._last_key = key
 
     def claimed_body(self, piece: bytes) -> None:
         """Process the next bytes of the body."""

@@ -23,6 +23,7 @@ from pybackend.frontend.http.connection_clock import ConnectionClock
 from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
+from pybackend.frontend.slices import Turn
 from pybackend.frontend.watch import Exchange
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.metadata import encode_error
@@ -65,8 +66,9 @@ class SerialProtocol(HttpToolsProtocol):
         self._checked_at = clock.seconds
         self.pace = Pace()
         self._kept_bytes = self._buffered_bytes = 0
-        self._received_bytes = self._received_then = self._unsent_then = 0
+        self._received_bytes = self._received_then = self._unsent_then = self._taken_bytes = 0
         self._kept = bytearray()
+        self._turn = Turn(loop)
         self._closing = False
         self._lost = False
         self._write_paused = False
@@ -92,6 +94,8 @@ class SerialProtocol(HttpToolsProtocol):
         self._keep_alive = True
         self._exchange: Exchange | None = None
         self._answer_fields = b""
+        # As uvicorn begins: an idle connection keeps no head, which may have credentials.
+        self.headers = self.scope = self.cycle = None  # type: ignore[assignment]
 
     # For subclasses
 
@@ -123,7 +127,7 @@ class SerialProtocol(HttpToolsProtocol):
         """Handle bytes from the client."""
         self._active_at = self._clock.seconds
         self._received_bytes += len(data)
-        if self._message_done:
+        if self._message_done or self._kept:
             self._keep(data)
         else:
             self._consume(data)
@@ -140,12 +144,29 @@ class SerialProtocol(HttpToolsProtocol):
                     self._keep(data)
                     return
                 data = self._consume_head(data) if self._in_head else self._consume_body(data)
+                if data and self._in_head and self._turn.is_over():  # the one before was refused at once
+                    self._keep(data)
+                    self.flow.pause_reading()
+                    self._clock.slices.add(self._consume_next)
+                    return
         except ChunkedBodyError as error:
             self._refuse_connection(400, str(error))
         except httptools.HttpParserCallbackError as error:
             self._refuse_head(self._head_error or error)
         except httptools.HttpParserError:
             self._refuse_connection(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
+
+    def _consume_next(self) -> bool:
+        """Go on with requests that waited for their turn; False, because more of them wait again."""
+        if not (self._lost or self._closing):
+            self._consume_kept()
+        return False
+
+    def _consume_kept(self) -> None:
+        data = bytes(self._kept)
+        self._kept.clear()
+        self.flow.resume_reading()
+        self._consume(data)
 
     def _refuse_head(self, error: Exception) -> None:
         if isinstance(error, _RefusedHeadError):
@@ -387,10 +408,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._active_at = self._clock.seconds
         self._start_message()
         if self._kept:
-            data = bytes(self._kept)
-            self._kept.clear()
-            self.flow.resume_reading()
-            self._consume(data)
+            self._consume_kept()
 
     def _refuse_connection(self, status: int, message: str) -> None:
         """Send an error for invalid HTTP, and close the connection."""
@@ -408,6 +426,7 @@ class SerialProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
         self._write_paused = True
+        self._unsent_then = unsent_bytes(self.transport)
         self._buffered_bytes = max(0, self.transport.get_write_buffer_size() - self._kept_bytes)
         if self._buffered_bytes > MAX_KEPT_BYTES and not self._clock.kept.claim(
             self, self._kept_bytes + self._buffered_bytes
@@ -419,12 +438,17 @@ class SerialProtocol(HttpToolsProtocol):
         """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self._clock.seconds
-        self.pace.rest()
+        self._count_taken()
         if self._buffered_bytes > MAX_KEPT_BYTES:
             self._clock.kept.claim(self, self._kept_bytes)
         self._buffered_bytes = 0
         super().resume_writing()
         self._drained()
+
+    def _count_taken(self) -> None:
+        unsent = unsent_bytes(self.transport)
+        self._taken_bytes += max(0, self._unsent_then - unsent)
+        self._unsent_then = unsent
 
     def _drained(self) -> None:
         after, self._after_drain = self._after_drain, None
@@ -474,8 +498,10 @@ class SerialProtocol(HttpToolsProtocol):
         seconds, self._checked_at = now - self._checked_at, now
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         if self._write_paused:
-            unsent = unsent_bytes(self.transport)
-            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
+            self._count_taken()
+        taken, self._taken_bytes = self._taken_bytes, 0
+        if self._write_paused:
+            moved = taken
         elif not self._message_done and not self.flow.read_paused and (self._headers_done or self._head_bytes > 0):
             moved = received
         else:

@@ -53,13 +53,13 @@ class ShortcutProtocol(SerialProtocol):
 
     def _take_shortcut(self, data: bytes) -> bool:
         """Submit a whole request whose head and JSON part are known; False if these bytes are something else."""
-        if not self._in_head or self._head_bytes or self._closing:
+        if not self._in_head or self._head_bytes or self._closing or self._kept:
             return False
         end = data.find(b"\r\n\r\n") + 4
         frontend = self._frontend
         known = frontend.heads.get(data[:end])
         if known is None:
-            found = frontend.known_but_for_length(data[:end])
+            found = frontend.known_otherwise(data[:end])
             if found is None:
                 return False
             known, body_bytes = found
