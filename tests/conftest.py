@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 from tests.support.fuzzing import SEARCHING
 from tests.support.warm_start import end_forker, starts
 
+pytest_plugins = ["tests.support.fresh_fixtures"]
+
 _ENDING_S = 30.0
 
 # Container images often set this to stay small. Here it would compile the whole server again for each of a thousand

@@ -94,13 +94,14 @@ class Server:
         shared_core = SharedCore(enabled=settings.shared_core)
         self._services = ModelServices(shared_core)
         door = InnerDoor(self._services)
-        host = make_host(settings, launcher, self._services, door, shared_core, self._cache)
+        self._kept = KeptBytes(settings.http.memory_limit_bytes)
+        make_room = self._kept.make_room_in
+        host = make_host(settings, launcher, self._services, door, shared_core, self._cache, make_room)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
         self._recorder = make_recorder(settings.trace)
         self._watch = Watch(AccessLog() if settings.log.access else None)
-        self._kept = KeptBytes(settings.http.memory_limit_bytes)
         self._senders = SlowSenders()
         self._engine = InferenceEngine(
             self._repository,

@@ -341,7 +341,7 @@ class SandboxSettings:
         level: level for models that name none: ``off``, ``standard`` or ``strict``.
         floor: no model runs at a lower level, or widens this one.
         required: a model is refused if a layer of its sandbox is not in force.
-        overrides: models may supply configurations and files when they load models.
+        overrides: models may supply configurations and files when they load models of other authors, too.
     """
 
     level: str = "standard"
@@ -377,6 +377,8 @@ class Settings:
         gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
+        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long
+            as it likes.
         http: the HTTP and metrics endpoints.
         grpc: the gRPC endpoint.
         metrics: the contents of the metrics page.
@@ -417,6 +419,7 @@ class Settings:
     gpu_models_on_cpu: bool = False
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30
+    abandoned_limit_s: float | None = None
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -60,8 +60,8 @@ class CoroutineRunner:
     ) -> None:
         task = self._loop.create_task(_attributed(execution, coroutine, on_done))
         # The loop refers to its tasks weakly.
-        task.add_done_callback(_keep.discard)
-        _keep.add(task)
+        task.add_done_callback(running.discard)
+        running.add(task)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -72,7 +72,8 @@ class CoroutineRunner:
                 self._loop.run_forever()
 
 
-_keep: "set[asyncio.Task[None]]" = set()
+running: "set[asyncio.Task[None]]" = set()
+"""The tasks of all coroutines of ``execute`` that have not ended."""
 
 
 async def _attributed(

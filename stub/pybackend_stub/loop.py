@@ -31,6 +31,7 @@ from pybackend_stub.refusals import watch
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
+from pybackend_stub.stacks import tell_stacks
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
@@ -140,13 +141,7 @@ class StubLoop:
             assert self._calls is not None
             self._calls.on_message(message, tail)
         elif isinstance(message, Attach):
-            descriptor = self._channel.descriptors.popleft()
-            if message.role == SegmentRole.REGION:
-                self._regions.attach(message.segment, descriptor, message.size_bytes)
-                return
-            self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
-            if message.role == SegmentRole.OUTPUT and self._writer is not None:
-                self._writer.on_grown()
+            self._attach(message, self._channel.descriptors.popleft())
         elif isinstance(message, NoOutput):
             assert self._writer is not None
             self._writer.on_refused()
@@ -158,12 +153,22 @@ class StubLoop:
             self._responder.on_cancel((message.execution, message.request))
         elif isinstance(message, Flow):
             assert self._responder is not None
-            self._responder.on_flow((message.execution, message.request), message.paused)
+            self._responder.on_flow((message.execution, message.request), message.allowed)
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None
             self._receiver.leave_core()
             self._readiness.start()
+
+    def _attach(self, message: Attach, descriptor: int) -> None:
+        if message.role == SegmentRole.REGION:
+            self._regions.attach(message.segment, descriptor, message.size_bytes)
+            return
+        if message.role == SegmentRole.PROGRESS:
+            tell_stacks(os.dup(descriptor))
+        self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
+        if message.role == SegmentRole.OUTPUT and self._writer is not None:
+            self._writer.on_grown()
 
     def _hand_back(self, executions: "List[int]") -> None:
         self._channel.say(HandedBack(executions))

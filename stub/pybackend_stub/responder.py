@@ -11,6 +11,7 @@ from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.results import ResultWriter
 from pybackend_stub.tensor_io import OutputTail
+from pybackend_wire.messages import STREAM_WINDOW
 from pybackend_wire.stub_messages import Respond
 
 Key = Tuple[int, int]
@@ -21,7 +22,7 @@ MOST_CANCELLED = 65_536
 
 
 class Responder:
-    """Makes response senders, and tracks which requests are cancelled or paused."""
+    """Makes response senders, and tracks which requests are cancelled, and how far each stream may run ahead of the host."""
 
     def __init__(self, channel: HostChannel, receiver: Receiver, results: ResultWriter, decoupled: bool) -> None:
         self._channel = channel
@@ -29,7 +30,9 @@ class Responder:
         self._results = results
         self._decoupled = decoupled
         self._cancelled: Dict[Key, None] = {}
-        self._paused: Dict[Key, Waiter] = {}
+        self._sent: Dict[Key, int] = {}
+        self._allowed: Dict[Key, int] = {}
+        self._waiting: Dict[Key, Waiter] = {}
 
     def sender(self, request: InferenceRequest) -> InferenceResponseSender:
         """Return the sender of a request that the host passed to ``execute``."""
@@ -51,21 +54,29 @@ class Responder:
             # The final response never waits: it is the last one, and the garbage collector may be sending it, in a
             # thread that holds any lock.
             self._receiver.poll()
-            waiter = self._paused.get(key)
-            if waiter is not None:
-                self._receiver.wait(waiter)
+            while not self._may_send(key):
+                self._waiting[key] = waiter = Waiter()
+                if not self._may_send(key):  # otherwise the host's message came after the first check
+                    self._receiver.wait(waiter)
         self._say(key, names, response, final)
 
     def _offer(self, key: Key, names: Any, response: InferenceResponse) -> bool:
         self._receiver.poll()
-        if key in self._paused:
+        if not self._may_send(key):
             return False
         self._say(key, names, response, False)
         return True
 
+    def _may_send(self, key: Key) -> bool:
+        return self._sent.get(key, 0) < self._allowed.get(key, STREAM_WINDOW) or key in self._cancelled
+
     def _say(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
         tail = OutputTail()
         result = None if response is None else self._results.response(response, names, tail)
+        if final:
+            self._sent.pop(key, None)
+        else:
+            self._sent[key] = self._sent.get(key, 0) + 1
         try:
             self._channel.say(Respond(*key, final, result), tail.take())
         except HostGone:
@@ -82,13 +93,17 @@ class Responder:
         if len(self._cancelled) >= MOST_CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
         self._cancelled[key] = None
-        self.on_flow(key, paused=False)
+        self._look_again(key)
 
-    def on_flow(self, key: Key, paused: bool) -> None:
-        """Pause or resume a request's responses, as the host demands."""
-        if paused:
-            self._paused.setdefault(key, Waiter())
+    def on_flow(self, key: Key, allowed: "Optional[int]") -> None:
+        """Note how many responses of a request the host accepts; see :class:`~pybackend_wire.host_messages.Flow`."""
+        if allowed is None:
+            self._allowed.pop(key, None)
         else:
-            waiter = self._paused.pop(key, None)
-            if waiter is not None:
-                self._receiver.finish(waiter)
+            self._allowed[key] = allowed
+        self._look_again(key)
+
+    def _look_again(self, key: Key) -> None:
+        waiter = self._waiting.pop(key, None)
+        if waiter is not None:
+            self._receiver.finish(waiter)

@@ -312,12 +312,12 @@ class OutputWriter:
     def _grow(self, nbytes: int) -> OutputBlock:
         """Wait for a block of memory that the host adds or frees."""
         with self._growing:
+            self._refused = False
             while True:
                 block = self._memory.allocate_output(nbytes)
                 if block is not None:
                     return block
                 if self._refused:
-                    self._refused = False
                     raise OutputMemoryExhausted(
                         f"an output of {nbytes} bytes does not fit into the output memory that instance "
                         f"'{self._instance_name}' may use"

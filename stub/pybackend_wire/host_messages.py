@@ -158,7 +158,7 @@ class FreeOutput(NamedTuple):
 
 
 class NoOutput(NamedTuple):
-    """The host refuses to add output memory."""
+    """The host refuses to add output memory. Before this message it may have freed blocks."""
 
 
 class Cancel(NamedTuple):
@@ -169,11 +169,15 @@ class Cancel(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The receiver of a request's responses cannot accept more now (``paused``), or can again."""
+    """How many responses of a request the host accepts before the last one, counted from the stream's beginning.
+
+    It is :data:`~pybackend_wire.messages.STREAM_WINDOW` until the host sets another number. 0 stops the stream: its
+    receiver accepts nothing now. None ends the count: the request is answered.
+    """
 
     execution: Natural
     request: Natural
-    paused: bool
+    allowed: Optional[Natural]
 
 
 class Reply(NamedTuple):

@@ -70,11 +70,14 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
 """Tensors up to this size travel in the frame's tail: for these a copy costs less than a lease and its release."""
+
+STREAM_WINDOW = 128
+"""Most responses of a stream, beside the last one, that the host has not taken yet: then the model waits in ``send``."""
 
 TAIL = 0
 """The segment number for "in this frame's tail"."""
@@ -87,6 +90,11 @@ BEGUN_WORD, CORE_WORD = 0, 1
 
 The stub writes the number of the execution that it began last into the first. The host writes into the second on which
 core the stub's main thread is to wait: the core's number plus 1, or 0 if it may wait anywhere."""
+
+STACKS_OFFSET, STACKS_BYTES = 4096, 64 * 1024
+"""Where the stub writes its stacks in a PROGRESS segment, on a signal: in the form of ``faulthandler``, and then STACK_END."""
+
+STACK_END = b"\nThat is all.\n"
 
 NUDGE = b"\0"
 """Written to a stub's pipe: read what was sent, send the answers that were kept, hand back what has not begun."""
@@ -166,7 +174,7 @@ class SegmentRole(IntEnum):
     OUTPUT = 2
     """Written and allocated by the stub; the host gives blocks back with FREE_OUTPUT."""
     PROGRESS = 3
-    """One 64-bit number: the execution that began last. The host reads it only when the stub is dead."""
+    """Some 64-bit numbers, and the stub's stacks when the host asks for them."""
     REGION = 4
     """Shared memory of a client, which may change and shrink at any time. The stub uses the descriptor itself."""
 

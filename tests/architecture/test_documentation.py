@@ -19,7 +19,7 @@ from pybackend.ensemble import run as ensemble_run
 from pybackend.frontend import descriptor_reserve, pace
 from pybackend.frontend.http import chunked_end, infer_body, infer_frontend, serial_protocol
 from pybackend.inference import copying
-from pybackend.instance import backoff, prefetch, readiness, session
+from pybackend.instance import backoff, prefetch, readiness, session, stub_caller
 from pybackend.ipc import channel, stub_messages
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
@@ -189,6 +189,14 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"all but {descriptor_reserve.LARGEST_RESERVE:,} if that is more"),
         ("operators/limits", f"| {custom_metrics.MOST_PAGE_BYTES >> 20} MB of the metrics page"),
         ("operators/limits", f"| {model_calls.MOST_BACKLOG_BYTES >> 20} MB, then models that stream to it wait |"),
+        (
+            "operators/limits",
+            f"| {stub_caller.MOST_UNREAD_BYTES >> 20} MB per process, {stub_caller.MOST_UNREAD_OF_MODEL_BYTES >> 20} MB for",
+        ),
+        ("operators/limits", f"| {channel.MOST_BACKLOG_BYTES >> 20} MB | the process is killed |"),
+        ("operators/limits", f"has not taken yet | {messages.STREAM_WINDOW}, beside the last one |"),
+        ("authors/ensembles-running", f"up to {messages.STREAM_WINDOW} responses more"),
+        ("architecture/calls", f"may be {messages.STREAM_WINDOW} responses (`STREAM_WINDOW`) ahead of the host"),
         ("operators/limits", f"| {pace.LOWEST_RATE_BYTES_PER_S >> 10} KB a second on average, and never more than"),
         ("operators/limits", f"more than {pace.STALLED_SECONDS} s behind |"),
         ("operators/limits", f"sending less than {pace.SLOW_RATE_BYTES_PER_S >> 10} KB a second for"),

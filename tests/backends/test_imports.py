@@ -6,20 +6,16 @@ One server has all of them; a kind whose framework is not installed is skipped. 
 from __future__ import annotations
 
 import importlib.util
-import io
-import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
 from pybackend.client.connection import Connection
-from pybackend.importing import framework_program
 from pybackend.importing.detection import detect
 from pybackend.importing.run import backed_by, with_parameters
 from pybackend.importing.trial import Trial, answers_to
-from pybackend.importing.verification import compare
+from pybackend.importing.verification import FrameworkModel, compare
 from pybackend.modelconfig.parser import format_config_text
 from tests.support.server import serving
 
@@ -208,33 +204,25 @@ def lay_out(model, entry):
     (entry / "config.pbtxt").write_text(format_config_text(config))
 
 
-def framework_answers(kind, path, config, requests, monkeypatch):
-    """What the command asks the program for in a process of its own; here the frameworks are imported already."""
-    question = {"kind": kind, "path": str(path), "config": config, "requests": requests}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
-    monkeypatch.setattr(sys, "stdout", answers := io.StringIO())
-    framework_program.main()
-    monkeypatch.undo()
-    return [{each["name"]: each["data"] for each in outputs} for outputs in json.loads(answers.getvalue())]
-
-
 @pytest.mark.parametrize("write", KINDS)
-def test_a_model_is_found_and_answers_as_its_framework(write, repository, server, monkeypatch, tmp_path):
+def test_a_model_is_found_and_answers_as_its_framework(write, repository, server, tmp_path):
     name, (title, backend, _) = write.__name__, KINDS[write]
     if missing(write):
         pytest.skip(f"{', '.join(missing(write))} is not installed")
     model = backed_by(detect(write(tmp_path), native=write is not mlflow_directory), "")
     assert (model.kind.title, model.kind.backend) == (title, backend)
     lay_out(model, repository / name)
-    trial = Trial(Connection(f"http://{server.url}", DEADLINE_S), name)
+    connection = Connection(f"http://{server.url}", DEADLINE_S)
+    trial = Trial(connection, name)
     trial.load()
     config = trial.configuration()
     assert config["backend"] == backend
     request, sizes = trial.sample(config, {})
     answered = answers_to(trial, [request, *trial.further(config, sizes)[:2]])
     assert len(answered) == 3
-    path = repository / name / "1" / model.main
-    own = framework_answers(model.kind.name, path, config, [each for each, _ in answered], monkeypatch)
+    framework = FrameworkModel(repository / f"framework_of_{name}")
+    shutil.copytree(repository / name / "1", framework.files)
+    own = framework.answers(connection, model.kind.name, model.main, config, {}, [each for each, _ in answered])
     comparison = compare(answered, own, 1e-4)
     assert comparison.fault == ""
     assert comparison.output

@@ -75,6 +75,15 @@ def test_a_pod_outlives_the_servers_own_limit():
     assert settings.exit_timeout_s + waits < pod()["terminationGracePeriodSeconds"]
 
 
+def test_one_dead_model_does_not_withdraw_a_pod_and_a_broken_release_does_not_start():
+    """In the manifest and in the chart."""
+    settings = parse_serve_flags(container()["args"])
+    values = yaml.safe_load((DEPLOY / "helm/pybackend/values.yaml").read_text())
+    assert (settings.strict_readiness, values["flags"]["strict-readiness"]) == (False, False)
+    assert settings.exit_on_error
+    assert "exit-on-error" not in values["flags"]
+
+
 @pytest.mark.e2e
 def test_the_probes_of_the_pod_ask_what_the_server_answers(tmp_path):
     write_model(tmp_path, "identity", IDENTITY, identity_config())

@@ -122,6 +122,17 @@ VARIANTS = {
         "affinity": {"podAntiAffinity": {}},
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     },
+    "with TLS and keys": {
+        "flags": {
+            "http-use-ssl": True,
+            "http-server-cert": "/etc/keys/tls.crt",
+            "http-server-key": "/etc/keys/tls.key",
+            "api-key-file": "/etc/keys/keys",
+            "api-key-exempt": "health,metrics",
+        },
+        "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/etc/keys", "readOnly": True}],
+    },
     "with less": {"disruptionBudget": {"enabled": False}, "resources": {}, "image": {"repository": "x", "tag": "7"}},
 }
 
@@ -142,6 +153,8 @@ def test_the_chart_makes_manifests_that_kubernetes_accepts(values, tmp_path):
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     mounted = {each["name"] for part in ("containers", "initContainers") for each in _mounts(pod, part)}
     assert mounted == {each["name"] for each in pod["spec"]["volumes"]}
+    schemes = {container[f"{name}Probe"]["httpGet"].get("scheme") for name in ("startup", "readiness", "liveness")}
+    assert schemes == {"HTTPS" if "volumes" in values else None}
 
 
 def _mounts(pod, part):
@@ -171,6 +184,9 @@ def test_the_flags_become_a_configuration_file_that_the_server_reads(tmp_path):
         ("flags.http-port=1", "flags must not have http-port: use repository and ports"),
         ("repository.claim=", "repository needs a claim or a url: it says where the models are"),
         ("flags.exit-timeout-secs=55", "terminationGracePeriodSeconds must exceed preStopSeconds and the flag"),
+        ("flags.api-key-file=/etc/keys", "probes have no key: with the flag api-key-file, add health to the flag"),
+        ("flags.http-restricted-api=health:key=1", "probes send no header: take health out of the flag"),
+        ("flags.http-use-ssl-mutual=true", "probes have no certificate: use the flag http-use-ssl without"),
         ("replica=1", "additional properties 'replica' not allowed"),
     ],
 )

@@ -59,9 +59,10 @@ def server(repository):
     write_streamer(repository, "limited_streamer", limit)
     for name in ("unlimited", "controller"):
         write_victim(repository, name, code=HANGS)
-    write_victim(repository, "frail", parameter("RESTART_LIMIT", 2))
-    write_victim(repository, "frail_start", parameter("RESTART_LIMIT", 2))
-    write_caller(repository, "frail_pair", TWO + parameter("RESTART_LIMIT", 1))
+    once_for_all = parameter("RESTART_RETRY_S", 0)
+    write_victim(repository, "frail", parameter("RESTART_LIMIT", 2) + once_for_all)
+    write_victim(repository, "frail_start", parameter("RESTART_LIMIT", 2) + once_for_all)
+    write_caller(repository, "frail_pair", TWO + parameter("RESTART_LIMIT", 1) + once_for_all)
     with serving_without_leaks(repository, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
         yield server
 

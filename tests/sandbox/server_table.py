@@ -134,9 +134,9 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 BOTH,
             ),
             ServerAttack(
-                "load a model without a sandbox, or replace another model's code, with a configuration or files",
+                "load a model without a sandbox, or replace the code of another author's model, with a configuration or files",
                 "refused without `--allow-model-overrides`",
-                f"{_CONTROL}::test_nobody_brings_anything_without_the_operators_word",
+                f"{_CONTROL}::test_nobody_brings_anything_for_another_author_without_the_operators_word",
                 "standard, strict",
                 BOTH,
             ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from pybackend_stub.sandbox import landlock
-from tests.sandbox.hosts import arena
+from tests.sandbox.hosts import IS_ROOT, arena
 
 pytestmark = [
     pytest.mark.e2e,
@@ -38,6 +39,8 @@ class TritonPythonModel:
         said = json.dumps({"uid": os.getuid(), "capabilities": int(status["CapEff"], 16), "directory": self.directory})
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([said], dtype=object))]) for _ in requests]
 """
+
+OF_ANOTHER, ANOTHER_UID = ("victim", "strict", "named"), 54_322
 
 MODELS = {
     "victim": {"SANDBOX": "standard"},
@@ -83,10 +86,13 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def usual(kind):
-    """A server whose operator allows no overrides."""
+    """A server whose operator allows no overrides; some models have another author."""
     with arena(kind, *FLAGS, models=MODELS) as host:
         host.server.wait_ready()
-        yield Control(host)
+        control = Control(host)
+        for name in OF_ANOTHER if IS_ROOT else ():
+            os.chown(f"{control.repository}/{name}", ANOTHER_UID, ANOTHER_UID)
+        yield control
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +119,11 @@ def test_a_strict_model_controls_only_what_its_configuration_names(usual, functi
     assert usual.host.ask("victim")["pid"] != pid
 
 
-@pytest.mark.parametrize("target", ["victim", "new", "strict", "named"])
+@pytest.mark.parametrize("target", ["new", *OF_ANOTHER])
 @pytest.mark.parametrize("files", [NEW_CODE, None], ids=["files", "configuration"])
-def test_nobody_brings_anything_without_the_operators_word(usual, target, files):
+def test_nobody_brings_anything_for_another_author_without_the_operators_word(usual, target, files):
+    if target != "new" and not IS_ROOT:
+        pytest.skip("only root can give a directory to another user")
     pid = usual.host.ask("victim")["pid"]
     text = configuration(SANDBOX="off")
     said = usual.call("standard", "load_model", target, text, files=files)
@@ -125,6 +133,18 @@ def test_nobody_brings_anything_without_the_operators_word(usual, target, files)
         said = usual.call("named", "load_model", target, text, files=files)
         assert "at level 'strict' a model loads others only as the repository has them" in said
     assert usual.host.ask("victim")["pid"] == pid
+
+
+def test_a_model_brings_what_it_likes_for_its_own_authors_models_and_no_more_rights(usual):
+    for files in (None, NEW_CODE):
+        assert usual.call("standard", "load_model", "narrow", configuration(), files=files) == "None"
+        assert usual.level("narrow") == "standard"
+        said = usual.call("standard", "load_model", "narrow", configuration(SANDBOX="off"), files=files)
+        assert "a model loaded with a configuration from model 'standard' runs at 'standard' or stricter" in said
+    assert "uid" in usual.host.ask("narrow")
+    assert usual.call("standard", "load_model", "narrow") == "None"
+    said = usual.call("named", "load_model", "other", configuration())
+    assert "at level 'strict' a model loads others only as the repository has them" in said
 
 
 def test_a_standard_model_controls_the_repositorys_models_by_name(usual):

@@ -48,6 +48,7 @@ async def engine_on(
     model_load_count: int = 2,
     finalize_timeout_s: float | None = None,
     end_s: float = 10,
+    abandoned_limit_s: float | None = None,
     cache: ResponseCache | None = None,
     queued_bytes: QueuedBytes | None = None,
     room_places: Sequence[Path] | None = None,
@@ -68,6 +69,7 @@ async def engine_on(
         model_load_count: models that load at the same time.
         finalize_timeout_s: how long ``finalize`` may take when a version is unloaded.
         end_s: how long all models may take at the end.
+        abandoned_limit_s: how long a replaced version may execute for nobody.
         cache: for responses, None for none.
         queued_bytes: bounds the bytes of requests, None for no bound.
         room_places: where files lie that come with a load; the usual ones if None.
@@ -90,6 +92,7 @@ async def engine_on(
         explicit=explicit,
         startup_models=startup_models,
         finalize_timeout_s=finalize_timeout_s,
+        abandoned_limit_s=abandoned_limit_s,
         cache=cache,
         queued_bytes=queued_bytes,
     )

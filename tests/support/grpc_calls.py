@@ -12,6 +12,7 @@ import hpack
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -209,10 +210,13 @@ class Port:
 
 @asynccontextmanager
 async def grpc_port(
-    engine: InferenceEngine, kept_bytes: int = 1 << 30, settings: GrpcSettings = _PINGS_ALLOWED
+    engine: InferenceEngine,
+    kept_bytes: int = 1 << 30,
+    settings: GrpcSettings = _PINGS_ALLOWED,
+    policy: CallPolicy | None = None,
 ) -> AsyncIterator[Port]:
     """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
-    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), settings=settings)
+    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), policy=policy, settings=settings)
     server = GrpcServer(frontend)
     sock = bind("127.0.0.1", 0, "GRPC")
     await server.start(sock)

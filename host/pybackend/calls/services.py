@@ -30,11 +30,13 @@ class ModelServices:
         self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
+        self._engine: InferenceEngine | None = None
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
     def open(self, engine: InferenceEngine) -> None:
         """Forward requests to this engine."""
+        self._engine = engine
         self._calls = ModelCalls(engine, self._open_bytes, self._shared_core, self._check_cycle)
         self._control = ModelControl(engine, self._open_bytes)
 
@@ -88,8 +90,13 @@ class ModelServices:
         self.metrics.on_gone(caller)
 
     def on_given_up(self) -> None:
-        """An instance will not come back."""
+        """An instance does not come back soon."""
         self.check_cycles()
+
+    def on_turn(self, model_name: str) -> None:
+        """A model has lost its last instance, or has one again."""
+        assert self._engine is not None
+        self._engine.repository.ensembles.on_change(model_name)
 
     def check_cycles(self) -> None:
         """Fail calls that now wait for themselves, because the models that run them wait for something new."""

@@ -14,6 +14,7 @@ from pybackend.cli.terminal import print_text, wrapped
 from pybackend.doctor.check import ModelReport, check_models
 from pybackend.doctor.host import model_host
 from pybackend.errors import ServerError
+from pybackend.importing.refusal import refusal_of
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
@@ -77,7 +78,7 @@ def run_check(arguments: Sequence[str]) -> int:
 async def _check(settings: Settings) -> list[ModelReport]:
     scan = scan_repositories(settings.repositories, settings.model_directories, namespacing=settings.model_namespacing)
     with model_host(settings) as host:
-        return await check_models(scan, host, settings)
+        return await check_models(scan, host, settings, refusal_of)
 
 
 def _lines(report: ModelReport) -> list[str]:

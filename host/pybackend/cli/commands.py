@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse, print_help
+from pybackend.cli.places import refuse_bare_models
 from pybackend.errors import PybackendError
 from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT
@@ -27,6 +28,7 @@ _MODULES = {
     "load": "control_command",
     "new": "new_command",
     "pack": "pack_command",
+    "stack": "stack_command",
     "status": "control_command",
     "top": "top_command",
     "traffic": "traffic_command",
@@ -35,6 +37,7 @@ _MODULES = {
 """The module of each command that needs no server in this process; its function is named after the command."""
 
 _SERVING = {
+    "dev": "dev_command",
     "export-config": "export_config_command",
     "import": "import_command",
     "infer": "infer_command",
@@ -51,10 +54,6 @@ def run(arguments: Sequence[str]) -> int:
         if command in _SERVING:
             module = import_module(f"pybackend.cli.{_SERVING[command]}")
             return int(getattr(module, f"run_{command.replace('-', '_')}")(arguments[1:], serve))
-        if command == "dev":
-            from pybackend.cli.dev_command import parse_dev
-
-            return _serve_or_print(parse_dev(arguments[1:]))
         settings = parse(arguments)
         if settings is None:
             print_help()
@@ -73,6 +72,7 @@ def _serve_or_print(settings: Settings | str) -> int:
     if isinstance(settings, str):
         sys.stdout.write(settings)
         return 0
+    refuse_bare_models(settings)
     return serve(settings)
 
 

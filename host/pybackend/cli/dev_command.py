@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.import_command import check_trust, derived_name
 from pybackend.cli.options import add_serve_flags, settings_of
-from pybackend.cli.places import with_single_models
+from pybackend.cli.places import bare_model_at, with_single_models
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.errors import ServerError
+from pybackend.importing.entry import StagedEntry, place_of
+from pybackend.importing.kinds import Found
+from pybackend.importing.run import backed_by, first_configuration, lay_out
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_settings import LogFormat
 from pybackend.settings import ModelControlMode, Settings
 
 SETTLE_S = 0.1
 """Editors write a file, or all files that have changed, within this time."""
 
+ABANDONED_LIMIT_S = 3.0
+"""After a change, the version before it is ended this soon after the client has left for which it executes."""
+
 _LOCAL = "127.0.0.1"
+_TRUST = "--trust-pickle"
 
 _DEFAULTS = {
     "http_address": _LOCAL,
@@ -40,11 +52,14 @@ def make_parser() -> CommandParser:
         prog="pybackend dev",
         usage="pybackend dev [--FLAG[=VALUE]]... [REPOSITORY]",
         description="Serves models to this machine while you write them. Saved files load by themselves: code, configurations, new "
-        "models. If a change is broken, the version before it keeps serving. REPOSITORY is a directory of models, or the "
-        "directory of one model [the current directory].",
+        "models. If a change is broken, the version before it keeps serving. REPOSITORY is a directory of models, the directory of one "
+        "model, or the file or directory of a framework, such as iris.onnx, which is served from a copy [the current directory].",
         epilog="The flags are those of `pybackend serve`; some have other defaults.",
     )
     add_serve_flags(parser)
+    parser.add_argument(
+        _TRUST, action="store_true", help="read a pickle, which runs any code that its writer put into it"
+    )
     for action in parser._actions:
         if action.dest in _DEFAULTS and action.help:
             action.default = _DEFAULTS[action.dest]
@@ -52,8 +67,31 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def parse_dev(arguments: Sequence[str]) -> Settings | str:
+def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
+    """Run the command and return the exit status.
+
+    Args:
+        arguments: the command line after ``dev``.
+        serve: runs a server.
+
+    Raises:
+        UsageError: a flag or a value does not exist.
+        PybackendError: the settings contradict each other, or the command; or the server cannot start.
+    """
+    with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as room:
+        settings = parse_dev(arguments, Path(room))
+        if isinstance(settings, str):
+            sys.stdout.write(settings)
+            return 0
+        return serve(settings)
+
+
+def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
+
+    Args:
+        arguments: the command line.
+        room: an empty directory, for a copy of a framework's file or directory.
 
     Raises:
         UsageError: a flag or a value does not exist.
@@ -74,8 +112,28 @@ def parse_dev(arguments: Sequence[str]) -> Settings | str:
         )
     if given.repository is None and not given.model_repository:
         given.repository = Path()
-    settings = with_single_models(settings_of(given, sources.warnings, needs_repository=True))
-    return replace(settings, repository_settle_s=SETTLE_S)
+    settings = settings_of(given, sources.warnings, needs_repository=True)
+    bare = {path: found for path in settings.repositories if (found := bare_model_at(path)) is not None}
+    copies = {path: _copied(found, room, parser, trusts=given.trust_pickle) for path, found in bare.items()}
+    repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
+    settings = with_single_models(replace(settings, repositories=repositories))
+    return replace(settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S)
+
+
+def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) -> Path:
+    """A repository with an entry for a framework's file or directory."""
+    check_trust(found, trusts=trusts)
+    place = place_of(room / "models", derived_name(found, parser), None, force=False)
+    with StagedEntry(place) as entry:
+        lay_out(entry, found)
+        entry.write(CONFIG_FILENAME, format_config_text(first_configuration(backed_by(found, ""), {})))
+        entry.commit()
+    room.chmod(0o755)  # the model may run as another user
+    sys.stdout.write(
+        f"serving a copy of {found.source}, {found.kind.title}, as model '{place.name}'; `pybackend import` makes a lasting entry\n"
+    )
+    sys.stdout.flush()
+    return place.repository
 
 
 def _text(value: object) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.terminal import divided, print_text
@@ -20,6 +20,11 @@ from pybackend.environment.inspection import Inspection, inspect_environment
 from pybackend.environment.interpreter import find_interpreter
 from pybackend.environment.specification import SpecificationCache
 from pybackend.errors import ModelEnvironmentError
+
+if TYPE_CHECKING:
+    from pybackend.environment.environment import Environment
+    from pybackend.sandbox.model_sandbox import ModelSandbox
+    from pybackend.sandbox.sandbox import Sandbox
 
 _KEY_CHARACTERS = 12
 """Characters of a key that are shown. Any unambiguous prefix is accepted."""
@@ -67,9 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         parents=[common],
-        usage="pybackend env run [--environment-cache-directory DIR] ARCHIVE_OR_DIRECTORY -- COMMAND [ARGUMENT]...",
-        help="run a command in an environment, outside the sandbox",
+        usage="pybackend env run [--model DIR] [--environment-cache-directory DIR] ARCHIVE_OR_DIRECTORY -- COMMAND [ARGUMENT]...",
+        help="run a command in an environment, with --model in the sandbox of a model",
     )
+    run.add_argument(
+        "--model", type=Path, metavar="DIR", help="directory of a model: its sandbox [outside of any sandbox]"
+    )
+    run.add_argument("--config", metavar="JSON", help="the model's configuration [config.pbtxt in its directory]")
     run.add_argument("path", type=Path, metavar="ARCHIVE_OR_DIRECTORY")
     return parser
 
@@ -96,7 +105,7 @@ def run_env(arguments: Sequence[str]) -> int:
     directory = given.environment_cache_directory
     cache = EnvironmentCache((directory or default_cache_directory()).absolute())
     if given.command == "run":
-        return _run(cache, given.path.absolute(), program)
+        return _run(cache, given, program)
     if program:
         raise UsageError("Only `pybackend env run` takes a command after --", make_parser().format_usage())
     commands: dict[str, Callable[[EnvironmentCache, argparse.Namespace], Outcome]] = {
@@ -264,30 +273,49 @@ def _prune(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
 # run
 
 
-def _run(cache: EnvironmentCache, path: Path, program: Sequence[str]) -> NoReturn:
-    """Become a program in an environment. The environment stays in use until the program ends."""
+def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[str]) -> int:
+    """Run a program in an environment, which stays in use until the program ends."""
     if not program:
         raise UsageError("Write the command after --: `pybackend env run env.tar.gz -- python -V`", "")
     # Late: the other commands need none of this.
     from pybackend.environment.provider import EnvironmentProvider
     from pybackend.process.bundle import stage_bundle
+    from pybackend.process.confined_program import run_confined
     from pybackend.process.process_variables import process_variables
     from pybackend.sandbox.sandbox import Sandbox
     from pybackend.sandbox.shell_runner import ShellRunner
     from pybackend.settings import SandboxSettings
 
-    bundle = stage_bundle()
-    sandbox = Sandbox(SandboxSettings(), (), bundle, cache_places(cache.directory.parent))  # for activation hooks alone
+    path = given.path.absolute()
+    sandbox = Sandbox(SandboxSettings(), (), stage_bundle(), cache_places(cache.directory.parent))
     try:
         held = EnvironmentProvider(cache, None, ShellRunner(sandbox)).open(path, threading.Event())
+        model = None if given.model is None else _sandbox_of(given, sandbox, held.environment)
+        variables = process_variables(held.environment)
+        if model is not None:
+            try:
+                return run_confined(model, sandbox.places.bundle, program, variables)
+            finally:
+                held.release()
     finally:
         sandbox.close()
     held.keep_over_exec()
-    variables = process_variables(held.environment)
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606  the user's command, without a shell
     except OSError as error:
         raise ModelEnvironmentError(f"cannot run '{program[0]}' in {path}: {error.strerror}") from None
+
+
+def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Environment) -> ModelSandbox | None:
+    """The sandbox in which a server would run the named model; None if its configuration switches that off."""
+    from pybackend.modelconfig.loader import load_policy
+    from pybackend.modelconfig.sandbox import sandbox_options_of
+    from pybackend.sandbox.model_sandbox import ModelFiles, sandbox_of
+
+    directory = given.model.absolute()
+    config = load_policy(directory, config_json=given.config)
+    files = ModelFiles(directory, directory, environment.python, environment, gpu=True)
+    return sandbox_of(sandbox, config.name, sandbox_options_of(config, directory), files, config.source)
 
 
 # Formatting

@@ -25,6 +25,7 @@ from pybackend.importing.run import ENVIRONMENT, ImportRun, backed_by, with_para
 from pybackend.importing.sample import Request
 from pybackend.importing.verification import Comparison
 from pybackend.modelconfig.parser import read_config_file
+from pybackend.observability.log_lines import one_line
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 
 _DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4
@@ -121,20 +122,20 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     base, sample = _base(given, parser), _sample(given.sample)
     backend = given.backend or base.get("backend", "")
     found = backed_by(detect(given.path, native=backend != MLFLOW.backend), backend)
-    name = given.name or _derived_name(found, parser)
+    name = given.name or derived_name(found, parser)
     check_new_name(name, parser)
-    if found.kind.is_pickle and not given.trust_pickle:
-        raise ServerError(
-            f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
-            "model, add --trust-pickle; a file of skops needs no trust"
-        )
+    check_trust(found, trusts=given.trust_pickle)
     place = place_of(given.repository, name, given.version, force=given.force)
     signal.signal(signal.SIGTERM, _terminated)
     with StagedEntry(place) as entry:
-        run = ImportRun(found, entry, base, sample, given.verify, given.timeout)
+        settings = visited_settings(entry.directory, SILENT, flags)
+        environments = {name: each.get("environment", "") for name, each in settings.backend_settings.items()}
+        run = ImportRun(found, entry, base, sample, given.verify, given.timeout, environments)
         run.lay_out()
-        comparison = _served(run, visited_settings(entry.directory, SILENT, flags), serve, given.tolerance)
+        comparison = _served(run, settings, serve, given.tolerance)
         entry.commit()
+    for warning in [] if given.json else run.warnings:
+        sys.stderr.write(f"warning: {one_line(warning)}\n")
     _report(run, place, comparison, as_json=given.json)
     return 0
 
@@ -201,7 +202,25 @@ def _sample(path: Path | None) -> Request | None:
     return {"inputs": document["inputs"]}
 
 
-def _derived_name(found: Found, parser: CommandParser) -> str:
+def check_trust(found: Found, *, trusts: bool) -> None:
+    """Refuse a pickle that the user has not said to trust.
+
+    Raises:
+        ServerError: with the ways out.
+    """
+    if found.kind.is_pickle and not trusts:
+        raise ServerError(
+            f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
+            "model, add --trust-pickle; a file of skops needs no trust"
+        )
+
+
+def derived_name(found: Found, parser: CommandParser) -> str:
+    """The name of a model that its user has not named.
+
+    Raises:
+        UsageError: none can be made from its path.
+    """
     source = found.source.absolute()
     stem = source.name if source.is_dir() else source.stem
     texts = [source.parent.name, stem] if stem.lower() in _PLAIN_STEMS else [stem, source.parent.name]
@@ -224,6 +243,7 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
             "directory": str(place.model),
             "kind": run.found.kind.title.partition(" ")[2],
             "backend": run.config["backend"],
+            "warnings": run.warnings,
             "verified": _verified(comparison, run.measures),
         }
         print_text(json.dumps(document, ensure_ascii=False, indent=2))
@@ -233,7 +253,7 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
     )
     if comparison is not None and run.measures is not None:
         print_text("\n".join(_verification_lines(comparison, run.measures)))
-    if run.found.requirements and run.environment is None:
+    if run.found.requirements and ENVIRONMENT not in run.config.get("parameters", {}):
         print_text(
             f"its own packages: `pybackend pack {place.model}/requirements.txt -o {place.name}.tar.gz`, and import it again with "
             f"--environment={place.name}.tar.gz"

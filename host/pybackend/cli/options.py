@@ -53,6 +53,7 @@ serve them:
 
 control a running server:
   status   list its models
+  stack    show where a model hangs
   top      show requests, failures and times of its models, live
   load     load a model
   traffic  distribute requests over a model's versions
@@ -256,7 +257,7 @@ def _add_sandbox(serve: argparse.ArgumentParser) -> None:
         group,
         "--allow-model-overrides",
         default=False,
-        text="models at level standard may supply configurations and files when they load models",
+        text="models at level standard may supply configurations and files when they load models of other authors",
     )
 
 

@@ -20,6 +20,8 @@ _GAUGES = {
     "pybackend_instances": "instances",
     "pybackend_instances_ready": "instances_ready",
     "pybackend_stub_restarts_total": "restarts",
+    "pybackend_executions_running": "running",
+    "pybackend_oldest_execution_seconds": "oldest_s",
 }
 _EXECUTION_SUMMARY = "nv_inference_compute_infer_summary_us"
 _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
@@ -56,6 +58,8 @@ class Row:
         requests_per_s: successful ones.
         failures_per_s: requests answered with an error after the model had accepted them.
         waiting: requests that wait now.
+        running: calls of ``execute`` that run now.
+        oldest_s: how long the oldest of these has run.
         queue_ms: mean wait of a successful request.
         execute_ms: mean time of a successful request inside ``execute``.
         execute_p50_ms: median over the last minute.
@@ -73,6 +77,8 @@ class Row:
     requests_per_s: float | None = None
     failures_per_s: float | None = None
     waiting: int | None = None
+    running: int | None = None
+    oldest_s: float | None = None
     queue_ms: float | None = None
     execute_ms: float | None = None
     execute_p50_ms: float | None = None
@@ -166,7 +172,7 @@ def rows_between(before: Sample, after: Sample) -> list[Row]:
 def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> Row:
     model, number = version
     figures: dict[str, Any] = {
-        name: value if name.endswith("_ms") else int(value)
+        name: value if name.endswith(("_ms", "_s")) else int(value)
         for name, value in after.metrics.get(version, {}).items()
         if value == value  # noqa: PLR0124  NaN: nothing to measure
     }

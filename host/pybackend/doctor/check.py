@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pybackend.doctor.log_collector import collected_warnings
 from pybackend.doctor.model_code import OWN_PYTHON, CodeReport, examine_code
 from pybackend.environment.survey import survey
 from pybackend.errors import ModelLoadError, PybackendError
@@ -18,13 +17,15 @@ from pybackend.model.version_loader import completed_version, config_on_this_mac
 from pybackend.modelconfig.ensemble import part_names, steps_of, with_decoupled
 from pybackend.modelconfig.ensemble_connections import validate_cache, validate_connections
 from pybackend.modelconfig.instances import instances
-from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.options import start_options_of
+from pybackend.modelconfig.python_based import require_framework
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.observability.log_collector import collected_warnings
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
@@ -71,15 +72,22 @@ class ModelReport:
             self.errors.append(text)
 
 
-async def check_models(scan: RepositoryScan, host: ModelHost, settings: Settings) -> list[ModelReport]:
+FileRefusal = Callable[[Path, ModelConfig], str]
+"""Why a backend of this server refuses a file or directory of a framework for a model; ``""`` for no known reason."""
+
+
+async def check_models(
+    scan: RepositoryScan, host: ModelHost, settings: Settings, refusal: FileRefusal
+) -> list[ModelReport]:
     """Check the layout of repositories and every model in them; one report per model, sorted by name.
 
     Args:
         scan: the repositories.
         host: as the server would have it.
         settings: of the server.
+        refusal: looks at the files of frameworks.
     """
-    checker = _Checker(host, settings, ModelNames({}, scan.namespaces))
+    checker = _Checker(host, settings, ModelNames({}, scan.namespaces), refusal)
     reports = [ModelReport("", warnings=list(scan.warnings))] if scan.warnings else []
     reports += [
         ModelReport(name, errors=[f"{DUPLICATE_REASON}: {', '.join(map(str, paths))}"])
@@ -101,8 +109,9 @@ async def check_models(scan: RepositoryScan, host: ModelHost, settings: Settings
 class _Checker:
     """Checks models one by one, and remembers their configurations for the ensembles among them."""
 
-    def __init__(self, host: ModelHost, settings: Settings, names: ModelNames) -> None:
+    def __init__(self, host: ModelHost, settings: Settings, names: ModelNames, refusal: FileRefusal) -> None:
         self._host = host
+        self._refusal = refusal
         self._names = names
         self._packs_lists = settings.environments.pack_at_load
         self._configs: dict[str, ModelConfig] = {}
@@ -132,6 +141,8 @@ class _Checker:
             return
         python = self._check_environment(reading, report)
         codes = [self._check_code(source, python, report) for source in sources]
+        for source in sources:
+            self._check_file(source, report)
         self._check_config(sources[-1], report, completes=any(code.completes_config for code in codes))
 
     def _check_code_alone(self, directory: Path, report: ModelReport) -> None:
@@ -148,7 +159,25 @@ class _Checker:
         """Check the environment; returns the version of its Python, None for the server's own."""
         if reading.environment is None:
             return None
-        return report.attempt(survey, reading.environment, packs_lists=self._packs_lists) or ""
+        found = report.attempt(survey, reading.environment, packs_lists=self._packs_lists)
+        if found is None:
+            return ""
+        if found.modules is not None:
+            report.attempt(require_framework, reading.config, self._host.backends, reading.environment, found.modules)
+        return found.python
+
+    def _check_file(self, source: ModelSource, report: ModelReport) -> None:
+        """Check the file or directory of a framework that one of this server's backends loads."""
+        config, row = source.config, known_backend(source.config.backend)
+        if source.backend_file is None or not self._host.backends.is_shipped(config.backend, config.runtime):
+            return
+        names = (config.default_model_filename,) if config.default_model_filename else row.files
+        path = next(
+            (source.version_directory / name for name in names if (source.version_directory / name).exists()), None
+        )
+        reason = "" if path is None else self._refusal(path, config)
+        if reason and reason not in report.errors:
+            report.errors.append(reason)
 
     def _check_code(self, source: ModelSource, python: str | None, report: ModelReport) -> CodeReport:
         count = len(report.errors)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pybackend.doctor.finding import Finding, fail, not_in_force, ok, warn
-from pybackend.doctor.log_collector import collected_warnings
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.python_model import PythonModel, Rehearsal
 from pybackend.modelconfig.ensemble import part_names
+from pybackend.observability.log_collector import collected_warnings
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.model_files import ModelFiles

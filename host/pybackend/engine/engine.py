@@ -13,8 +13,9 @@ from pybackend.engine.answers import Answers
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
+from pybackend.engine.stacks import instance_document
 from pybackend.engine.statistics import statistics_document
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -140,7 +141,11 @@ class InferenceEngine:
         Raises:
             InferenceError: as for :meth:`open`.
         """
-        model = self._repository.find(name, version)
+        try:
+            model = self._repository.find(name, version)
+        except NotServingError:
+            self._repository.hurry(name, version)
+            raise
         if sender.refuse_stream is not None and model.config.decoupled:
             raise sender.refuse_stream(name)
         return model
@@ -171,6 +176,21 @@ class InferenceEngine:
             confinement=model.confinement,
             environment=model.environment,
         )
+
+    async def stacks(self, name: str) -> list[dict[str, Any]]:
+        """Where the processes of a model are, as plain values: one object per instance.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or several have the name.
+        """
+        instances = [
+            (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
+        ]
+        stacks = await asyncio.gather(*(instance.stacks() for _, instance in instances))
+        return [
+            instance_document(version, instance, found)
+            for (version, instance), found in zip(instances, stacks, strict=True)
+        ]
 
     async def statistics(self, name: str = "", version: str = "") -> AsyncIterator[list[dict[str, Any]]]:
         """The statistics of ready versions, sorted by name and version, in parts; see :func:`statistics_document`.
@@ -215,8 +235,8 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
-        self.check_control()
         request = LoadRequest(config_json, files or {}, grant, of_client)
+        self.check_control(name if request.is_retry else "")
         await self._repository.load_model(name, request, asked_by=asked_by, home=home)
 
     async def unload_model(
@@ -264,8 +284,11 @@ class InferenceEngine:
         rows = await self._repository.read_index()
         return [row for row in rows if row.is_ready or not only_ready]
 
-    def check_control(self) -> None:
+    def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
+
+        Args:
+            to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
 
         Raises:
             InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
@@ -276,7 +299,7 @@ class InferenceEngine:
                 "from the 'initialize' of models that it loads at start",
                 ErrorCode.UNAVAILABLE,
             )
-        self._repository.check_control()
+        self._repository.check_control(to_load)
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.

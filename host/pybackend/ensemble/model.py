@@ -11,7 +11,7 @@ from pybackend.author_files.apart import apart
 from pybackend.ensemble.binding import EnsembleBinding
 from pybackend.ensemble.parts import EnsembleParts
 from pybackend.ensemble.requests import EnsembleRequests
-from pybackend.errors import ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -92,8 +92,10 @@ class EnsembleModel(Model):
         except ModelLoadError as error:
             self._fault = error.with_traceback(None)  # the traceback would keep unloaded models alive
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
+            down = self._parts.may_come_back
+            self.failure = InferenceError(error.message, ErrorCode.UNAVAILABLE) if down else None
         else:
-            self._fault = None
+            self._fault = self.failure = None
             self.state, self.reason, self.was_ready = ModelState.READY, "", True
         return before != (self.state, self._binding)
 
@@ -146,6 +148,11 @@ class EnsembleModel(Model):
         self._arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained
+
+    def hurry(self) -> None:
+        """Try parts that were given up again soon."""
+        for model in () if self._binding is None else self._binding.models:
+            model.hurry()
 
     def hold(self) -> Callable[[], None]:
         """Keep this model and its parts able to answer other models' requests until the returned function is called."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
 from pybackend.model.door import ModelDoor
 from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import EnsembleStep
@@ -21,10 +21,12 @@ class EnsembleParts:
 
     Attributes:
         lack_unloaded: True if the last search failed because a model was deliberately unloaded.
+        may_come_back: True if it failed because of a model that may serve again without being loaded.
     """
 
     def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], door: ModelDoor) -> None:
         self.lack_unloaded = False
+        self.may_come_back = False
         self._name = name
         self._namespace = namespace
         self._steps = steps
@@ -41,12 +43,13 @@ class EnsembleParts:
         Raises:
             ModelLoadError: INVALID_ARG, a step cannot run; the text names the missing model and the reason.
         """
-        self.lack_unloaded = False
+        self.lack_unloaded = self.may_come_back = False
         models: list[Model] = []
         for step in self._steps:
             try:
                 models.append(self._door.find(step.model_name, step.model_version, self._namespace))
-            except InferenceError:
+            except InferenceError as error:
+                self.may_come_back = isinstance(error, NotServingError) and error.code is ErrorCode.UNAVAILABLE
                 raise self._absence(step) from None
         return models
 

@@ -7,7 +7,7 @@ import time
 from pybackend.ensemble.binding import EnsembleBinding
 from pybackend.ensemble.run import EnsembleRun
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import CANCELLED, PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.response_path import guarded
 from pybackend.model.cached_answers import cached_answers
@@ -84,10 +84,10 @@ class EnsembleRequests(RequestOutcomes):
         self._looked_up.pop(pending).leave()
         super().on_hit(pending, response)
 
-    def on_dropped(self, pending: PendingRequest) -> None:
+    def on_dropped(self, pending: PendingRequest, error: InferenceError = CANCELLED) -> None:
         """A request was cancelled before its lookup."""
         self._looked_up.pop(pending).leave()
-        super().on_dropped(pending)
+        super().on_dropped(pending, error)
 
     def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
         """A run has produced a response."""

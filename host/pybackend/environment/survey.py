@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from pybackend.author_files.reading import open_regular
 from pybackend.environment.archive import ArchiveReader, MemberKind
@@ -17,17 +18,28 @@ _PROGRAMS = frozenset({"bin/python", "bin/python3"})
 _LIBRARY = re.compile(r"lib/python(3\.\d+)t?/")
 _HEADER = re.compile(r"include/python3\.\d+t?/patchlevel\.h")
 _MOST_HEADER_BYTES = 64 * 1024
+_MODULE = re.compile(r"lib/python3\.\d+t?/(?:site|dist)-packages/([^/.]+)(?:/|\.py$|\.[^/]*\.so$|$)")
+_LEADS_ELSEWHERE = re.compile(r"lib/python3\.\d+t?/(?:site|dist)-packages/[^/]+\.(?:pth|egg-link)")
 
 
-def survey(path: Path, *, packs_lists: bool) -> str:
+class Survey(NamedTuple):
+    """The result of a look at an environment.
+
+    Attributes:
+        python: the version of its Python, such as ``3.12.1``; empty if only unpacking would tell.
+        modules: the names of its installed modules; None if some may lie elsewhere.
+    """
+
+    python: str
+    modules: frozenset[str] | None
+
+
+def survey(path: Path, *, packs_lists: bool) -> Survey:
     """Check that an environment exists, can be read and looks like one. Blocking.
 
     Args:
         path: from :func:`pybackend.environment.provider.environment_path`.
         packs_lists: lists of packages are packed when models are loaded.
-
-    Returns:
-        The version of its Python, such as ``3.12.1``; empty if only unpacking would tell.
 
     Raises:
         ModelEnvironmentError: it cannot be used.
@@ -39,24 +51,41 @@ def survey(path: Path, *, packs_lists: bool) -> str:
             check_activate(canonical, path)
             interpreter = find_interpreter(canonical, source)
             check_usable(interpreter, source)
-            return interpreter.version
+            names = [f"{each.relative_to(canonical)}" for each in canonical.glob("lib/python3*/*-packages/*")]
+            elsewhere = (canonical / "pyvenv.cfg").is_file() and "include-system-site-packages = true" in (
+                canonical / "pyvenv.cfg"
+            ).read_text(errors="replace")
+            return Survey(interpreter.version, None if elsewhere else _modules(names))
         if not canonical.is_file():
             raise ModelEnvironmentError(f"the environment {path} is neither a directory nor an archive")
         if is_specification(canonical):
             if not packs_lists:
                 raise not_packed(path)
             canonical.open("rb").close()
-            return ""
+            return Survey("", None)
         with open_regular(canonical) as file:
             return _python_of_archive(file, path)
     except OSError as error:
         raise cannot_read(path, error) from error
 
 
-def _python_of_archive(file: BinaryIO, path: Path) -> str:
-    """Read an archive to its end, and nothing onto the disk; returns the version of its Python, empty if no file tells it."""
+def _modules(names: Iterable[str]) -> frozenset[str] | None:
+    found = set()
+    for name in names:
+        if _LEADS_ELSEWHERE.fullmatch(name) and not name.endswith("/distutils-precedence.pth"):
+            return None
+        module = _MODULE.match(name)
+        if module:
+            found.add(module[1])
+    return frozenset(found)
+
+
+def _python_of_archive(file: BinaryIO, path: Path) -> Survey:
+    """Read an archive to its end, and nothing onto the disk."""
     has_python, library, version = False, "", ""
+    names = []
     for member in ArchiveReader(file, str(path)).members():
+        names.append(member.path)
         has_python = has_python or (member.path in _PROGRAMS and member.kind is not MemberKind.DIRECTORY)
         found = _LIBRARY.match(member.path)
         if found:
@@ -73,4 +102,4 @@ def _python_of_archive(file: BinaryIO, path: Path) -> str:
         raise ModelEnvironmentError(
             f"the environment {path} has Python {version}, models of this host run on CPython {oldest} and newer"
         )
-    return version
+    return Survey(version, _modules(names))

@@ -12,7 +12,7 @@ from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.groups import grpc_group, http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
-from pybackend.frontend.grpc.head import CallPolicy
+from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.listening import address_of, is_local
@@ -21,9 +21,6 @@ from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restrictio
 log = logging.getLogger(__name__)
 
 _RESTRICTED_API = "This API is restricted, expecting header"
-
-_PREFIX = "triton-grpc-protocol-"
-"""Metadata that restricted methods need begin with it."""
 
 
 class AccessRules:
@@ -82,7 +79,9 @@ class AccessRules:
         grpc = self._settings.grpc
         guard = self._guard(
             grpc.restrictions,
-            Restrictions(grpc.restrictions, _PREFIX, "This protocol is restricted, expecting header"),
+            Restrictions(
+                grpc.restrictions, RESTRICTED_PREFIX.decode(), "This protocol is restricted, expecting header"
+            ),
             grpc_group,
         )
         forwards = _forwards(grpc.forwarded_headers)

@@ -23,6 +23,8 @@ SLOW_RATE_BYTES_PER_S = 64 * 1024
 SLOW_AFTER_SECONDS = 5
 """If memory is short, clients below this rate for this long are disconnected."""
 
+_NOTHING: tuple[float, ...] = ()
+
 _INT = Struct("i")
 
 
@@ -31,11 +33,10 @@ class Pace:
 
     Attributes:
         behind_s: how far the client is behind the minimum rate.
-        rate_bytes_per_s: a moving average over about four seconds.
         seconds: duration of the current transfer.
     """
 
-    __slots__ = ("behind_s", "rate_bytes_per_s", "seconds")
+    __slots__ = ("_latest", "behind_s", "seconds")
 
     def __init__(self) -> None:
         self.rest()
@@ -43,17 +44,21 @@ class Pace:
     def rest(self) -> None:
         """Mark the transfer as idle: there is nothing to send or read."""
         self.behind_s = 0.0
-        self.rate_bytes_per_s = 0.0
+        self._latest = _NOTHING
         self.seconds = 0
 
     def advance(self, seconds: int, moved_bytes: int) -> None:
         """Record the bytes transferred in this time, at least a second."""
-        rate = moved_bytes / seconds
-        if self.seconds:
-            rate += (self.rate_bytes_per_s - rate) * 0.75
-        self.rate_bytes_per_s = rate
+        self._latest = (*self._latest, *[moved_bytes / seconds] * min(seconds, SLOW_AFTER_SECONDS))[
+            -SLOW_AFTER_SECONDS:
+        ]
         self.seconds += seconds
         self.behind_s = max(0.0, self.behind_s + seconds - moved_bytes / LOWEST_RATE_BYTES_PER_S)
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """The average rate of the latest five seconds: what was transferred before them counts for nothing."""
+        return sum(self._latest) / max(1, len(self._latest))
 
     @property
     def has_stalled(self) -> bool:

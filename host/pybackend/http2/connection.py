@@ -47,8 +47,18 @@ class ServerConnection:
             RemoteProtocolError: the client broke a rule, or exceeded a bound, and the connection is closed. Write the
                 output (it tells the client why), close the transport and call :meth:`connection_lost`.
         """
+        offset = 0
+        while offset < len(data):
+            offset = self.receive_some(data, offset)
+
+    def receive_some(self, data: bytes | bytearray | memoryview, offset: int) -> int:
+        """Process a few frames, as :meth:`receive` does with all: a client chooses how much work lies in one read.
+
+        Returns:
+            Where the rest begins; the next call must go on there.
+        """
         try:
-            self._incoming.receive(data)
+            return self._incoming.receive(data, offset)
         except RemoteProtocolError as error:
             self._fail(error)
             raise
@@ -112,6 +122,11 @@ class ServerConnection:
     def waiting_bytes(self) -> int:
         """Data of all answers that waits for windows or for :meth:`take_output`."""
         return self._sender.waiting_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Data of all answers that was handed out."""
+        return self._sender.granted_window - self._sender.window
 
     def stalled_streams(self) -> list[Stream]:
         """Return the streams whose data has waited since the previous call of this method, with none of it sent.

@@ -6,18 +6,21 @@ sent before is an index into a list, and one that is new costs its text. The tab
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from hpack import HPACKDecodingError, InvalidTableIndexError, InvalidTableSizeError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from pybackend.http2.fields import Field
+from pybackend.http2.fields import FIELD_OVERHEAD_BYTES, Field
 from pybackend.http2.huffman import decode_huffman
 
 _STATIC: Final = [Field(b"", b""), *(Field(name, value) for name, value in HeaderTable.STATIC_TABLE)]
 """By index; 0 is no field."""
 
 _STATIC_LENGTH: Final = len(_STATIC) - 1
+
+ReadText = Callable[[bytes, bytes], tuple[bytes, bytes]]
 
 _MOST_SHIFT: Final = 28
 """Larger integers have no use."""
@@ -28,16 +31,19 @@ class Decompressor:
 
     Args:
         max_list_bytes: the largest header section.
+        read_text: see ``Config.read_text``.
 
     Attributes:
         max_table_bytes: the largest dynamic table that the encoder may use.
         changed: the dynamic table is another one than before the latest block.
+        replaced: the latest block has text in whose place there is another one now.
     """
 
-    def __init__(self, max_list_bytes: int) -> None:
+    def __init__(self, max_list_bytes: int, read_text: ReadText | None = None) -> None:
         self.max_table_bytes = HeaderTable.DEFAULT_SIZE
-        self.changed = False
+        self.changed = self.replaced = False
         self._max_list_bytes = max_list_bytes
+        self._read_text = read_text
         self._entries: list[Field] = []  # the dynamic table, its newest entry last
         self._used_bytes = 0
         self._table_bytes = HeaderTable.DEFAULT_SIZE
@@ -48,7 +54,7 @@ class Decompressor:
         Raises:
             hpack.HPACKError: the block is malformed; no further blocks can be read.
         """
-        self.changed = False
+        self.changed = self.replaced = False
         section: list[Field] = []
         size = at = 0
         end = len(block)
@@ -90,10 +96,18 @@ class Decompressor:
         else:
             name, at = _string(block, at)
         value, at = _string(block, at)
-        field = Field(name, value)
+        field = Field(name, value) if self._read_text is None else self._read(self._read_text, name, value)
         if is_added:
             self._add(field)
         return field, at
+
+    def _read(self, read_text: ReadText, name: bytes, value: bytes) -> Field:
+        text = read_text(name, value)
+        field = Field(*text)
+        if text != (name, value):
+            self.replaced = True
+            field.size = len(name) + len(value) + FIELD_OVERHEAD_BYTES  # the encoder counts what it has sent
+        return field
 
     def _entry(self, index: int) -> Field:
         if 0 < index <= _STATIC_LENGTH:

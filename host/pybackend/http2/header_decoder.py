@@ -13,7 +13,7 @@ from typing import Any
 
 import hpack
 
-from pybackend.http2.decompression import Decompressor
+from pybackend.http2.decompression import Decompressor, ReadText
 from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.http2.fields import Field
 from pybackend.http2.request_head import Fields, RequestHead, read_request, read_trailers
@@ -42,13 +42,13 @@ class HeaderDecoder:
         kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
     """
 
-    def __init__(self, max_list_bytes: int, max_fields: int) -> None:
+    def __init__(self, max_list_bytes: int, max_fields: int, read_text: ReadText | None = None) -> None:
         self.known: dict[bytes, RequestHead] = {}
         self.kind: Any = None
         self._known_bytes = 0
         self._max_list_bytes = max_list_bytes
         self._max_fields = max_fields
-        self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR)
+        self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
 
     def allow_table(self, size: int) -> None:
         """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
@@ -67,7 +67,7 @@ class HeaderDecoder:
             return known
         section, list_bytes = self._decompress(block)
         head = read_request(section)
-        if not self._decompressor.changed:
+        if not (self._decompressor.changed or self._decompressor.replaced):
             self._remember(block, head, list_bytes + len(block))
         return head
 

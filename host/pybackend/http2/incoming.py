@@ -25,6 +25,9 @@ _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORIT
 _USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 _UNPACK: Final = frames.HEADER.unpack_from
 
+_MOST_FRAMES: Final = 32
+"""Of one call: the slowest of them take a millisecond together, and whole requests count as one frame per eight."""
+
 
 class _OpenPayload:
     """A payload that arrives in pieces: DATA, or bytes to skip if there is no stream."""
@@ -57,17 +60,19 @@ class Incoming:
         """Look at the connection's state before the next frame."""
         self._order_matters = True
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Process bytes; raises RemoteProtocolError if the connection must end."""
+    def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
+        """See ``ServerConnection.receive_some``."""
+        end = len(data)
         if self._core.is_closed:
-            return
+            return end
         whole = tried = data if type(data) is bytes else None
         if type(data) is not bytes:
             data = memoryview(data)
-        offset, end = 0, len(data)
         if self._is_unfinished:
-            offset = self._resume(data, 0)
-        while end - offset >= 9:
+            offset = self._resume(data, offset)
+        left = _MOST_FRAMES
+        while left and end - offset >= 9:
+            left -= 1
             begin = offset
             if tried is not None and data[begin + 3] == _HEADERS and not self._order_matters:
                 offset = self._whole.take(tried, begin)
@@ -82,7 +87,7 @@ class Incoming:
                 offset = self._begin(data, begin)
                 continue
             if self._order_matters and not self._is_in_order(kind, flags, stream_id):
-                return
+                return end
             if kind == _DATA:
                 self._requests.data(data, start, offset, flags, stream_id & 0x7FFFFFFF)
                 tried = whole
@@ -94,8 +99,7 @@ class Incoming:
                 self._requests.header_block(bytes(data[start:offset]), flags, stream_id & 0x7FFFFFFF)
             else:
                 self._other_frame(kind, flags, stream_id & 0x7FFFFFFF, bytes(data[start:offset]))
-        if offset < end:
-            self._begin(data, offset)
+        return self._begin(data, offset) if left and offset < end else offset
 
     def _begin(self, data: bytes | memoryview, offset: int) -> int:
         """Begin a frame that is cut or padded; returns where the next one may begin."""
@@ -243,7 +247,8 @@ class Incoming:
             return False
         if not self._settings_seen:
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise _protocol_error("3.4", f"the first frame is {frames.name_of(kind)}, not SETTINGS")
+                first = "an acknowledgement of SETTINGS" if kind == frames.SETTINGS else frames.name_of(kind)
+                raise _protocol_error("3.4", f"the first frame is {first}, not SETTINGS")
             self._settings_seen = True
         block = self._requests.open_block
         if block is not None and (kind != frames.CONTINUATION or stream_id & frames.STREAM_BITS != block.stream_id):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +55,8 @@ class Config:
         forgiven_frames_per_second: unproductive frames that a second gives back.
         forgiven_resets_per_second: resets that a second gives back.
         ping_rules: how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``.
+        read_text: makes name and value of a received field into those that are checked, kept and passed on; a value that must not
+            be kept is replaced here. None leaves them as they are.
     """
 
     max_concurrent_streams: int = 1024
@@ -71,6 +73,7 @@ class Config:
     forgiven_frames_per_second: int = 100
     forgiven_resets_per_second: int = 100
     ping_rules: PingRules | None = None
+    read_text: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None
 
     def __post_init__(self) -> None:
         if not frames.DEFAULT_FRAME_BYTES <= self.max_frame_bytes <= frames.LARGEST_FRAME_BYTES:

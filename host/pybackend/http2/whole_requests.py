@@ -19,6 +19,7 @@ from pybackend.http2.stream import Stream
 
 _LONGEST_BLOCK_BYTES: Final = 127
 _MOST_DATA_BYTES: Final = frames.DEFAULT_FRAME_BYTES
+_MOST_IN_A_ROW: Final = 8
 _BEGINNING_BYTES: Final = 5
 """Length, type and flags of a frame."""
 
@@ -89,55 +90,59 @@ class WholeRequests:
         core, decoder = self._core, self._decoder
         streams, sender, end = core.streams, core.sender, len(data)
         count = used = 0
-        while offset < end:
-            kind: _Kind | None = decoder.kind
-            stream_id = core.highest_id + 2
-            found: _Found | None
-            if kind is not None and data.startswith(
-                kind.form % ((_PACK_U32(stream_id & _STREAM_BITS),) * kind.mentions), offset
-            ):
-                found = kind.found
-            else:
-                found = self._recognise(data, offset, stream_id)
-                if found is None:
+        try:
+            while offset < end and count < _MOST_IN_A_ROW:
+                kind: _Kind | None = decoder.kind
+                stream_id = core.highest_id + 2
+                found: _Found | None
+                if kind is not None and data.startswith(
+                    kind.form % ((_PACK_U32(stream_id & _STREAM_BITS),) * kind.mentions), offset
+                ):
+                    found = kind.found
+                else:
+                    found = self._recognise(data, offset, stream_id)
+                    if found is None:
+                        break
+                head, more, nbytes, size = found
+                start = offset + nbytes
+                stop = start + size
+                if (
+                    stop > end
+                    or more > _LARGEST_WINDOW_BYTES - sender.initial_window
+                    or size + used > core.receive_window
+                    or size > core.stream_window
+                    or len(streams) >= core.max_streams
+                    or core.last_stream_accepted is not None
+                    or core.is_closed
+                ):
                     break
-            head, more, nbytes, size = found
-            start = offset + nbytes
-            stop = start + size
-            if (
-                stop > end
-                or more > _LARGEST_WINDOW_BYTES - sender.initial_window
-                or size + used > core.receive_window
-                or size > core.stream_window
-                or len(streams) >= core.max_streams
-                or core.last_stream_accepted is not None
-                or core.is_closed
-            ):
-                break
-            stream = streams[stream_id] = Stream(core, sender, stream_id, core.stream_window, False)
-            stream.send_window += more
-            core.highest_id = stream_id
-            try:
-                receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
-            except BaseException:
-                core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
-                raise
-            if receiver is None:
-                del streams[stream_id]
-                core.highest_id, head.takes_whole, decoder.kind = stream_id - 2, False, None
-                break
-            if stream_id in streams:  # it may be answered already
-                stream.receiver = receiver
-            count += 1
-            used += size
-            offset = stop
-            if stop < end and data.startswith(_CONNECTION_UPDATE, stop):
-                offset = self._open_window(data, stop)
-        if count:
-            core.receive_window -= used
-            core.give_back(used)
-            if core.guard.spent:
-                core.guard.data_moved(count)
+                stream = streams[stream_id] = Stream(core, sender, stream_id, core.stream_window, False)
+                stream.send_window += more
+                core.highest_id = stream_id
+                try:
+                    receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
+                except BaseException:
+                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
+                    count += 1
+                    used += size
+                    raise
+                if receiver is None:
+                    del streams[stream_id]
+                    core.highest_id, head.takes_whole, decoder.kind = stream_id - 2, False, None
+                    break
+                if stream_id in streams:  # it may be answered already
+                    stream.receiver = receiver
+                count += 1
+                used += size
+                offset = stop
+                if stop < end and data.startswith(_CONNECTION_UPDATE, stop):
+                    offset = self._open_window(data, stop)
+        finally:
+            if count:
+                core.receive_window -= used
+                core.give_back(used)
+                if core.guard.spent:
+                    core.guard.data_moved(count)
         return offset
 
     def _recognise(self, data: bytes, offset: int, expected_id: int) -> _Found | None:

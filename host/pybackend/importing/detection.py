@@ -36,6 +36,10 @@ from pybackend.importing.kinds import (
 from pybackend.importing.mlflow_directory import is_mlflow, read_mlflow
 from pybackend.importing.onnx_file import external_files, is_onnx
 from pybackend.modelconfig.known_backends import backend_of_files
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+
+UNKNOWN = "of an unknown kind"
+"""In the error for a file that may still be right for a backend."""
 
 _START_BYTES = 4096
 _LARGEST_JSON_BYTES = 512 * 1024 * 1024
@@ -84,6 +88,24 @@ def detect(path: Path, *, native: bool = True) -> Found:
         return _file(path)
     except OSError as error:
         raise ServerError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+
+
+def bare_model(path: Path) -> Found | None:
+    """The model in a file, or in a directory that holds no models of a repository; None for everything unknown. Blocking."""
+    try:
+        return detect(path)
+    except ServerError:
+        return None
+
+
+def holds_models(directory: Path) -> bool:
+    """Whether a subdirectory looks like a model of a repository: it has a configuration, or a version. Blocking."""
+    try:
+        with os.scandir(directory) as entries:
+            within = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        return any(name == CONFIG_FILENAME or name.isdecimal() for each in within for name in os.listdir(each))
+    except OSError:
+        return False
 
 
 # --- Directories ----------------------------------------------------------------------------------------------------
@@ -182,7 +204,7 @@ def _kind(path: Path) -> Kind:
         raise _refused(
             path, "a file of safetensors, which has weights only: name its Hugging Face directory, with config.json"
         )
-    raise _refused(path, f"a file of an unknown kind; it begins with {start[:8].hex(' ')}")
+    raise _refused(path, f"a file {UNKNOWN}; it begins with {start[:8].hex(' ')}")
 
 
 def _refused(path: Path, clause: str) -> ServerError:
@@ -211,7 +233,7 @@ def _kind_of_zip(path: Path) -> Kind:
         return SKOPS
     if "config.json" in names and "metadata.json" in names:
         raise _refused(path, "a Keras archive: save the model as a SavedModel or as ONNX")
-    raise _refused(path, f"a zip archive of an unknown kind; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
+    raise _refused(path, f"a zip archive {UNKNOWN}; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
 
 
 def _kind_of_json(path: Path, start: bytes) -> Kind | None:
@@ -223,7 +245,7 @@ def _kind_of_json(path: Path, start: bytes) -> Kind | None:
     if isinstance(document, dict) and {"learner", "version"} <= document.keys():
         return XGBOOST_JSON
     keys = ", ".join(list(document)[:_MOST_NAMED]) if isinstance(document, dict) else "no object"
-    raise _refused(path, f"a JSON file of an unknown kind, with the keys {keys}")
+    raise _refused(path, f"a JSON file {UNKNOWN}, with the keys {keys}")
 
 
 def _parsed_json(path: Path) -> Any:

@@ -129,13 +129,21 @@ class StagedEntry:
             except OSError:
                 return  # it holds the entry
 
-    def copy(self, files: Mapping[str, Path]) -> None:
-        """Copy files and directories into the version directory.
+    def copy(self, files: Mapping[str, Path], given: Path) -> None:
+        """Copy files and directories into the version directory. Links among them may lead to the same author's files only.
+
+        Args:
+            files: by their path in the version directory.
+            given: the file or directory that the user has named.
 
         Raises:
-            ServerError: the disk is full, or something cannot be read or written.
+            ServerError: the disk is full, something cannot be read or written, or a link leads elsewhere.
         """
+        home = _home(given)
         with _explained():
+            for source in files.values():
+                if source != given or source.is_dir():
+                    _check_links(source, home, ())
             for name, source in files.items():
                 target = self.version / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +151,15 @@ class StagedEntry:
                     shutil.copytree(source, target, copy_function=shutil.copyfile)
                 else:
                     shutil.copyfile(source, target)
+
+    def share_version(self, target: Path) -> None:
+        """Make the files of the version appear in a second directory, which need not exist.
+
+        Raises:
+            ServerError: the disk is full, or something cannot be read or written.
+        """
+        with _explained():
+            shutil.copytree(self.version, target, copy_function=_shared)
 
     def copy_beside(self) -> None:
         """Copy the files, but no versions, of the model that gets a version."""
@@ -152,13 +169,15 @@ class StagedEntry:
                     shutil.copyfile(self.place.model / name, self.model / name)
 
     def write(self, name: str, text: str) -> None:
-        """Write a text file into the model's directory.
+        """Write a text file into the model's directory. The running model may have put a link in its place: that is removed.
 
         Raises:
             ServerError: the disk is full, or it cannot be written.
         """
         with _explained():
-            (self.model / name).write_text(text, encoding="utf-8")
+            (self.model / name).unlink(missing_ok=True)
+            with (self.model / name).open("x", encoding="utf-8") as file:
+                file.write(text)
 
     def commit(self) -> None:
         """Put the entry into place.
@@ -184,6 +203,37 @@ class StagedEntry:
             if os.path.lexists(aside):
                 os.rename(aside, target)
             raise
+
+
+def _home(given: Path) -> str:
+    """The directory with all files of a model's author: the given one, or in a cache of Hugging Face the one with its blobs."""
+    directory = Path(os.path.realpath(given if given.is_dir() else given.parent))
+    hub = directory.parent.parent
+    is_snapshot = directory.parent.name == "snapshots" and (hub / "blobs").is_dir()
+    return str(hub if is_snapshot else directory)
+
+
+def _check_links(path: Path, home: str, above: tuple[str, ...]) -> None:
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, home]) != home:
+        raise ServerError(
+            f"{path} leads to {real}, outside of {home}: only files of the model are copied. Put a copy of the file there, if it "
+            "belongs to the model. Nothing was imported"
+        )
+    if os.path.isdir(path):
+        if real in above:
+            raise ServerError(f"{path} leads to {real}, which contains it: remove the link. Nothing was imported")
+        for name in os.listdir(path):
+            _check_links(path / name, home, (*above, real))
+    elif os.path.exists(path) and not os.path.isfile(path):
+        raise ServerError(f"{path} is neither a file nor a directory: remove it. Nothing was imported")
+
+
+def _shared(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system knows no hard links
+        shutil.copyfile(source, target)
 
 
 @contextmanager

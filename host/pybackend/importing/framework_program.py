@@ -1,8 +1,8 @@
-"""Computes answers with the framework alone, in a separate process: the served answers are compared with these.
+"""Computes answers with the framework alone: the served answers are compared with these.
 
-It shares no code with the server or its backends, and runs in the model's environment with any CPython from 3.8 on. Standard
-input has a JSON object: ``kind``, ``path`` (of the model's file), ``config`` (complete) and ``requests``. Standard output gets
-a list with a list of ``{"name", "data"}`` for each request.
+It is the code of a model that a server runs beside the imported one, in the same environment and sandbox, because a
+framework's file may hold code of its author. It shares no code with backends, and passes requests and answers as JSON,
+so that it does not depend on how a server reads tensors. It runs on any CPython from 3.8 on.
 """
 
 from __future__ import annotations
@@ -10,23 +10,34 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 from typing import Any
+
+QUESTION, REQUEST, ANSWER = "question.json", "request", "answer"
+"""The file beside this one with ``kind``, ``path`` (of the framework's file) and ``config`` (complete), and the two tensors."""
 
 _TYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object"}
 
 
-def main() -> None:
-    """Answer the question on standard input."""
-    question = json.load(sys.stdin)
-    # Libraries print to standard output when they please.
-    answers, sys.stdout = sys.stdout, sys.stderr
-    predict = _PREDICTORS[question["kind"]](question["path"], question["config"])
-    documents = []
-    for request in question["requests"]:
-        outputs = predict({tensor["name"]: _array(tensor) for tensor in request["inputs"]})
-        documents.append([{"name": name, "data": _listed(value)} for name, value in outputs.items()])
-    json.dump(documents, answers)
+class TritonPythonModel:
+    """The framework as a model: one request in JSON in, a list of ``{"name", "data"}`` out."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        directory = os.path.join(args["model_repository"], args["model_version"])
+        with open(os.path.join(directory, QUESTION), encoding="utf-8") as file:
+            question = json.load(file)
+        path = os.path.join(directory, question["path"])
+        self._predict = _PREDICTORS[question["kind"]](path, question["config"])
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        utils, numpy = importlib.import_module("triton_python_backend_utils"), importlib.import_module("numpy")
+        responses = []
+        for request in requests:
+            text = utils.get_input_tensor_by_name(request, REQUEST).as_numpy().item()
+            outputs = self._predict({tensor["name"]: _array(tensor) for tensor in json.loads(text)["inputs"]})
+            answer = json.dumps([{"name": name, "data": _listed(value)} for name, value in outputs.items()])
+            tensor = utils.Tensor(ANSWER, numpy.array([answer.encode()], object))
+            responses.append(utils.InferenceResponse([tensor]))
+        return responses
 
 
 def _array(tensor: dict[str, Any]) -> Any:
@@ -274,7 +285,7 @@ def _transformers(path: str, config: dict[str, Any]) -> Any:
         return lambda inputs: {"text_output": _generated(model, tokenizer, inputs)}
     chosen = {"POOLING", "NORMALIZE", "TASK"} & config.get("parameters", {}).keys()
     if {input_["name"] for input_ in config["input"] if not input_.get("optional")} != {"text"} or chosen:
-        sys.exit(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
+        raise ValueError(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
 
     def tokens(inputs: dict[str, Any]) -> Any:
         return tokenizer(list(inputs["text"].ravel()), return_tensors="pt", padding=True, truncation=True)
@@ -283,7 +294,7 @@ def _transformers(path: str, config: dict[str, Any]) -> Any:
         encoder = transformers.AutoModel.from_pretrained(path).eval()
         return lambda inputs: {"embedding": _mean(encoder, tokens(inputs), torch)}
     if not {"label", "score", "scores"} >= outputs:
-        sys.exit(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
+        raise ValueError(f"no comparison is known for the outputs {', '.join(sorted(outputs))}; leave out --verify")
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
 
     def predict(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -327,6 +338,3 @@ _PREDICTORS = {
     "torch_export": _torch_export,
     "transformers": _transformers,
 }
-
-if __name__ == "__main__":
-    main()

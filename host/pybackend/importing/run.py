@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pybackend.client.connection import Connection
@@ -14,10 +14,12 @@ from pybackend.importing.kinds import Found
 from pybackend.importing.measurement import Measures, measure
 from pybackend.importing.sample import Request
 from pybackend.importing.trial import Answer, Trial, answers_to
-from pybackend.importing.verification import Comparison, compare, framework_answers
+from pybackend.importing.verification import Comparison, FrameworkModel, compare
 from pybackend.importing.written_files import configuration_text, tensors_text, test_text
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
+from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
+from pybackend.observability.log_collector import collected_warnings
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 _REQUIREMENTS = "requirements.txt"
@@ -32,11 +34,13 @@ class ImportRun:
         entry: its entry, with the files in it.
         base: the configuration that wins over those of the kind: the user's choices.
         sample: the user's sample request, None to make one.
-        verify: measure, and send more than one request.
+        verify: measure, send more than one request, and ask the framework for its answers.
         timeout_s: for each request, the load among them.
+        environments: the operator's choices, by backend.
         config: the complete configuration, once the model is loaded.
         measures: None unless ``verify``.
         error: the reason of the failure; None if there is none so far.
+        warnings: what the server has logged about the model while it loaded.
     """
 
     found: Found
@@ -45,18 +49,13 @@ class ImportRun:
     sample: Request | None
     verify: bool
     timeout_s: float
+    environments: Mapping[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     measures: Measures | None = None
     error: PybackendError | None = None
+    warnings: list[str] = field(default_factory=list)
+    _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
-
-    @property
-    def environment(self) -> Path | None:
-        """The environment that the configuration names, None for the server's own Python."""
-        parameter = self.config.get("parameters", {}).get(ENVIRONMENT)
-        if parameter is None:
-            return None
-        return Path(parameter["string_value"].replace("$$TRITON_MODEL_DIRECTORY", str(self.entry.model)))
 
     def lay_out(self) -> None:
         """Copy and write the files that a server needs to load the model.
@@ -64,13 +63,15 @@ class ImportRun:
         Raises:
             ServerError: they cannot be written.
         """
-        self.entry.copy(self.found.files)
-        for name, text in self.found.texts.items():
-            self.entry.write(f"{self.entry.version.name}/{name}", text)
+        lay_out(self.entry, self.found)
         if self.entry.place.adds:
             self.entry.copy_beside()
-        if self.found.requirements:
-            self.entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in self.found.requirements))
+        if self.verify:  # before any of its code runs
+            self.entry.share_version(self._framework.files)
+
+    @property
+    def _framework(self) -> FrameworkModel:
+        return FrameworkModel(self.entry.directory / f"framework_of_{self.entry.place.name}")
 
     def visit(self, url: str) -> int:
         """Everything that needs the server; runs in a thread, and returns an exit status."""
@@ -83,7 +84,8 @@ class ImportRun:
 
     def _visit(self, url: str) -> None:
         name = self.entry.place.name
-        trial = Trial(Connection(url, self.timeout_s), name)
+        connection = Connection(url, self.timeout_s)
+        trial = Trial(connection, name)
         start_s = self._load(trial)
         self.config = trial.configuration()
         if not self.entry.place.adds:
@@ -99,6 +101,25 @@ class ImportRun:
         self.entry.write(f"test_{_module_name(name)}.py", test_text())
         if self.verify:
             self.measures = measure(url, *trial.call(self.sample), start_s)
+            trial.unload()  # the framework may need the memory
+            self._expected = self._framework.answers(
+                connection,
+                self.found.kind.name,
+                self.found.main,
+                self.config,
+                self._rights(),
+                [request for request, _ in self._answered],
+            )
+
+    def _rights(self) -> dict[str, Any]:
+        """The parameters that say where, and with which rights, the model runs."""
+        given = self.config.get("parameters", {})
+        rights = {name: value for name, value in given.items() if name.startswith(SANDBOX_PREFIX)}
+        environment = given.get(ENVIRONMENT, {}).get("string_value") or self.environments.get(self.config["backend"])
+        if environment:
+            path = environment.replace("$$TRITON_MODEL_DIRECTORY", str(self.entry.model))
+            rights[ENVIRONMENT] = {"string_value": os.path.abspath(path)}
+        return rights
 
     def _load(self, trial: Trial) -> float:
         """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""
@@ -108,7 +129,7 @@ class ImportRun:
         for configuration in self.found.configurations:
             self.entry.write(
                 CONFIG_FILENAME,
-                format_config_text(_merged(with_parameters(configuration, self.found.trust), self.base)),
+                format_config_text(_with_base(self.found, configuration, self.base)),
             )
             try:
                 return self._try(trial)
@@ -119,7 +140,10 @@ class ImportRun:
 
     def _try(self, trial: Trial) -> float:
         try:
-            return trial.load()
+            with collected_warnings() as warnings:
+                took_s = trial.load()
+            self.warnings = [self._with_given_paths(text) for text in dict.fromkeys(warnings)]
+            return took_s
         except InferenceError as error:
             raise InferenceError(self._with_given_paths(error.message)) from None
 
@@ -138,17 +162,8 @@ class ImportRun:
             raise ServerError(f"the model refuses the sample request: {error.message}") from None
 
     def comparison(self, tolerance: float) -> Comparison:
-        """Compare the answers with the framework's. The server need not run any more.
-
-        Raises:
-            ServerError: the framework cannot compute them.
-        """
-        path = self.entry.version / self.found.main
-        if (path / path.name).is_file():
-            path /= path.name  # an ONNX file with the files of its external data
-        requests = [request for request, _ in self._answered]
-        values = framework_answers(self.found.kind.name, path, self.config, requests, self.environment)
-        return compare(self._answered, values, tolerance)
+        """Compare the answers with the framework's."""
+        return compare(self._answered, self._expected, tolerance)
 
 
 def with_parameters(document: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
@@ -163,6 +178,28 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     merged = {**under, **given}
     parameters = {**under.get("parameters", {}), **given.get("parameters", {})}
     return {**merged, "parameters": parameters} if parameters else merged
+
+
+def lay_out(entry: StagedEntry, found: Found) -> None:
+    """Copy and write the files of a model into its entry, without a configuration.
+
+    Raises:
+        ServerError: they cannot be written.
+    """
+    entry.copy(found.files, found.source)
+    for name, text in found.texts.items():
+        entry.write(f"{entry.version.name}/{name}", text)
+    if found.requirements:
+        entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in found.requirements))
+
+
+def first_configuration(found: Found, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The preferred configuration of a model before the model completes it; ``base`` wins."""
+    return _with_base(found, found.configurations[0], base)
+
+
+def _with_base(found: Found, configuration: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    return _merged(with_parameters(configuration, found.trust), base)
 
 
 def _module_name(name: str) -> str:

@@ -51,6 +51,14 @@ class Trial:
             raise InferenceError(_reason(error.message)) from None
         return time.perf_counter() - began_s
 
+    def unload(self) -> None:
+        """Unload the model.
+
+        Raises:
+            InferenceError: it cannot be unloaded.
+        """
+        self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/unload", b"{}", _JSON)
+
     def configuration(self) -> dict[str, Any]:
         """The complete configuration, as the server has it. Requests come after it."""
         document: dict[str, Any] = self._connection.get(f"{model_path(self._name, '')}/config")

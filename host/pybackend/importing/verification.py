@@ -1,10 +1,8 @@
-"""Compares the answers of a served model with those of its framework, computed in a separate process."""
+"""Compares the answers of a served model with those of its framework alone."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.errors import ServerError
+from pybackend.client.connection import Connection
+from pybackend.errors import InferenceError, ServerError
+from pybackend.importing.framework_program import ANSWER, QUESTION, REQUEST
 from pybackend.importing.sample import Request, arrays_of
-from pybackend.importing.trial import Answer
+from pybackend.importing.trial import Answer, Trial
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.parser import format_config_text
 
-PROGRAM = Path(__file__).with_name("framework_program.py")
-_LONGEST_S = 1800
-_MOST_LINES = 3
+_PROGRAM = Path(__file__).with_name("framework_program.py")
+_FILES = "files"
+_CONFIG = {
+    "backend": "python",
+    "input": [{"name": REQUEST, "data_type": "TYPE_STRING", "dims": [1]}],
+    "output": [{"name": ANSWER, "data_type": "TYPE_STRING", "dims": [1]}],
+    "instance_group": [{"count": 1}],
+}
 
 
 @dataclass(frozen=True)
@@ -38,36 +46,69 @@ class Comparison:
     fault: str
 
 
-def framework_answers(
-    kind: str, path: Path, config: Mapping[str, Any], requests: Sequence[Request], environment: Path | None
-) -> list[dict[str, list[Any]]]:
-    """The framework's flat values by output, for each request. Blocking: it may take minutes.
+@dataclass(frozen=True)
+class FrameworkModel:
+    """The framework as a second model of the server that serves the imported one.
 
-    Args:
-        kind: the name of the model's kind.
-        path: of the model's file or directory.
-        config: the complete configuration.
-        requests: in JSON.
-        environment: an archive or a directory, None for the server's own Python.
+    So it runs with the sandbox and in the environment of the imported model: what it loads may hold code of its author.
 
-    Raises:
-        ServerError: the framework cannot compute them.
+    Attributes:
+        directory: the second model's directory; its name is the model's.
     """
-    own = [sys.executable, str(PROGRAM)]
-    command = own if environment is None else [
-        sys.executable, "-m", "pybackend", "env", "run", str(environment), "--", "python", str(PROGRAM)
-    ]  # fmt: skip
-    question = json.dumps({"kind": kind, "path": str(path), "config": config, "requests": requests})
-    try:
-        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise ServerError(f"the framework has not answered for {_LONGEST_S} s") from None
-    if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise ServerError(
-            f"the framework alone cannot compute the sample requests: {' '.join(said[-1:]) or done.returncode}"
-        )
-    return [{each["name"]: each["data"] for each in outputs} for outputs in json.loads(done.stdout)]
+
+    directory: Path
+
+    @property
+    def files(self) -> Path:
+        """Where the files of the imported version must lie."""
+        return self.directory / "1" / _FILES
+
+    def answers(
+        self,
+        connection: Connection,
+        kind: str,
+        file: str,
+        config: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+        requests: Sequence[Request],
+    ) -> list[dict[str, list[Any]]]:
+        """The framework's flat values by output, for each request. Blocking: it may take minutes.
+
+        Args:
+            connection: to the server.
+            kind: the name of the imported model's kind.
+            file: the file or directory that the framework loads, relative to :attr:`files`.
+            config: the imported model's complete configuration.
+            parameters: of the second model: its sandbox and its environment.
+            requests: in JSON.
+
+        Raises:
+            ServerError: the framework cannot compute them.
+        """
+        if (self.files / file / file).is_file():
+            file = f"{file}/{file}"  # an ONNX file with the files of its external data
+        version, question = self.files.parent, {"kind": kind, "path": f"{_FILES}/{file}", "config": config}
+        (version / QUESTION).write_text(json.dumps(question), encoding="utf-8")
+        (version / DEFAULT_MODEL_FILENAME).write_bytes(_PROGRAM.read_bytes())
+        text = format_config_text({**_CONFIG, "parameters": parameters})
+        (self.directory / CONFIG_FILENAME).write_text(text, encoding="utf-8")
+        trial = Trial(connection, self.directory.name)
+        try:
+            trial.load()
+            return [self._answer(trial, request) for request in requests]
+        except InferenceError as error:
+            raise ServerError(
+                f"the framework alone cannot compute the sample requests: {_last(error.message)}"
+            ) from None
+
+    def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
+        tensor = {"name": REQUEST, "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
+        (answer,) = trial.answer({"inputs": [tensor]})["outputs"]
+        return {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), text)
 
 
 def compare(

@@ -14,8 +14,11 @@ _TEST = Path(__file__).resolve().parents[1] / "templates" / "imported" / "test_m
 
 
 def configuration_text(config: Mapping[str, Any]) -> str:
-    """The complete configuration of a model as config.pbtxt, with its name and without the server's own defaults."""
-    return format_config_text({"name": config["name"], **minimal_document(config)})
+    """The complete configuration of a model as config.pbtxt, without the server's own defaults and without its name.
+
+    The directory's name is the model's name, so the directory can be renamed.
+    """
+    return format_config_text(minimal_document(config))
 
 
 def tensors_text(document: Mapping[str, Any]) -> str:

@@ -84,6 +84,8 @@ class PendingRequest(Struct, eq=False):
         succeeded: False once a response was an error. The model writes it.
         losses: number of stubs that died after receiving the request and before starting it. The instance writes it.
         paused: True while the sender accepts no responses. :meth:`pause` and :meth:`resume` write it.
+        streamed: number of responses, without the final one, of its execution so far. The instance writes it.
+        granted: number of such responses that the stub was told it may send; 0 if it was told none. The instance writes it.
         is_filler: True if the request only pads a batch; it has no sender and is not counted. The scheduler sets it
             when it creates the request.
     """
@@ -99,6 +101,8 @@ class PendingRequest(Struct, eq=False):
     succeeded: bool = True
     losses: int = 0
     paused: bool = False
+    streamed: int = 0
+    granted: int = 0
     is_filler: bool = False
 
     def __post_init__(self) -> None:
@@ -118,7 +122,7 @@ class PendingRequest(Struct, eq=False):
 
     def wait(self) -> None:
         """Return the request to its model's queue; nothing runs it any more."""
-        self.holder, self.execution = self.queue, 0
+        self.holder, self.execution, self.streamed, self.granted = self.queue, 0, 0, 0
         if self.request.trace is not None:
             self.request.trace.end_execution()
 

@@ -149,7 +149,7 @@ class InstanceExecutor:
         ahead = bool(self._in_flight) and self._concurrency == 1
         for pending in batch:
             if pending.paused:
-                self.flow(pending, paused=True)
+                executions.flow(pending, paused=True)
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
@@ -174,14 +174,30 @@ class InstanceExecutor:
 
     def flow(self, pending: PendingRequest, *, paused: bool) -> None:
         """Keep the model from sending more responses to a request, or let it go on."""
-        session = self.executions.session
-        if session is not None:
-            session.flow(pending.execution, pending.index, paused=paused)
+        self.executions.flow(pending, paused=paused)
 
     @property
     def running(self) -> list[RunningExecution]:
         """The executions that the stub works at; others may wait in its socket."""
         return self._as_running(self._running_numbers)
+
+    @property
+    def oldest(self) -> Execution | None:
+        """The execution that runs for longest, None if none runs."""
+        return next(iter(self._in_flight.values()), None)
+
+    def busy_ns(self, now_ns: int) -> int:
+        """How long that has run, 0 if none runs."""
+        return now_ns - self._prefetch.busy_since_ns() if self._in_flight else 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if it executes, and nobody waits for any of it."""
+        return bool(self._in_flight) and all(
+            pending.cancelled or pending.answered
+            for execution in self._in_flight.values()
+            for pending in execution.pending
+        )
 
     @property
     def _running_numbers(self) -> list[int]:

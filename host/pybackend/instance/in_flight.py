@@ -18,9 +18,13 @@ from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import STREAM_WINDOW
 
 MOST_HANDED_BACK = 1000
 """Times that a stub may hand work back without having answered any: an honest one does it once per execution that lasts."""
+
+_GRANTED_AT_ONCE = STREAM_WINDOW // 2
+"""Responses of a stream for which the host thanks with one message: short streams need none."""
 
 MOST_LOSSES = 3
 """A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
@@ -119,6 +123,8 @@ class ExecutionsInFlight:
         assert self.session is not None
         again = execution.withdraw_rescheduled(responses, self.session.inputs)
         for pending in again:
+            if pending.granted or pending.paused:
+                self.session.flow(pending.execution, pending.index, None)
             pending.wait()
             share(pending.request)
         return again
@@ -147,6 +153,12 @@ class ExecutionsInFlight:
         pending = execution.pending[respond.request]
         if pending.execution != number:
             raise RemoteProtocolError("a response to a request that must be executed once more")
+        if not respond.final:
+            pending.streamed = streamed = pending.streamed + 1
+            if streamed > (pending.granted or STREAM_WINDOW) and not pending.cancelled:
+                raise RemoteProtocolError("more responses than the host accepts")
+            if not (streamed % _GRANTED_AT_ONCE or pending.paused):
+                self.flow(pending, paused=False)
         if respond.result is not None:
             response = self._response(pending, respond.result, tail, final=respond.final)
         elif not respond.final:
@@ -161,6 +173,19 @@ class ExecutionsInFlight:
             if not execution.unanswered:
                 self.streaming.pop(number, None)
         execution.owner.on_response(execution, pending, response)
+        if respond.final and pending.granted:
+            self.flow(pending, paused=False)
+
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
+        """Keep the model from sending more responses to a request, or let it go on, or end that: it is answered."""
+        if self.session is None:
+            return
+        allowed: int | None = 0
+        if pending.answered:
+            allowed, pending.granted = None, 0
+        elif not paused:
+            allowed = pending.granted = pending.streamed + STREAM_WINDOW
+        self.session.flow(pending.execution, pending.index, allowed)
 
     def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
         """The model has returned an output whose name is not configured, for the first time."""

@@ -14,7 +14,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_regions import is_place_of
-from pybackend.instance.plan import OutputWatcher
+from pybackend.instance.plan import MakeRoom, OutputWatcher, nobody_leaves
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, growth_bytes
 from pybackend.ipc.channel import StubChannel
@@ -29,8 +29,8 @@ from pybackend_wire.messages import TAIL, SegmentRole
 @dataclass
 class _OutputSegment:
     memory: Segment
-    held: dict[int, int] = field(default_factory=dict)
-    """Sizes of the blocks that the host still reads, by their offsets."""
+    held: dict[int, memoryview] = field(default_factory=dict)
+    """The blocks that the host still reads, by their offsets."""
     held_bytes: int = 0
     used: bool = True
     """The stub has left something in it since :meth:`OutputMemory.trim` looked last."""
@@ -49,17 +49,19 @@ class OutputMemory:
 
     Args:
         channel: to the stub.
-        limit_bytes: most that the segments may hold together; beyond, the stub is refused.
+        limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
+        make_room: has them leave.
 
     Attributes:
         watcher: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
-    def __init__(self, channel: StubChannel, limit_bytes: int) -> None:
+    def __init__(self, channel: StubChannel, limit_bytes: int, make_room: MakeRoom = nobody_leaves) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
         self._channel = channel
         self._limit_bytes = limit_bytes
+        self._make_room = make_room
         self._segments: dict[int, _OutputSegment] = {}
         self._freed: list[tuple[int, int]] = []
         self._growing = False
@@ -155,19 +157,21 @@ class OutputMemory:
         output = self._segments.get(place.segment)
         if output is None or place.offset + place.nbytes > output.memory.size_bytes or place.offset in output.held:
             raise RemoteProtocolError(f"tensor '{place.name}' lies in memory that the stub may not use")
-        output.held[place.offset] = place.nbytes
         output.held_bytes += place.nbytes
         if output.held_bytes > output.memory.size_bytes:
             raise RemoteProtocolError(f"tensor '{place.name}' shares memory with others")
         output.used = True
-        return output.memory.read(place.offset, place.nbytes)
+        output.held[place.offset] = data = output.memory.read(place.offset, place.nbytes)
+        return data
 
     def let_go(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Give blocks back, as (segment, offset)."""
         for segment, offset in blocks:
             output = self._segments.get(segment)
             if output is not None:
-                output.held_bytes -= output.held.pop(offset, 0)
+                block = output.held.pop(offset, None)
+                if block is not None:
+                    output.held_bytes -= block.nbytes
         if self._channel.is_open:
             if not self._freed:
                 self._turn.soon(self._post_freed)
@@ -175,7 +179,7 @@ class OutputMemory:
 
     def _post_freed(self) -> None:
         freed, self._freed = self._freed, []
-        if self._channel.is_open:
+        if freed and self._channel.is_open:
             self._channel.post(FreeOutput(freed))
 
     def grow(self, nbytes: int) -> None:
@@ -187,7 +191,6 @@ class OutputMemory:
         if self._growing:
             raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
         self._growing = True
-        self._loop.call_soon(self._grown)
         present = self.total_bytes
         limit = self._limit_bytes
         size = growth_bytes(nbytes, present, limit)
@@ -196,15 +199,28 @@ class OutputMemory:
                 raise InferenceError("limit", ErrorCode.UNAVAILABLE)
             segment = Segment(size)
         except InferenceError:
-            self._channel.post(NoOutput())
+            if not self._make_room(self._has, nbytes, self._refuse):
+                self._refuse()
             return
         try:
             self._channel.post_attach(Attach(segment.number, size, SegmentRole.OUTPUT), segment.descriptor)
         except OSError:
             segment.close()
-            self._channel.post(NoOutput())
+            self._refuse()
             return
         self._segments[segment.number] = _OutputSegment(segment)
+        self._loop.call_soon(self._grown)
+
+    def _has(self, data: Buffer) -> bool:
+        if not isinstance(data, memoryview):
+            return False
+        return any(data.obj is block.obj for output in self._segments.values() for block in output.held.values())
+
+    def _refuse(self) -> None:
+        """Add nothing: the stub must do with what is free by now."""
+        self._post_freed()
+        self._channel.post(NoOutput())
+        self._loop.call_soon(self._grown)
 
     def _grown(self) -> None:
         self._growing = False

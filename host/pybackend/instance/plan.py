@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
+from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
@@ -22,9 +23,19 @@ class InstanceState(Enum):
     FAILED = "failed"
     """The last restart failed; another one follows."""
     GIVEN_UP = "given up"
-    """Too many restarts failed, or were followed by a death; only loading the model again helps."""
+    """Too many restarts failed, or were followed by a death; another one follows once in a while, and at the next request."""
     STOPPING = "stopping"
     STOPPED = "stopped"
+
+
+MakeRoom = Callable[[Callable[[Buffer], bool], int, Callable[[], None]], bool]
+"""Disconnects slow clients whose unread responses lie in memory that is short, until so many bytes become free; then calls
+back. Its first argument tells whether a tensor lies there. False if there is no such client."""
+
+
+def nobody_leaves(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable[[], None]) -> bool:
+    """:data:`MakeRoom` of a host without clients."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,16 @@ class LoadPlan:
         model: what it imports, and under which name.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
+        make_room: called when output memory is short.
+        callers: the model's processes, as those who answer their calls see them.
     """
 
     launch: StubLaunch
     model: ModelToLoad
     output_memory_limit_bytes: int
     namespace: str = ""
+    make_room: MakeRoom = nobody_leaves
+    callers: set[Any] = field(default_factory=set)
 
 
 class OutputWatcher(Protocol):
@@ -64,6 +79,7 @@ class InstancePlan:
         execution_limit_s: how long ``execute`` may run before the stub is killed; 0 for as long as it likes.
         readiness_limit_s: how long ``is_ready`` may take to answer one who asks; None for as long as it likes.
         restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
+        restart_retry_s: how often an instance that was given up is tried again; 0 for never.
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
         warmup: samples to run before requests are taken.
         outputs: is told of the model's outputs; None if nobody wants to know.
@@ -74,6 +90,7 @@ class InstancePlan:
     execution_limit_s: float = 0
     readiness_limit_s: float | None = READINESS_LIMIT_S
     restart_limit: int = 0
+    restart_retry_s: float = 0
     cancels_calls: bool = False
     warmup: tuple[WarmupSample, ...] = ()
     outputs: OutputWatcher | None = None

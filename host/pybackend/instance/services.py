@@ -119,7 +119,10 @@ class StubServices(Protocol):
         """The stub's life is over: forget it, and cancel what it waits for."""
 
     def on_given_up(self) -> None:
-        """An instance will not come back: there may be calls that wait for nothing else."""
+        """An instance does not come back soon: there may be calls that wait for nothing else."""
+
+    def on_turn(self, model_name: str) -> None:
+        """A model, given by its full name, has lost its last instance, or has one again: ensembles may need it."""
 
     def on_retired(self, instance: object) -> None:
         """The instance is stopped: none of its stubs' lives will be followed by another one."""

@@ -16,8 +16,9 @@ from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.plan import LoadPlan
 from pybackend.instance.services import StubServices
+from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_caller import StubCaller
-from pybackend.instance.stub_life import StubLife
+from pybackend.instance.stub_life import StubLife, last_words
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
@@ -26,15 +27,27 @@ from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Finalize, Flow, Initialize, Load, Probe
-from pybackend_wire.messages import BEGUN_WORD, CORE_WORD, NUDGE_TO_ANSWER, PROTOCOL_VERSION, SegmentRole
+from pybackend_wire.messages import (
+    BEGUN_WORD,
+    CORE_WORD,
+    NUDGE_TO_ANSWER,
+    PROTOCOL_VERSION,
+    STACKS_BYTES,
+    STACKS_OFFSET,
+    SegmentRole,
+)
 from pybackend_wire.states import StubState
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_BYTES, _WORD_BYTES = 4096, 8
+_PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 
 EXIT_GRACE_S = 3.0
 """How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
+
+_CLOSED = "closed its connection to the host and was killed"
+_BEGINS = frozenset({StubState.STARTING, StubState.LOADING, StubState.LOADED, StubState.INITIALIZING})
+"""The states before a stub executes."""
 
 _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Initialized: StubState.READY}
 """The state in which a stub is once it has said this."""
@@ -72,6 +85,7 @@ class StubSession:
         inputs: the input memory that it was lent.
         outputs: the memory in which it leaves its outputs.
         caller: the stub, for those who serve its model's questions.
+        stacks: where its threads are.
         has_is_ready: the model has an ``is_ready`` to be asked.
         confined: what the stub says about its sandbox: by layer, why it is not in force, ``""`` where it is.
     """
@@ -94,11 +108,12 @@ class StubSession:
         loop = asyncio.get_running_loop()
         process.watch(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
+        self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._life = life = StubLife(plan.model.instance_name)
         dispatch = MessageDispatch(life, executions, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
-        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes)
+        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room)
         self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs, executions.find_trace)
         dispatch.connect(inputs, outputs, self.caller, services)
 
@@ -187,10 +202,9 @@ class StubSession:
         self.channel.post(Cancel(execution, index))
         self._hurry()
 
-    def flow(self, execution: int, index: int, *, paused: bool) -> None:
-        """Keep the model from sending more responses to a request, or let it go on."""
-        self.channel.post(Flow(execution, index, paused))
-        self._hurry()
+    def flow(self, execution: int, index: int, allowed: int | None) -> None:
+        """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
+        self.channel.post(Flow(execution, index, allowed))
 
     def probe(self) -> None:
         """Ask the model whether it is ready; only while no answer is due."""
@@ -253,20 +267,26 @@ class StubSession:
             log.error("stub process '%s' broke the protocol and is being killed: %s", self._instance_name, error)
             self._life.end_cause = f"broke the protocol between host and model process ({error}) and was killed"
             self.kill()
+        elif self._life.state in _BEGINS:  # it is about to exit, and its status says more than a signal of ours
+            asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.kill, _CLOSED)
         elif self._life.state is not StubState.FINALIZING:
             # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
-            self.kill("closed its connection to the host and was killed")
+            self.kill(_CLOSED)
 
     def _on_exit(self) -> None:
         self.channel.drain(self._on_drained)
 
     def _on_drained(self) -> None:
         cause = self._life.end_cause or self._process.exit_cause
+        if self._life.state in _BEGINS:  # later, its lines may be about requests of clients
+            cause += last_words(self._process.last_lines, self._plan.model.model_file)
         last = self._life.leave(cause)
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)
             end.callback(self._progress.close)
+            end.callback(self.stacks.end)
             end.callback(self.outputs.close)
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)
+            end.callback(self.caller.close)
             end.callback(self._owner.on_end, self, cause)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from pybackend.errors import InferenceError
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.lent_inputs import LentInputs
@@ -18,13 +20,22 @@ from pybackend.ipc.channel import StubChannel
 from pybackend.modelconfig.full_name import full_name
 from pybackend.sandbox.grant import Grant
 from pybackend.tracing.request_trace import RequestTrace
-from pybackend_wire.host_messages import Answer, Reply
+from pybackend_wire.host_messages import Answer, Reply, encoded
 from pybackend_wire.messages import TAIL, Failure
 from pybackend_wire.states import StubState
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
 """How soon the host first checks whether a stub that others wait for has read everything, and the longest pause between
 checks."""
+
+
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
+"""Limit on the answers that one process does not read."""
+
+MOST_UNREAD_OF_MODEL_BYTES = 2 * MOST_UNREAD_BYTES
+"""The same for all processes of a model together."""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class StubCaller:
@@ -64,6 +75,12 @@ class StubCaller:
         self._inputs = inputs
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
+        self._answer_bytes = 0
+        plan.callers.add(self)
+
+    def close(self) -> None:
+        """The stub is gone."""
+        self._plan.callers.discard(self)
 
     @property
     def grant(self) -> Grant | None:
@@ -85,15 +102,35 @@ class StubCaller:
 
     def answer(self, call: int, value: bool | float | None) -> None:
         """Answer a question."""
-        self._channel.post(Answer(call, None, value))
+        self._say(Answer(call, None, value))
 
     def refuse(self, call: int, error: InferenceError) -> None:
         """Tell why a question has no answer."""
-        self._channel.post(Answer(call, Failure(int(error.code), error.message), None))
+        self._say(Answer(call, Failure(int(error.code), error.message), None))
 
     def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
         """Send a response to a call."""
-        self._channel.post(Reply(call, final, result))
+        self._say(Reply(call, final, result))
+
+    def _say(self, message: Answer | Reply) -> None:
+        channel = self._channel
+        channel.post(message)
+        if not channel.backlog_bytes:
+            self._answer_bytes = 0
+            return
+        self._answer_bytes += len(_encode(encoded(message)))
+        unread, limit = self.unread_bytes, MOST_UNREAD_BYTES
+        if unread <= limit:
+            callers: set[StubCaller] = self._plan.callers
+            unread, limit = sum(caller.unread_bytes for caller in callers), MOST_UNREAD_OF_MODEL_BYTES
+        if unread > limit:
+            whose = "of its model's processes" if limit == MOST_UNREAD_OF_MODEL_BYTES else "to its calls"
+            channel.fail(f"{unread} bytes of answers {whose} are unread, {limit} is the most")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the stub's socket has not taken."""
+        return min(self._answer_bytes, self._channel.backlog_bytes) if self._channel.is_open else 0
 
     @property
     def backlog_bytes(self) -> int:
@@ -117,6 +154,7 @@ class StubCaller:
 
     def place_inline(self, data: Buffer, nbytes: int) -> int:
         """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
+        self._answer_bytes += nbytes
         return self._channel.append_tail(data)
 
     def lease(self, nbytes: int) -> ArenaLease:

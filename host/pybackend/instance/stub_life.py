@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import ModelLoadError
+from pybackend.instance.stacks import parse_stacks, place
+from pybackend.observability.log_lines import one_line
 from pybackend_wire.states import StubState
+
+_MOST_CHARACTERS = 300
 
 
 class StubLife:
@@ -84,6 +89,21 @@ class StubLife:
 
     def _death(self) -> ModelLoadError:
         return ModelLoadError(unhealthy(self._instance_name, self.end_cause))
+
+
+def last_words(lines: Sequence[str], model_file: str) -> str:
+    """The last words of a process, to be appended to the cause of its death; empty if it has said nothing.
+
+    Args:
+        lines: those that it has printed last.
+        model_file: of its model.
+    """
+    where = place(parse_stacks("\n".join(lines)), model_file)  # a fatal signal has the stacks printed
+    if where:
+        return f". It was at {where}"
+    said = [line for line in lines if line.strip()]
+    plain = [line for line in said if not line[0].isspace()] or said  # a traceback's last line is not indented
+    return f". Its last line: {one_line(plain[-1].strip()).rstrip('.')[:_MOST_CHARACTERS]}" if plain else ""
 
 
 def unhealthy(instance_name: str, cause: str) -> str:

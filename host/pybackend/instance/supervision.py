@@ -35,27 +35,31 @@ class Supervised(Protocol):
         """An attempt has failed; there will be another one."""
 
     def on_given_up(self) -> None:
-        """There will be none."""
+        """Too many have failed; there may be other ones later."""
 
 
-async def restart(instance: Supervised, backoff: RestartBackoff, limit: int) -> None:
+async def restart(instance: Supervised, backoff: RestartBackoff) -> None:
     """Bring a new process to life, however often it takes.
 
-    Whatever an attempt raises counts as its failure: nothing but success, the limit and cancellation ends this.
+    Whatever an attempt raises counts as its failure: nothing but success, a limit without further attempts, and
+    cancellation ends this.
 
     Args:
         instance: whose process has just died; ``backoff`` knows of that death.
         backoff: counts its restarts, and says when the next one is due.
-        limit: most restarts in a row, 0 for any number.
     """
+    given_up = False
     while True:
         failure = await _failure_of(instance.end_leftovers())
-        if limit and backoff.restarts >= limit:
-            log.error(
-                "instance '%s' is given up after %d restarts. %s", instance.name, backoff.restarts, instance.trouble
-            )
+        if backoff.is_over:
+            if not given_up:
+                log.error(
+                    "instance '%s' is given up after %d restarts. %s", instance.name, backoff.restarts, instance.trouble
+                )
+            given_up = True
             instance.on_given_up()
-            return
+            if not backoff.tries_again:
+                return
         await backoff.wait()
         failure = failure or await _failure_of(instance.start_again())
         if failure is None:

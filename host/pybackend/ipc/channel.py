@@ -189,6 +189,10 @@ class StubChannel:
             # Its owner refers to it: without a cut, both and the buffer would live until the garbage collector runs.
             del self._on_messages, self._on_end
 
+    def fail(self, reason: str) -> None:
+        """End the connection: the stub breaks the rules."""
+        self._end(RemoteProtocolError(reason))
+
     def drain(self, on_drained: Callable[[], None]) -> None:
         """Read what a dead stub left in the socket, then end, then call ``on_drained``.
 

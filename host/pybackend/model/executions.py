@@ -33,8 +33,9 @@ class Executions(RequestOutcomes):
         statistics: the version's counters.
         open_requests: the version's open requests.
         arena: the version's input memory.
-        on_given_up: called when no instance will come back, with the error for requests and the last output of the
+        on_given_up: called when every instance was given up, with the error for requests and the last output of the
             first process.
+        on_back: called when an instance serves after that.
 
     Attributes:
         all_failed: True if no instance serves now.
@@ -48,11 +49,14 @@ class Executions(RequestOutcomes):
         open_requests: OpenRequests,
         arena: TensorArena,
         on_given_up: Callable[[InferenceError, str], None],
+        on_back: Callable[[], None],
     ) -> None:
         super().__init__(name, version, statistics, open_requests)
         self.all_failed = False
         self._arena = arena
+        self._given_up = False
         self._on_given_up = on_given_up
+        self._on_back = on_back
         self._scheduler: Scheduler | None = None
         self._instances: Sequence[ModelInstance] = ()
         self._form: OutputForm | None = None
@@ -210,14 +214,18 @@ class Executions(RequestOutcomes):
         return any(instance.executor.is_up and instance.executor.has_place for instance in self._instances)
 
     def on_available(self) -> None:
-        """An instance came back, or could not be restarted."""
+        """An instance came back, or could not be restarted, or was given up."""
         if self._scheduler is None:
             return
         states = {instance.state for instance in self._instances}
         self.all_failed = states <= _FAILED
         if states <= {InstanceState.GIVEN_UP}:
+            self._given_up = True
             # Only operators see the process's last output: it may contain data of other clients.
             self._on_given_up(self.no_instance(), self._instances[0].output.last_words)
+        elif self._given_up and InstanceState.READY in states:
+            self._given_up = False
+            self._on_back()
         if self.all_failed:
             self.on_refused(self._scheduler.take_all(), self.no_instance())
         else:

@@ -12,6 +12,7 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
@@ -53,6 +54,8 @@ class ModelHost:
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
         load_retry_count: how often a failed load of a version is tried again.
         finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
+        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long as it
+            likes.
         backends: where Python-based backends are, and the operator's settings of each.
         environments: prepares the environments that models name.
         sandbox: confines models, None for no confinement.
@@ -65,6 +68,7 @@ class ModelHost:
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
+        make_room: called when the output memory of a process is short.
     """
 
     launcher: StubLauncher
@@ -81,6 +85,7 @@ class ModelHost:
     config_name: str = ""
     load_retry_count: int = 0
     finalize_timeout_s: float | None = None
+    abandoned_limit_s: float | None = None
     backends: BackendPlaces = field(default_factory=BackendPlaces)
     environments: EnvironmentProvider = field(default_factory=_environments)
     sandbox: Sandbox | None = None
@@ -93,6 +98,7 @@ class ModelHost:
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
+    make_room: MakeRoom = nobody_leaves
 
     @property
     def tracks_files(self) -> bool:

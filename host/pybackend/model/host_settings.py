@@ -9,6 +9,7 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts
 from pybackend.instance.devices import count_gpus
+from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
@@ -30,6 +31,7 @@ def make_host(
     door: ModelDoor,
     shared_core: SharedCore,
     cache: ResponseCache | None = None,
+    make_room: MakeRoom = nobody_leaves,
 ) -> ModelHost:
     """Make the host of models; its sandbox must be closed at the end.
 
@@ -40,6 +42,7 @@ def make_host(
         door: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
         cache: the response cache, None for none.
+        make_room: called when the output memory of a process is short.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
     cloud = settings.cloud_repositories
@@ -68,6 +71,7 @@ def make_host(
         load_retry_count=settings.load_retry_count,
         startup_models=settings.startup_models,
         finalize_timeout_s=settings.exit_timeout_s,
+        abandoned_limit_s=settings.abandoned_limit_s,
         cache=cache,
         queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
         host_policies=settings.host_policies,
@@ -75,6 +79,7 @@ def make_host(
         environments=_environments(settings.environments, sandbox),
         sandbox=sandbox,
         room_places=room_places(launcher.bundle.parent),
+        make_room=make_room,
     )
 
 

@@ -74,7 +74,7 @@ class Model(ABC):
         state: the stage of its life.
         was_ready: it has been READY.
         reason: why it is not available, ``""`` if it is.
-        failure: the error for requests after the version has permanently failed.
+        failure: the error for requests while all its instances, or those of a part of it, are given up.
         statistics: its counters.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
@@ -131,6 +131,9 @@ class Model(ABC):
             finalize_timeout_s: time limit for the model's ``finalize``. Both limits count from the call; if there is no
                 drain limit, this one counts from the last answer.
         """
+
+    def hurry(self) -> None:  # noqa: B027  only models with processes have to
+        """A request needs the version, which is not ready: try soon whatever may make it so."""
 
     def hold(self) -> Callable[[], None]:
         """Keep a model that is being unloaded able to answer other models' requests.

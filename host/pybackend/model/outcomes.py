@@ -32,9 +32,9 @@ class RequestOutcomes:
 
     def _answer(self, pending: PendingRequest, response: InferenceResponse) -> None:
         self._open_requests.leave(pending.request)
+        pending.answered = True
         if pending.paused:
             pending.resume()  # the model need not remember that it was paused
-        pending.answered = True
         self._deliver(pending, response)
 
     def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
@@ -43,12 +43,12 @@ class RequestOutcomes:
         self.statistics.add_hit(pending.request.queued_ns)
         self._answer(pending, response)
 
-    def on_dropped(self, pending: PendingRequest) -> None:
+    def on_dropped(self, pending: PendingRequest, error: InferenceError = CANCELLED) -> None:
         """A request was cancelled before it was executed: its sender is answered on the next loop turn."""
         pending.answered, pending.succeeded = True, False
         self.statistics.add_failure(FailureReason.CANCELED, pending.request.queued_ns)
         pending.request.release()
-        response = failure(pending.request, self.version, CANCELLED)
+        response = failure(pending.request, self.version, error)
         asyncio.get_running_loop().call_soon(self._answer, pending, response)
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:

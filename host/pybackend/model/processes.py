@@ -54,6 +54,7 @@ class ModelProcesses:
         self._environment: ModelEnvironment | None = None
         self._debugger_points: list[DebuggerPoint] = []
         self._failures = RepeatedFailures()
+        self._callers: set[Any] = set()
 
     # Start
 
@@ -126,7 +127,7 @@ class ModelProcesses:
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[place] if self.is_debugged else None,
         )
-        return LoadPlan(launch, model, host.model_memory_limit_bytes, source.namespace)
+        return LoadPlan(launch, model, host.model_memory_limit_bytes, source.namespace, host.make_room, self._callers)
 
     # Change
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from pybackend.modelconfig.signature import ModelSignature
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
 from pybackend_wire.messages import INLINE_BYTES
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class PythonModel(Model):
         self._host = host
         self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name)
         self._executions = Executions(
-            self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up
+            self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up, self._on_back
         )
         self._processes = ModelProcesses(source, host, self._executions)
         self._queue: ModelQueue | None = None
@@ -186,9 +189,24 @@ class PythonModel(Model):
         self._executions.on_available()
 
     def _on_given_up(self, failure: InferenceError, last_words: str) -> None:
-        """No instance will come back."""
+        """Every instance was given up."""
         self.failure = failure
-        self.state, self.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
+        if self.state is not ModelState.UNLOADING:
+            self.state, self.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
+            self._host.services.on_turn(self.full_name)
+
+    def _on_back(self) -> None:
+        """An instance that was given up serves again."""
+        self.failure = None
+        if self.state is ModelState.UNAVAILABLE:
+            self.state, self.reason = ModelState.READY, ""
+            log.info("'%s' version %s serves again", self.full_name, self.version)
+            self._host.services.on_turn(self.full_name)
+
+    def hurry(self) -> None:
+        """Try instances that were given up again soon."""
+        for instance in self.instances:
+            instance.hurry()
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Answer all accepted requests, finalize all instances and release everything; False if anything was cut short.
@@ -402,3 +420,8 @@ class PythonModel(Model):
         self._arena.trim(now_ns, dropped.append)
         for instance in self.instances:
             instance.trim(dropped, now_ns)
+        limit_s = self._host.abandoned_limit_s
+        if limit_s is None or self.state is not ModelState.UNLOADING:
+            return
+        for instance in self.instances:
+            instance.end_abandoned(limit_s, now_ns, is_needed=bool(self.pending_count or self.sequences.are_active))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.model.cached_answers import CachedAnswers
 from pybackend.model.outcomes import RequestOutcomes
 from pybackend.scheduler.scheduler import Scheduler
+
+_SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
 
 
 class ModelQueue:
@@ -32,11 +35,14 @@ class ModelQueue:
         self._outcomes = outcomes
 
     def cancel(self, pending: PendingRequest) -> None:
-        """Drop a waiting request; its sender is answered on the next loop turn, as for every request."""
+        """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
+
+        If it belongs to a sequence, so are the senders of the sequence's other waiting requests.
+        """
         if self.answers is not None and self.answers.concerns(pending):
             return  # the lookup notices the cancellation
-        self.scheduler.remove(pending)
-        self._outcomes.on_dropped(pending)
+        for removed in self.scheduler.remove(pending):
+            self._outcomes.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
 
     def flow(self, pending: PendingRequest, *, paused: bool) -> None:
         """Do nothing: waiting requests receive no responses, and their instance will check whether they are paused."""

@@ -283,6 +283,7 @@ class VersionLoader:
             execution_limit_s=0 if debugged else options.execution_limit_s,
             readiness_limit_s=None if debugged else READINESS_LIMIT_S,
             restart_limit=options.restart_limit,
+            restart_retry_s=options.restart_retry_s,
             cancels_calls=options.cancels_calls,
             warmup=version.warmup,
             outputs=self.warnings,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,12 @@ from pybackend.modelconfig.known_backends import (
     DEFAULT_MODEL_FILENAME,
     backend_of_filename,
     backend_of_files,
+    usual_filename,
 )
-from pybackend.modelconfig.model_directory import scan_versions
+from pybackend.modelconfig.model_directory import printable, scan_versions
 from pybackend.modelconfig.schema import ModelConfig
+
+_MOST_FILES = 1000
 
 
 def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_name: bool) -> str:
@@ -45,11 +51,39 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
     if not backend:
         raise ModelConfigError(
             f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
-            "configuration. Expected model name of the form 'model.<backend_name>'. For a Python model, put its code "
-            f'into {model_directory / "1" / DEFAULT_MODEL_FILENAME} or set backend: "python" in config.pbtxt; a file of '
-            "another framework tells its backend by its name, such as model.onnx."
+            f"configuration. Expected model name of the form 'model.<backend_name>'. {_advice(model_directory, versions)}"
         )
     return backend
+
+
+def _advice(model_directory: Path, versions: Sequence[Path]) -> str:
+    """A sentence that names a file in the wrong place or of another name, or else where files belong."""
+    first = versions[0] if versions else model_directory / "1"
+    if not versions and backend_of_files(model_directory):
+        return f"The model's files lie in {model_directory}, and belong into a version's directory: move them into {first}."
+    for directory in (*versions, model_directory):
+        for name in _files(directory):
+            usual = usual_filename(name)
+            if usual and (directory == model_directory or name != usual):
+                command = f"mv {shlex.quote(str(directory / name))} {shlex.quote(str(first / usual))}"
+                kept = (
+                    ""
+                    if directory == model_directory
+                    else f', or name it in config.pbtxt, default_model_filename: "{name}"'
+                )
+                return f"There is {directory / name}, which no backend looks for: `{command}`{kept}."
+    return (
+        f'For a Python model, put its code into {model_directory / "1" / DEFAULT_MODEL_FILENAME} or set backend: "python" in '
+        "config.pbtxt; a file of another framework tells its backend by its name, such as model.onnx."
+    )
+
+
+def _files(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(printable(entry.name) for entry in islice(entries, _MOST_FILES))
+    except OSError:
+        return []
 
 
 def check_backend(config: ModelConfig) -> str:

@@ -109,9 +109,24 @@ def known_backend(name: str) -> KnownBackend:
     return _BY_NAME.get(name) or KnownBackend(name)
 
 
+_TELLING_SUFFIXES = {
+    suffix: name
+    for row in reversed(KNOWN_BACKENDS)
+    for name in reversed(row.files)
+    if (suffix := name[name.rindex(".") :]) not in {".json", ".model", ".txt"}
+}
+"""The usual name of files that end so. The other endings occur everywhere."""
+
+
+def usual_filename(filename: str) -> str:
+    """The name under which a backend looks for such a file, ``""`` if the ending tells nothing."""
+    return _TELLING_SUFFIXES.get(Path(filename).suffix, "")
+
+
 def backend_of_filename(filename: str) -> str:
     """The backend that a ``default_model_filename`` belongs to, ``""`` if it tells nothing."""
-    return next((row.name for row in KNOWN_BACKENDS if filename in row.files), "")
+    names = {filename, usual_filename(filename)}
+    return next((row.name for row in KNOWN_BACKENDS if names.intersection(row.files)), "")
 
 
 def backend_of_files(version_directory: Path) -> str:

@@ -12,7 +12,7 @@ from pybackend.modelconfig.schema import ModelConfig
 
 _T = TypeVar("_T")
 
-DEFAULT_RESTART_LIMIT = 10
+DEFAULT_RESTART_LIMIT, DEFAULT_RESTART_RETRY_S = 10, 60.0
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ModelOptions:
         concurrency: ASYNC_EXECUTE_CONCURRENCY, calls of an ``async def execute`` that may overlap in each instance.
         execution_limit_s: EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for no limit.
         restart_limit: RESTART_LIMIT, consecutive restarts before an instance is given up; 0 for no limit.
+        restart_retry_s: RESTART_RETRY_S, how often an instance that was given up is tried again; 0 for never.
         cancels_calls: CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf.
         views_regions: CLIENT_MEMORY, models view inputs in clients' shared memory regions instead of copying them.
     """
@@ -34,6 +35,7 @@ class ModelOptions:
     concurrency: int = 1
     execution_limit_s: float = 0
     restart_limit: int = DEFAULT_RESTART_LIMIT
+    restart_retry_s: float = DEFAULT_RESTART_RETRY_S
     cancels_calls: bool = False
     views_regions: bool = False
 
@@ -75,6 +77,9 @@ def options_of(config: ModelConfig) -> ModelOptions:
         concurrency=_read(config, "ASYNC_EXECUTE_CONCURRENCY", 1, _positive, "a whole number of at least 1"),
         execution_limit_s=_read(config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"),
         restart_limit=_read(config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"),
+        restart_retry_s=_read(
+            config, "RESTART_RETRY_S", DEFAULT_RESTART_RETRY_S, _seconds, "a number of seconds, 0 for never"
+        ),
         cancels_calls=_read(config, "CANCEL_CALLS_WITH_REQUEST", False, _yes, '"yes" or "no"'),
         views_regions=_read(config, "CLIENT_MEMORY", False, _view, '"copy" or "view"'),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
@@ -41,12 +42,16 @@ def default_environment(config: ModelConfig, backends: BackendPlaces) -> Path | 
     return archive if os.path.exists(archive) else None
 
 
-def require_framework(config: ModelConfig, backends: BackendPlaces) -> None:
-    """Check that the server's own Python has the framework of a shipped backend. The framework is not imported.
+def require_framework(
+    config: ModelConfig, backends: BackendPlaces, environment: Path | None = None, modules: Collection[str] = ()
+) -> None:
+    """Check that a model's Python has the framework of a shipped backend. The framework is not imported.
 
     Args:
-        config: of a model without an environment.
+        config: of the model.
         backends: where backends are.
+        environment: the model's, None for the server's own Python.
+        modules: the names of the modules in the environment.
 
     Raises:
         ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
@@ -54,9 +59,18 @@ def require_framework(config: ModelConfig, backends: BackendPlaces) -> None:
     row = known_backend(config.backend)
     if not row.modules or not backends.is_shipped(config.backend, config.runtime):
         return
+    archive = f"{row.name}.tar.gz"
+    if environment is not None:
+        if not {*row.modules} & {*modules}:
+            raise ModelConfigError(
+                f"backend '{row.name}' of model '{config.name}' needs the Python package {' or '.join(row.modules)}, which the "
+                f"environment {environment} does not have: `pybackend pack --backend {row.name} -o {archive}` makes one that has "
+                f"it ({config.source})",
+                ErrorCode.UNAVAILABLE,
+            )
+        return
     if any(importlib.util.find_spec(module) is not None for module in row.modules):
         return
-    archive = f"{row.name}.tar.gz"
     raise ModelConfigError(
         f"backend '{row.name}' of model '{config.name}' needs the Python package {' or '.join(row.modules)}, which the "
         f"server's own Python ({sys.executable}) does not have. Make an environment with `pybackend pack --backend "

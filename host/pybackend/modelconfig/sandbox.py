@@ -15,7 +15,7 @@ from pybackend_wire.confinement import LEVELS
 
 _T = TypeVar("_T")
 
-_PREFIX = "SANDBOX"
+PREFIX = "SANDBOX"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _HIGHEST_UID = 2**32 - 2
 
@@ -63,7 +63,7 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
         model_control=read("SANDBOX_MODEL_CONTROL", _names, "names of models separated by commas"),
     )
     # Accepting a misspelt key would silently leave a model with less protection, or fewer rights, than intended.
-    unknown = sorted(key for key in config.parameters if key.startswith(_PREFIX + "_") and key not in known)
+    unknown = sorted(key for key in config.parameters if key.startswith(PREFIX + "_") and key not in known)
     if unknown:
         near = closest(unknown[0], known)
         meant = f"Did you mean {near}? " if near else ""

@@ -93,6 +93,11 @@ class _TextSink:
         self._output.flush()
 
 
+log = logging.getLogger(__name__)
+
+_SWITCHES = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
 class ServerLog:
     """The log of this process. Python has one registry of loggers for a process, and so there is one of these."""
 
@@ -132,7 +137,14 @@ class ServerLog:
         self.change()
 
     def change(self, **changes: Any) -> None:
-        """Change attributes of the settings."""
+        """Change attributes of the settings. Nobody silences the log unseen: each level that ends says so in its last line."""
+        for name, level in _SWITCHES.items():
+            if getattr(self._settings, name) and not changes.get(name, True):
+                log.log(
+                    level,
+                    "a client has switched off this log's lines of level %s; POST /v2/logging brings them back",
+                    name,
+                )
         self._settings = replace(self._settings, **changes)
         for handler in self._handlers:
             handler.setFormatter(formatter_for(self._settings, breaks_lines=handler.breaks_lines))

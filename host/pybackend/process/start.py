@@ -130,7 +130,7 @@ def start_process(
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
-        command, variables = _entered_command(bundle, command, variables, inherited, terms, writing)
+        command, variables = entered_command(bundle, command, variables, inherited, terms, writing)
         process = _popen(command, variables, {*inherited, terms.written, writing}, output)
     except OSError:
         os.close(reading)
@@ -155,7 +155,7 @@ def _popen(
     )
 
 
-def _entered_command(
+def entered_command(
     bundle: Path,
     command: list[str],
     variables: Mapping[str, str],
@@ -163,7 +163,16 @@ def _entered_command(
     terms: Terms,
     pipe: int,
 ) -> tuple[list[str], dict[str, str]]:
-    """Wrap a command, and its environment, so that the process is confined before it becomes the command."""
+    """Wrap a command, and its variables, so that the process is confined before it becomes the command.
+
+    Args:
+        bundle: directory of staged stub code.
+        command: it begins with the path of a program.
+        variables: the command's environment.
+        inherited: descriptors that the command keeps.
+        terms: the conditions under which it runs.
+        pipe: for the report; see :class:`Entry`.
+    """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"
     kept = ",".join(map(str, inherited))
     hidden = {f"_{name}": value for name, value in variables.items()}

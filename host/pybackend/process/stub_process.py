@@ -115,6 +115,17 @@ class StubProcess:
             with suppress(BlockingIOError, BrokenPipeError):  # it has enough unread nudges, or is gone
                 os.write(self._nudges, nudge)
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The lines that it has printed last."""
+        return self._output.output.tail
+
+    def ask_for_stacks(self) -> None:
+        """Have it write where its threads are; see :mod:`pybackend.instance.stacks`."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGURG)
+
     def _close_nudges(self) -> None:
         if self._nudges >= 0:
             os.close(self._nudges)

@@ -81,6 +81,12 @@ class ModelCatalogue:
             return self.find(name, version)
         return traffic.representative() or _no_version(self.entry(name))
 
+    def hurry(self, name: str, version: str = "") -> None:
+        """A request needs versions of a known model, which do not serve: try soon whatever may make them."""
+        for model in self.known_versions(name, version):
+            if model.state is ModelState.UNAVAILABLE:
+                model.hurry()
+
     def absence(self, name: str, home: str = "") -> Absence:
         """The reason why no version of a model serves.
 
@@ -113,6 +119,15 @@ class ModelCatalogue:
             return self.names.known(name) in self.entries
         except AmbiguousModelError:
             return True
+
+    def is_broken(self, name: str) -> bool:
+        """True if there is one model of this name, and it has failed."""
+        try:
+            known = self.names.known(name)
+        except AmbiguousModelError:
+            return False
+        entry = self.entries.get(known)
+        return known in self._failures if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
         """The entry of a name.
@@ -185,6 +200,15 @@ class ModelCatalogue:
     def table(self) -> list[ModelStatus]:
         """The state of every model, for the terminal."""
         return [row for _, entry in sorted(self.entries.items()) for row in entry.table()]
+
+    def known(self) -> Iterator[tuple[ModelStatus, Model | None]]:
+        """A row for each known version, and for each model without one that has failed, with the version."""
+        for name in sorted({*self.entries, *self._failures}):
+            entry = self.entries.get(name)
+            if entry is None:
+                yield self._row(name, ModelState.UNAVAILABLE.value, self._failures[name]), None
+            else:
+                yield from zip(entry.index(), entry.versions.values() or (None,), strict=True)
 
     def note_failure(self, name: str, reason: str) -> None:
         """Show in the index why a model of the repositories could not be read, or ``""`` if it could."""

@@ -19,7 +19,7 @@ from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import RepositoryScan, model_directory
-from pybackend.repository.life_cycle import ModelLifeCycle
+from pybackend.repository.life_cycle import ModelLifeCycle, VersionsFailedError
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.model_locks import ModelLocks
 from pybackend.sandbox.grant import Grant
@@ -49,6 +49,16 @@ class LoadRequest:
     def nbytes(self) -> int:
         """Size of the files."""
         return sum(map(len, self.files.values()))
+
+    @property
+    def is_retry(self) -> bool:
+        """True if a client only wants the model as it is in its repository."""
+        return self.of_client and self.reads_repository
+
+    @property
+    def reads_repository(self) -> bool:
+        """True if nothing came with the request: the model is loaded as it is on disk."""
+        return self.config_json is None and not self.files
 
 
 class ModelChanges:
@@ -105,12 +115,21 @@ class ModelChanges:
             async with self.locks.loading(name, asked_by):
                 if as_part and not self._catalogue.ensembles.lacking([name]):
                     return
-                lacking = await self._load_locked(name, request, tried, as_part=as_part)
+                try:
+                    lacking = await self._load_locked(name, request, tried, as_part=as_part)
+                except InferenceError as error:
+                    self._note_failed_change(name, request, error.__cause__)
+                    raise
             if not lacking:
                 return
             # Without the lock: loading parts may require changes to this model.
             await asyncio.gather(*(self._load_part(part, request.grant, asked_by) for part in sorted(lacking)))
             tried |= lacking
+
+    def _note_failed_change(self, name: str, request: LoadRequest, cause: BaseException | None) -> None:
+        entry = self._catalogue.entries.get(name)
+        if entry is not None and request.reads_repository and isinstance(cause, ModelLoadError):
+            entry.note_failed_change(cause.why if isinstance(cause, VersionsFailedError) else cause.message)
 
     async def _load_part(self, name: str, grant: Grant | None, asked_by: str) -> None:
         try:
@@ -194,6 +213,7 @@ class ModelChanges:
         entry.as_part = as_part
         try:
             await self.change(entry, candidates)
+            entry.failed_change = None
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
         finally:
@@ -237,9 +257,11 @@ class ModelChanges:
         self, name: str, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
     ) -> list[asyncio.Task[bool]]:
         """Unload every version of a model; its lock must be held. Returns a task per version, as the life cycle does."""
+        self._catalogue.note_failure(name, "")
         entry = self._catalogue.entries.get(name)
         if entry is None:
             return []
+        entry.failed_change = None
         ends = self.life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()

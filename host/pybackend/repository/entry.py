@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class ModelStatus:
         name: the model's name.
         version: decimal; if it has none, ``-`` in the table and ``""`` in the index.
         state: the stage of its life; ``""`` for a model that was never loaded.
-        reason: why it is not available, ``""`` if it is.
+        reason: why it is not available, or not as it is on disk; ``""`` if it is.
         namespace: the model's; ``""`` on a server without namespaces.
     """
 
@@ -49,6 +50,24 @@ class ModelStatus:
         return self.state == ModelState.READY.value
 
 
+@dataclass(frozen=True)
+class FailedChange:
+    """A model on disk that failed to load while an earlier state of it serves.
+
+    Attributes:
+        moment_s: when it failed, in seconds since 1970.
+        reason: why.
+    """
+
+    moment_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        then, now = time.localtime(self.moment_s), time.localtime()
+        moment = time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
+        return f"serves as before; the change at {moment} failed: {self.reason}"
+
+
 @dataclass
 class ModelEntry:
     """A name in the repository.
@@ -64,6 +83,7 @@ class ModelEntry:
         configured_rules: the rules of the model's configuration.
         chosen_rules: the rules that were set while the server runs; they replace the configured ones.
         namespace: of the model; ``""`` on a server without namespaces.
+        failed_change: what is on disk failed to load, and an earlier state serves; None if it does not, or has loaded.
     """
 
     name: str
@@ -76,6 +96,7 @@ class ModelEntry:
     configured_rules: TrafficRules | None = None
     chosen_rules: TrafficRules | None = None
     namespace: str = ""
+    failed_change: FailedChange | None = None
 
     @property
     def full_name(self) -> str:
@@ -142,6 +163,20 @@ class ModelEntry:
         return bool(self.versions) and len(self.ready_versions()) == len(self.versions)
 
     @property
+    def is_broken(self) -> bool:
+        """True if a version does not serve although nobody has unloaded it, or what is on disk failed to load."""
+        return (
+            not self.versions
+            or self.failed_change is not None
+            or any(model.state is ModelState.UNAVAILABLE and not model.is_off for model in self.versions.values())
+        )
+
+    def note_failed_change(self, reason: str) -> None:
+        """Note that the files on disk failed to load, if an earlier state serves."""
+        if self.ready_versions():
+            self.failed_change = FailedChange(time.time(), reason)
+
+    @property
     def is_over(self) -> bool:
         """True if no version serves, or will without another load."""
         return all(model.state is ModelState.UNAVAILABLE for model in self.versions.values())
@@ -179,7 +214,14 @@ class ModelEntry:
     def _rows(self, no_version: str) -> list[ModelStatus]:
         if not self.versions:
             return [ModelStatus(self.name, no_version, ModelState.UNAVAILABLE.value, self.reason, self.namespace)]
+        change = "" if self.failed_change is None else str(self.failed_change)
         return [
-            ModelStatus(self.name, str(version), model.state.value, model.reason, self.namespace)
+            ModelStatus(
+                self.name,
+                str(version),
+                model.state.value,
+                change if model.state is ModelState.READY else model.reason,
+                self.namespace,
+            )
             for version, model in self.versions.items()
         ]

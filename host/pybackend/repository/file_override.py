@@ -64,9 +64,10 @@ def override_paths(files: FileContents) -> dict[str, PurePosixPath]:
 
 
 def _inside(key: str) -> PurePosixPath:
-    text = key.removeprefix(FILE_PREFIX)
+    # As the reference does, take a path that begins with a slash as one that begins in the model's folder.
+    text = key.removeprefix(FILE_PREFIX).lstrip("/")
     path = posixpath.normpath(text)  # lexical: the folder will be new, and contain no links
-    if "\0" in text or text.endswith("/") or path.startswith("/") or path.split("/")[0] in {".", ".."}:
+    if "\0" in text or text.endswith("/") or path.split("/")[0] in {".", ".."}:
         raise ModelLoadError(f"'{key}' is no path inside the model's folder, such as '{FILE_PREFIX}1/model.py'")
     return PurePosixPath(path)
 

@@ -28,6 +28,20 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 """Wait before a failed load is tried again; it doubles with each attempt."""
 
 
+class VersionsFailedError(ModelLoadError):
+    """Versions of a model failed to load.
+
+    Attributes:
+        why: their reasons, without what clients look for.
+    """
+
+    def __init__(self, name: str, failed: Iterable[Model]) -> None:
+        failures = dict.fromkeys((model.load_failure, model.reason) for model in failed)
+        message = f"load failed for model '{name}': {''.join(dict.fromkeys(text for text, _ in failures))}"
+        super().__init__(message, ErrorCode.INVALID_ARG)
+        self.why = "; ".join(dict.fromkeys(reason.removeprefix("Internal: ") for _, reason in failures))
+
+
 class ModelLifeCycle:
     """Loads, replaces and unloads versions.
 
@@ -88,12 +102,14 @@ class ModelLifeCycle:
         if unexpected:
             raise unexpected[0]
         if failed:
-            raise _load_error(entry.full_name, failed)
+            raise VersionsFailedError(entry.full_name, failed)
         if serving:
             # Versions that are no longer served stay visible as unloaded.
+            before = entry.versions.values()
             entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
             entry.configure_rules(_rules_of(candidates))
-            replaced = [model for version, model in serving.items() if version in new or version not in candidates]
+            kept = {model for version, model in entry.versions.items() if version in candidates}
+            replaced = [model for model in before if model not in kept]  # also what was given up, and is tried again
             for model in replaced:
                 if isinstance(model, PythonModel):
                     model.sequences.keep()
@@ -254,6 +270,10 @@ class ModelLifeCycle:
         """The versions that are alive and were loaded from a directory."""
         return [int(model.version) for model, used in self._alive.items() if used == directory]
 
+    def alive(self, full_name: str) -> list[Model]:
+        """The versions of a model that have resources, even if they are loading, or answer their last requests."""
+        return [model for model in self._alive if model.full_name == full_name]
+
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""
         now_ns = time.monotonic_ns()
@@ -264,8 +284,3 @@ class ModelLifeCycle:
 def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
     """The traffic rules of the configuration that all candidates share."""
     return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
-
-
-def _load_error(name: str, failed: Iterable[Model]) -> ModelLoadError:
-    failures = dict.fromkeys(model.load_failure for model in failed)
-    return ModelLoadError(f"load failed for model '{name}': {''.join(failures)}", ErrorCode.INVALID_ARG)

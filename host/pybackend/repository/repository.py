@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
+from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
@@ -89,6 +90,14 @@ class ModelRepository(ModelCatalogue):
         """The versions that :meth:`unload_all` waits for."""
         return self._changes.life_cycle.unfinished()
 
+    def alive(self, name: str) -> list[Model]:
+        """The versions of a model that have resources, even if they are loading, or answer their last requests.
+
+        Raises:
+            InferenceError: INVALID_ARG, there is no such model, or several have the name.
+        """
+        return self._changes.life_cycle.alive(self.entry(name).full_name)
+
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""
         self._changes.life_cycle.trim()
@@ -111,7 +120,7 @@ class ModelRepository(ModelCatalogue):
             InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
                 INTERNAL if loading failed, with the reason.
         """
-        self.check_control()
+        self.check_control(name if request.is_retry else "")
         if self._scan.namespaces is not None:
             name = self.names.to_load(name, home, (await self._look()).models)
         check_name(self.names.split(name)[1])
@@ -120,7 +129,8 @@ class ModelRepository(ModelCatalogue):
         if grant is not None:
             grant.check_control(name)
             if request.config_json is not None or request.files:
-                grant.check_override(name)
+                models = (await self._look()).models
+                await asyncio.to_thread(grant.check_override, name, models.get(grant.model), models.get(name))
         self._brought_bytes += request.nbytes
         try:
             if request.nbytes < self._brought_bytes > MOST_BROUGHT_BYTES:
@@ -218,16 +228,21 @@ class ModelRepository(ModelCatalogue):
                 raise _STOPPING.again() from None
             raise
 
-    def check_control(self) -> None:
+    def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded on request.
+
+        Args:
+            to_load: a model that a client wants to load as it is in its repository: in every control mode it may, if the model
+                has failed.
 
         Raises:
             InferenceError: UNAVAILABLE, they may not.
         """
-        if not self.host.explicit:
+        if not (self.host.explicit or (to_load and self.is_broken(to_load))):
             raise InferenceError(
                 "explicit model load / unload is not allowed if polling is enabled, or in model control mode 'none': "
-                "start the server with --model-control-mode=explicit",
+                "start the server with --model-control-mode=explicit. Only a model that has failed may be loaded again in every "
+                "mode, without a configuration or files",
                 ErrorCode.UNAVAILABLE,
             )
         if self._closed:

@@ -34,7 +34,7 @@ class Grant:
         limits: its limits, by the names of the kernel's resource limits.
         uid: the user in its configuration, None for none.
         control: full names of the models that it may load and unload, None for all.
-        overrides: whether it may send configurations and files for the models that it loads.
+        overrides: whether it may send configurations and files for models of other authors, too.
         user: its user id and group id, -1 for those of the server.
         rules: for files, as pairs of a path and access letters.
         in_force: the layers that confine it.
@@ -74,16 +74,24 @@ class Grant:
             f"model '{self.model}' may not load or unload model '{name}': {why}", ErrorCode.UNAVAILABLE
         )
 
-    def check_override(self, name: str) -> None:
-        """Check that it may send a configuration or files.
+    def check_override(self, name: str, own: Path | None, other: Path | None) -> None:
+        """Check that it may send a configuration or files: for models of the same author, and with a flag for all. Blocking.
+
+        Args:
+            name: the full name of the model that it loads.
+            own: the directory of the grant's model in the repositories, None if there is none.
+            other: that of the model that it loads.
 
         Raises:
             InferenceError: UNAVAILABLE if it may not.
         """
         if self.level == STRICT:
             why = "at level 'strict' a model loads others only as the repository has them"
-        elif not self.overrides:
-            why = f"the server's operator has not allowed that with {OVERRIDES_FLAG}"
+        elif not self.overrides and not _have_one_author(own, other):
+            why = (
+                "it may do so for models whose directory lies in the same repository as its own and has the same owner, and the "
+                f"server's operator has not allowed it for others with {OVERRIDES_FLAG}"
+            )
         else:
             return
         raise InferenceError(
@@ -209,6 +217,15 @@ class Grant:
     @cached_property
     def _resolved(self) -> list[tuple[str, str]]:
         return [(os.path.realpath(path), letters) for path, letters in self.rules]
+
+
+def _have_one_author(one: Path | None, other: Path | None) -> bool:
+    if one is None or other is None or one.parent != other.parent:
+        return False
+    try:
+        return os.stat(one).st_uid == os.stat(other).st_uid
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.queue_hold import queue_hold
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend.scheduler.sequence_state import ImplicitStates
 from pybackend.scheduler.shape_rule import shape_key_of
+
+_BATCHING = frozenset({Scheduling.DYNAMIC_BATCHING, Scheduling.SEQUENCE_BATCHING})
 
 
 def make_scheduler(
@@ -37,19 +41,24 @@ def make_scheduler(
     Returns:
         The scheduler, and the path through its stages, which must receive all responses of the model; ``pass_on``
         itself if there are no stages.
+
+    Raises:
+        ModelLoadError: the environment demands a hold without saying how many requests must wait.
     """
+    hold = queue_hold(os.environ, config.name) if config.scheduling in _BATCHING else None
     if config.scheduling is Scheduling.DYNAMIC_BATCHING:
         batching = batching_of(config.document)
         if not batching.preserve_ordering:
-            return DynamicBatcher(batching, instances, owner, shape_key_of(config)), pass_on
+            return DynamicBatcher(batching, instances, owner, shape_key_of(config), hold=hold), pass_on
         delivery = OrderedDelivery(pass_on)
-        batcher = DynamicBatcher(batching, instances, owner, shape_key_of(config), delivery.new_line())
+        batcher = DynamicBatcher(batching, instances, owner, shape_key_of(config), delivery.new_line(), hold)
         return batcher, delivery.on_response
     if config.scheduling is Scheduling.SEQUENCE_BATCHING:
         sequences = sequences_of(config.document)
         output_names = tuple(tensor.name for tensor in config.outputs)
         assert states is not None
-        sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key_of(config), pass_on)
+        shape_key = shape_key_of(config)
+        sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key, pass_on, hold)
         return sequencer, sequencer.path
     return DefaultScheduler(instances), pass_on
 

@@ -56,9 +56,10 @@ class DefaultScheduler:
     def on_lost(self, instance: object, error: InferenceError) -> None:
         """Do nothing: any other instance can serve the requests."""
 
-    def remove(self, pending: PendingRequest) -> None:
+    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
         """Remove a waiting request."""
         self._queue.remove(pending)
+        return (pending,)
 
     def take_all(self) -> list[PendingRequest]:
         """Empty the queue, so that the caller can answer requests that cannot be served."""

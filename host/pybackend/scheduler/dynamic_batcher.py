@@ -14,6 +14,7 @@ from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.scheduler.ordered_delivery import DeliveryLine
 from pybackend.scheduler.precise_timer import PreciseTimer
+from pybackend.scheduler.queue_hold import QueueHold
 from pybackend.scheduler.request_queue import RequestQueue
 from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
 
@@ -32,6 +33,7 @@ class DynamicBatcher:
         owner: notified of batches, and of requests that timed out.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
         line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.
+        hold: keeps the first requests in the queue; None for no hold.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class DynamicBatcher:
         owner: SchedulerOwner,
         shape_key: Callable[[InferenceRequest], object] | None = None,
         line: DeliveryLine | None = None,
+        hold: QueueHold | None = None,
     ) -> None:
         self._turn = loop_turn_of(asyncio.get_running_loop())
         self._config = config
@@ -49,6 +52,7 @@ class DynamicBatcher:
         self._shape_key = shape_key
         self._queue = RequestQueue(config)
         self._line = line
+        self._hold = hold
         self._delay_ns = config.max_queue_delay_us * 1000
         self._largest_preferred = max(config.preferred_batch_sizes, default=0)
         self._timer = PreciseTimer(self.dispatch)
@@ -82,9 +86,10 @@ class DynamicBatcher:
     def on_lost(self, instance: object, error: InferenceError) -> None:
         """Do nothing: any other instance can serve the requests."""
 
-    def remove(self, pending: PendingRequest) -> None:
+    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
         """Remove a waiting request; its answer keeps its place in the order of responses."""
         self._queue.remove(pending)
+        return (pending,)
 
     def take_all(self) -> list[PendingRequest]:
         """Empty the queue, so that the caller can answer requests that cannot be served."""
@@ -105,7 +110,7 @@ class DynamicBatcher:
             expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)
             self._owner.on_rejected(pending, expired)
         ripe_ns = 0
-        while self._queue:
+        while self._queue and (self._hold is None or self._hold.is_over(len(self._queue))):
             instance = self._idle_instance() or self._roomy_instance()
             if instance is None:
                 break
@@ -156,7 +161,7 @@ class DynamicBatcher:
     def _form(self, now_ns: int) -> _Batch | None:
         """The batch to send to a free instance; None if the waiting batch may still grow."""
         config = self._config
-        count = size = preferred_count = 0
+        count = size = preferred_count = count_within = 0
         cannot_grow = False
         key: object = None
         oldest_ns = now_ns
@@ -176,10 +181,14 @@ class DynamicBatcher:
             oldest_ns = min(oldest_ns, request.queued_ns)
             if size in config.preferred_batch_sizes:
                 preferred_count = count
+            if size <= self._largest_preferred:
+                count_within = count
         waited = self._delay_ns > 0 and now_ns - oldest_ns >= self._delay_ns
         if preferred_count and not waited:
             full = preferred_count == count and size >= config.max_batch_size
             return _Batch(preferred_count, BatchReason.FULL if full else BatchReason.PREFERRED)
+        if count_within and size > self._largest_preferred and self._delay_ns and not waited:
+            return _Batch(count_within, BatchReason.FULL)  # no further request fits, and the others may wait for more
         if (
             cannot_grow
             or size >= config.max_batch_size

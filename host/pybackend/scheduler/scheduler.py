@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -85,8 +85,12 @@ class Scheduler(Protocol):
         Requests it had started are already answered, and those it had not started are back in the queue.
         """
 
-    def remove(self, pending: PendingRequest) -> None:
-        """Remove a waiting request."""
+    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
+        """Remove a waiting request.
+
+        Returns:
+            The request, and others that were removed because they cannot be executed without it.
+        """
 
     def take_all(self) -> list[PendingRequest]:
         """Empty the queue, so that the caller can answer requests that cannot be served."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 
 from pybackend.errors import ErrorCode, InferenceError, UnknownSequenceError
@@ -23,6 +24,7 @@ from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.precise_timer import PreciseTimer
+from pybackend.scheduler.queue_hold import QueueHold
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
 from pybackend.scheduler.sequence_controls import ControlTensors
 from pybackend.scheduler.sequence_inputs import SequenceInputs
@@ -44,6 +46,7 @@ class SequenceBatcher:
         output_names: outputs for clients that request none by name.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
         pass_on: receives the responses after this stage.
+        hold: keeps the first requests in their slots; None for no hold.
 
     Attributes:
         path: must receive all responses of the model: this stage, after ordered delivery if that is configured.
@@ -59,6 +62,7 @@ class SequenceBatcher:
         output_names: Sequence[str],
         shape_key: Callable[[InferenceRequest], object] | None = None,
         pass_on: ResponsePath = to_sender,
+        hold: QueueHold | None = None,
     ) -> None:
         self._turn = loop_turn_of(asyncio.get_running_loop())
         self._config = config
@@ -71,7 +75,9 @@ class SequenceBatcher:
         is_ordered = config.oldest is not None and config.oldest.preserve_ordering
         delivery = OrderedDelivery(self.on_response) if is_ordered else None
         self.path: ResponsePath = self.on_response if delivery is None else delivery.on_response
-        counting = [_CountingInstance(instance, self._on_sent) for instance in instances]
+        counting: list[BatchExecutor] = [_CountingInstance(instance, self._on_sent) for instance in instances]
+        if hold is not None:
+            counting = [_HeldInstance(instance, partial(self._is_over, hold)) for instance in counting]
         self._lanes = make_lanes(config, counting, owner, inputs, shape_key, delivery)
         self._numbers: dict[object, int] = {instance: number for number, instance in enumerate(instances)}
         self._served: list[dict[LiveSequence, None]] = [{} for _ in instances]
@@ -103,6 +109,10 @@ class SequenceBatcher:
     def has_active(self) -> bool:
         """True while further requests of a sequence may come."""
         return bool(self._live)
+
+    def _is_over(self, hold: QueueHold) -> bool:
+        in_backlog = sum(len(sequence.waiting) for sequence in self._backlog)
+        return hold.is_over(len(self) - in_backlog, in_backlog)
 
     # Arrival and departure of requests
 
@@ -242,9 +252,15 @@ class SequenceBatcher:
         pending.request.flags = 0
         self._lanes[sequence.slot.instance].reschedule(item)
 
-    def remove(self, pending: PendingRequest) -> None:
-        """Remove a waiting request; it is answered later."""
-        item = self._items[pending]
+    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
+        """Remove a waiting request and all others of its sequence that wait; they are answered later."""
+        sequence = self._items[pending].sequence
+        items = [item for item in (sequence.current, *sequence.waiting) if item is not None and item.pending.is_waiting]
+        for item in items:
+            self._remove(item)
+        return [item.pending for item in items]
+
+    def _remove(self, item: SequenceRequest) -> None:
         sequence = item.sequence
         if sequence.current is item:
             assert sequence.slot is not None
@@ -259,7 +275,7 @@ class SequenceBatcher:
         """Remove all waiting requests, so that the caller can answer those that cannot be served."""
         taken = [pending for pending in self._items if pending.is_waiting and not pending.answered]
         for pending in taken:
-            self.remove(pending)
+            self._remove(self._items[pending])
         return taken
 
     def close(self) -> None:
@@ -446,6 +462,27 @@ class _CountingInstance:
     def execute(self, batch: list[PendingRequest]) -> None:
         self._on_sent(batch)
         self._instance.execute(batch)
+
+
+class _HeldInstance:
+    """A lane's view of an instance that seems busy until a hold is over."""
+
+    def __init__(self, instance: BatchExecutor, is_over: Callable[[], bool]) -> None:
+        self._instance = instance
+        self._is_over = is_over
+        self.execute = instance.execute
+
+    @property
+    def is_idle(self) -> bool:
+        return self._is_over() and self._instance.is_idle
+
+    @property
+    def room(self) -> int:
+        return self._instance.room if self._is_over() else 0
+
+    @property
+    def is_up(self) -> bool:
+        return self._instance.is_up
 
 
 def _invalid(message: str) -> InferenceError:

@@ -1,6 +1,6 @@
 """Runs the requests of one ``execute`` together: joined along the batch dimension, and split again.
 
-A single request is not copied. An error concerns only the request that causes it. What is done for every request of a batch is
+A single request is not copied. What is done for every request of a batch is
 left to functions in C where there is one: behind a batcher, these lines cost as much as the answer of a small model.
 """
 
@@ -18,6 +18,9 @@ Run = Callable[[Dict[str, Any], Sequence[str]], Mapping[str, Any]]
 """Computes outputs from inputs, both by name. It also gets the names of the outputs that are wanted, and returns at
 least those. An output can be an array, or a tensor from ``Tensor.empty``, which is sent without a copy."""
 
+_TOGETHER = "{0} ({1} requests were computed together, and none is computed twice: any of them may be the cause)"
+"""Error of each request of a batch that failed."""
+
 _Columns = Sequence[Sequence[Tensor]]
 """The inputs of several requests: for each name, the tensors of all requests in their order."""
 
@@ -27,18 +30,21 @@ _first = itemgetter(0)
 
 
 def execute_batch(
-    requests: Sequence[InferenceRequest], run: Run, *, batches: bool, form: Form = ARRAYS
+    requests: Sequence[InferenceRequest], run: Run, *, batches: bool, form: Form = ARRAYS, repeats: bool = False
 ) -> List[InferenceResponse]:
     """Answer all requests of one ``execute``.
 
     Requests whose inputs have the same names, types and shapes, apart from the batch dimension, are computed together. If
-    that fails, each of them is computed alone, and those that fail again get the error.
+    that fails, all of them get the error, or, if ``repeats`` is set, each is computed alone, and those that fail again get
+    the error.
 
     Args:
         requests: the argument of ``execute``.
         run: computes the outputs.
         batches: whether the first dimension of every input and output is the batch's, that is ``max_batch_size`` > 0.
         form: how the framework holds values.
+        repeats: whether ``run`` may compute the requests of a batch again that failed, because it leaves nothing behind: no
+            state of the model, and nothing outside it.
 
     Returns:
         One response per request, in the same order.
@@ -47,11 +53,11 @@ def execute_batch(
         return [_alone(request, run, form) for request in requests]
     columns = _alike(requests)
     if columns:
-        return _together(requests, columns, run, form)
+        return _together(requests, columns, run, form, repeats)
     responses: List[Optional[InferenceResponse]] = [None] * len(requests)
     for places in _groups(requests):
         group = [requests[place] for place in places]
-        for place, response in zip(places, _together(group, _by_name(group), run, form)):
+        for place, response in zip(places, _together(group, _by_name(group), run, form, repeats)):
             responses[place] = response
     return responses  # type: ignore[return-value]  # every request is in one group
 
@@ -96,12 +102,17 @@ def _by_name(requests: Sequence[InferenceRequest]) -> _Columns:
     return list(zip(*[sorted(request._inputs, key=_name) for request in requests]))
 
 
-def _together(requests: Sequence[InferenceRequest], columns: _Columns, run: Run, form: Form) -> List[InferenceResponse]:
+def _together(
+    requests: Sequence[InferenceRequest], columns: _Columns, run: Run, form: Form, repeats: bool
+) -> List[InferenceResponse]:
     if len(requests) == 1 or not columns:
         return [_alone(request, run, form) for request in requests]
+    has_begun = False
     try:
         names, are_same = _wanted(requests)
-        outputs = run({column[0]._name: form.join(column) for column in columns}, names)
+        inputs = {column[0]._name: form.join(column) for column in columns}
+        has_begun = True
+        outputs = run(inputs, names)
         rows = list(map(_first, map(_shape, columns[0])))
         values = {name: _sliceable(outputs[name]) for name in names}
         _check_rows(values, sum(rows))
@@ -112,8 +123,11 @@ def _together(requests: Sequence[InferenceRequest], columns: _Columns, run: Run,
             InferenceResponse._of([parts[name][place] for name in request._requested_output_names])
             for place, request in enumerate(requests)
         ]
-    except Exception:  # noqa: BLE001  whichever request causes it shows when each is computed alone
-        return [_alone(request, run, form) for request in requests]
+    except Exception as error:  # noqa: BLE001  the framework's errors are of any type
+        if repeats or not has_begun:  # whichever request causes it shows when each is computed alone
+            return [_alone(request, run, form) for request in requests]
+        failure = _TOGETHER.format(_message(error), len(requests))
+        return [InferenceResponse(error=TritonError(failure)) for _ in requests]
 
 
 def _wanted(requests: Sequence[InferenceRequest]) -> "Tuple[Sequence[str], bool]":

@@ -1,17 +1,18 @@
 """The Python environment of a model under test, and processes in it.
 
-Archives are unpacked by the server's package: ``pybackend env run`` starts a program in an environment, as a server
-would. Where that package is missing, a directory can still be used.
+Archives are unpacked by the server's package: ``pybackend env run`` starts a program in an environment and in the
+model's sandbox, as a server would. Where that package is missing, a directory can still be used, without a sandbox.
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import pybackend_sdk
 import pybackend_wire
@@ -27,6 +28,7 @@ _MAIN = (
     "import sys; sys.path[0] = sys.argv[1]; sys.dont_write_bytecode = True; "
     "from pybackend_sdk.testing.environment_process import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
+_READ = "SANDBOX_READ"
 _END_S = 5.0
 
 
@@ -51,6 +53,9 @@ class EnvironmentProcess:
     Args:
         path: the environment: an archive or a directory.
         model_name: for messages.
+        model_directory: the model's directory.
+        parameters: of its configuration; those of the sandbox count.
+        read: places of the model's code.
 
     Attributes:
         socket: connected to the process.
@@ -59,11 +64,19 @@ class EnvironmentProcess:
         HarnessError: no program here can start a process in that environment.
     """
 
-    def __init__(self, path: str, model_name: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        model_name: str,
+        model_directory: str,
+        parameters: "Mapping[str, Mapping[str, str]]",
+        read: Sequence[str],
+    ) -> None:
         self._path = path
         self._model_name = model_name
-        command = [*_runner(path, model_name), "python", "-c", _MAIN]
         self._code = _staged()
+        rights = _rights(parameters, [self._code, *read])
+        command = [*_runner(path, model_name, model_directory, rights), "python", "-c", _MAIN]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         self.socket, theirs = socket.socketpair()
         errors = os.dup(2)
@@ -123,23 +136,35 @@ class EnvironmentProcess:
         return f"the environment {self._path} of model '{self._model_name}'"
 
 
+def _rights(parameters: "Mapping[str, Mapping[str, str]]", read: Sequence[str]) -> "Dict[str, Dict[str, str]]":
+    """Return the sandbox parameters of a model that may also read some directories."""
+    rights = {name: dict(value) for name, value in parameters.items() if name.startswith("SANDBOX")}
+    given = rights.get(_READ, {}).get("string_value")
+    rights[_READ] = {"string_value": ":".join([*([given] if given else []), *read])}
+    return rights
+
+
 def _staged() -> str:
-    """Make a directory that holds links to the SDK alone: a model must not see other packages of this environment."""
+    """Make a directory that holds the SDK alone: a model must not see other packages of this environment."""
     directory = tempfile.mkdtemp(prefix="pybackend-testing-")
+    os.chmod(directory, 0o755)  # noqa: S103  the process may have another user
     sdk, wire = (os.path.dirname(os.path.abspath(str(package.__file__))) for package in (pybackend_sdk, pybackend_wire))
     beside = os.path.dirname(sdk)
     for path in (sdk, wire, *(os.path.join(beside, name) for name in _MODULES)):
-        os.symlink(path, os.path.join(directory, os.path.basename(path)))
+        copy = shutil.copytree if os.path.isdir(path) else shutil.copyfile
+        copy(path, os.path.join(directory, os.path.basename(path)))
     return directory
 
 
-def _runner(path: str, model_name: str) -> List[str]:
-    """Return the beginning of a command that runs a program in an environment."""
+def _runner(path: str, model_name: str, directory: str, rights: "Dict[str, Dict[str, str]]") -> List[str]:
+    """Return the beginning of a command that runs a program in an environment and in a model's sandbox."""
+    config = json.dumps({"parameters": rights})
+    run = ["env", "run", f"--model={directory}", f"--config={config}", path, "--"]
     if importlib.util.find_spec("pybackend") is not None:
-        return [sys.executable, "-m", "pybackend", "env", "run", path, "--"]
+        return [sys.executable, "-m", "pybackend", *run]
     program = shutil.which("pybackend")
     if program is not None:
-        return [program, "env", "run", path, "--"]
+        return [program, *run]
     if os.access(os.path.join(path, "bin", "python"), os.X_OK):
         return []
     raise HarnessError(

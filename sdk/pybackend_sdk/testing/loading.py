@@ -66,7 +66,16 @@ def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInst
     from pybackend_sdk.testing.remote_instance import RemoteInstance  # late: most tests never use it
 
     return RemoteInstance(
-        runtime, plan.environment, plan.of_backend, plan.model_file, plan.name, plan.wait_s, table, log
+        runtime,
+        plan.environment,
+        plan.directory,
+        document["parameters"],
+        plan.of_backend,
+        plan.model_file,
+        plan.name,
+        plan.wait_s,
+        table,
+        log,
     )
 
 

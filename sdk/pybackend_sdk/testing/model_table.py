@@ -231,7 +231,7 @@ class ModelTable:
         self._directories.append(root)
         directory = os.path.join(root, name)
         for key, content in files.items():
-            path = os.path.normpath(os.path.join(directory, key[len("file:") :]))
+            path = os.path.normpath(os.path.join(directory, key[len("file:") :].lstrip("/")))
             if not key.startswith("file:") or not path.startswith(directory + os.sep):
                 raise _refused(
                     "Failed to load model: ",

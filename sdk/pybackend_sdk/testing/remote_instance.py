@@ -6,8 +6,9 @@ and calls it: see :mod:`pybackend_sdk.testing.environment_process`.
 
 import contextvars
 import itertools
+import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.logger import Logger
@@ -40,6 +41,8 @@ class RemoteInstance(ModelInstance):
     Args:
         runtime: in this process; serves ``pb_utils`` calls of functions that stand in for other models.
         environment: path of the archive or directory.
+        directory: the model's directory.
+        parameters: of its configuration.
         of_backend: whether the model's file belongs to a Python-based backend.
         model_file: the file with the model's class.
         model_name: the model's name.
@@ -52,6 +55,8 @@ class RemoteInstance(ModelInstance):
         self,
         runtime: HarnessRuntime,
         environment: str,
+        directory: str,
+        parameters: "Mapping[str, Mapping[str, str]]",
         of_backend: bool,
         model_file: str,
         model_name: str,
@@ -62,6 +67,8 @@ class RemoteInstance(ModelInstance):
         super().__init__(runtime, model_file, wait_s, table.failures)
         self.model = _NotHere(f"the model object of '{model_name}' is in another process, of {environment}")
         self._environment = environment
+        self._directory = directory
+        self._parameters = parameters
         self._of_backend = of_backend
         self._model_name = model_name
         self._table = table
@@ -77,7 +84,10 @@ class RemoteInstance(ModelInstance):
 
     def load(self) -> None:
         attach(self.runtime)
-        self._process = EnvironmentProcess(self._environment, self._model_name)
+        places = [self.runtime.model_directory, os.path.dirname(self._model_file)]
+        self._process = EnvironmentProcess(
+            self._environment, self._model_name, self._directory, self._parameters, places
+        )
         self._peer = Peer(self._process.socket, self._handlers(), in_a_thread)
         self._peer.start(self._on_end)
         self._started.wait()

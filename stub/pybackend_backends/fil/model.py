@@ -49,7 +49,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         """Answer the requests, together if the model batches."""
-        return execute_batch(requests, self._run, batches=self._batches)
+        return execute_batch(requests, self._run, batches=self._batches, repeats=True)
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
         rows = inputs[_INPUT]

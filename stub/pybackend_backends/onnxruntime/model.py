@@ -35,4 +35,4 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         """Compute the requests, together if the model batches."""
-        return execute_batch(requests, self._computation, batches=self._batches)
+        return execute_batch(requests, self._computation, batches=self._batches, repeats=True)

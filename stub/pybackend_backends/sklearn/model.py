@@ -61,6 +61,7 @@ class TritonPythonModel:
             if method.output in types
         }
         self._batches = config["max_batch_size"] > 0
+        self._repeats = file.path.endswith(".skops")  # others can hold any code, which may leave something behind
 
     def _restrict_threads(self, threads: int) -> None:
         """Let the native libraries below use their share of the cores, and estimators none of joblib's workers.
@@ -75,7 +76,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         """Answer the requests, together if the model batches."""
-        return execute_batch(requests, self._run, batches=self._batches)
+        return execute_batch(requests, self._run, batches=self._batches, repeats=self._repeats)
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
         if not all(len(array) for array in inputs.values()):

@@ -68,7 +68,7 @@ class TritonPythonModel:
         """Answer requests together, or begin to generate their texts."""
         if self._generator is None:
             with torch.inference_mode():
-                return execute_batch(requests, self._run, batches=self._batches, form=_FORM)
+                return execute_batch(requests, self._run, batches=self._batches, form=_FORM, repeats=True)
         for request in requests:
             begin_text(request, self._generator, self._max_tokens)
         return None

@@ -32,7 +32,7 @@ def main(arguments: "List[str]") -> None:
     die_with_host(int(host_pid))
     bear_mark(int(mark))
     variables = {name[1:]: value for name, value in os.environ.items() if name.startswith("_")}
-    descriptors = [int(number) for number in kept.split(",")]
+    descriptors = [int(number) for number in kept.split(",") if number]
     confinement = Confinement.from_json(os.pread(int(written), 1 << 26, 0))
     listeners: List[int] = []
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
 
 import pytest
 
 from pybackend.cli.commands import run
 from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
 
@@ -188,3 +191,48 @@ def test_lines_and_exit_statuses(check, repository, tmp_path):
     status, _, err = check(str(tmp_path / "empty"))
     assert (status, err[:20]) == (1, "error: found no mode")
     assert check()[2].splitlines()[-1].startswith("Name a directory of models")
+
+
+def test_files_that_a_load_would_refuse(check, tmp_path):
+    """Nothing of them is run: the kind of a file shows that, and for a pickle it suffices."""
+    repository, environment = tmp_path / "models", tmp_path / "environment"
+    for name, file, data in (
+        ("churn", "model.joblib", pickle.dumps({"a": 1}, protocol=4)),
+        ("cut", "model.txt", b"tree\nversion=v4\n"),
+        ("nothing", "model.tflite", b""),
+        ("old", "model.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),
+        ("own", "model.tflite", b"a format that only the framework knows"),
+    ):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / file).write_bytes(data)
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "activate").touch()
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    (environment / "lib/python3.11/site-packages/numpy").mkdir(parents=True)
+    flags = [f"--backend-config={name},environment={environment}" for name in ("sklearn", "fil", "litert", "pytorch")]
+    said = json.loads(check("--json", str(repository), *flags)[1])["models"]
+    wanted = {
+        "churn": [
+            "needs the Python package sklearn",
+            "a pickle, and reading one runs any code that its writer put into it",
+        ],
+        "cut": ["needs the Python package xgboost or lightgbm or treelite", "is a truncated LightGBM model"],
+        "nothing": ["needs the Python package ai_edge_litert or tensorflow", "is empty: copy it again"],
+        "old": ["needs the Python package torch", "is an old pickle of torch.save"],
+        "own": ["needs the Python package ai_edge_litert or tensorflow"],
+    }
+    found = {report["model"]: report["errors"] for report in said}
+    assert {name: len(errors) for name, errors in found.items()} == {name: len(words) for name, words in wanted.items()}
+    for name, words in wanted.items():
+        assert all(map(str.__contains__, found[name], words)), found[name]
+        assert str(environment) in found[name][0]
+
+
+def test_a_pickle_is_refused_in_the_words_of_the_load(check, tmp_path):
+    pytest.importorskip("sklearn")
+    (tmp_path / "churn" / "1").mkdir(parents=True)
+    (tmp_path / "churn" / "1" / "model.pkl").write_bytes(pickle.dumps({"a": 1}, protocol=4))
+    (error,) = json.loads(check("--json", str(tmp_path))[1])["models"][0]["errors"]
+    with serving(tmp_path, flags=("--exit-on-error=false", "--strict-readiness=false")) as server:
+        (model,) = server.request("POST", "/v2/repository/index").json
+        assert error in model["reason"]

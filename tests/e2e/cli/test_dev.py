@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import signal
 import numpy as np
 import pytest
 
+from pybackend.cli import main
 from pybackend.cli.dev_command import parse_dev
 from pybackend.errors import ServerError
 from tests.support.gates import wait_until
@@ -90,6 +93,31 @@ def test_saved_files_load_by_themselves(server):
     tells(server, "at_first", 6)
 
 
+def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):
+    hangs = MODEL.replace('        print("factor", FACTOR)\n', "        while FACTOR < 0:\n            pass\n")
+    directory = write_model(server.repository, "hangs", hangs, CONFIG)
+    (directory / "1" / "helper.py").write_text("FACTOR = 3\n")
+    tells(server, "hangs", 3)
+    (directory / "1" / "helper.py").write_text("FACTOR = -1\n")
+    server.wait_until("/v2/models/hangs/ready", 200)
+    wait_until(lambda: server.output.count("successfully loaded 'hangs'") == 2, lambda: server.output)
+    before = set(server.stub_pids())
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    client.request("POST", "/v2/models/hangs/infer", json.dumps({"inputs": [tensor]}))
+
+    def running():
+        return server.metrics()['pybackend_executions_running{model="hangs",version="1"}']
+
+    wait_until(lambda: running() == 1, "it does not hang")
+    (directory / "1" / "helper.py").write_text("FACTOR = 4\n")
+    wait_until(lambda: server.output.count("successfully loaded 'hangs'") == 3, lambda: server.output)
+    assert told(server, "hangs") == 4
+    client.close()
+    server.wait_for("instance 'hangs_0' was replaced, and executes for nobody: it is ended")
+    wait_until(lambda: len(before & set(server.stub_pids())) < len(before), "its process is left")
+
+
 def test_broken_files_leave_the_last_good_version_serving(server):
     kept = server.repository / "kept"
     keeps = "error: model 'kept' keeps serving as before its change: it is loaded again when its files change"
@@ -122,7 +150,7 @@ def test_lines_are_short_and_the_end_is_quick(server):
 
 def test_defaults(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = parse_dev([])
+    settings = parse_dev([], tmp_path)
     assert (settings.repositories, settings.model_directories) == ((tmp_path,), ())
     assert {settings.http.address, settings.grpc.address, settings.http.metrics_address} == {"127.0.0.1"}
     assert (settings.exit_timeout_s, settings.exit_on_error) == (2, False)
@@ -131,12 +159,55 @@ def test_defaults(tmp_path, monkeypatch):
     (tmp_path / "models/a/2/model.py").touch()
     (tmp_path / "models/b/1").mkdir(parents=True)
     (tmp_path / "models/b/1/model.onnx").touch()
-    assert parse_dev(["models/b"]).model_directories == (tmp_path / "models/b",)
+    assert parse_dev(["models/b"], tmp_path).model_directories == (tmp_path / "models/b",)
     for directory, argument in ((".", "models/a"), ("models/a", "."), ("models/a/2", "..")):
         monkeypatch.chdir(tmp_path / directory)
-        settings = parse_dev([argument, "--http-port=1"])
+        settings = parse_dev([argument, "--http-port=1"], tmp_path)
         assert (settings.repositories, settings.model_directories) == ((), (tmp_path / "models/a",))
     assert settings.http.port == 1
     for flag in ("--model-control-mode=explicit", "--repository-poll-secs=0"):
         with pytest.raises(ServerError, match="`pybackend dev` follows its repository"):
-            parse_dev([flag])
+            parse_dev([flag], tmp_path)
+
+
+def test_a_framework_s_file_is_served_at_once(tmp_path):
+    joblib, linear = pytest.importorskip("joblib"), pytest.importorskip("sklearn.linear_model")
+    joblib.dump(linear.LinearRegression().fit(np.eye(3), [1, 2, 3]), tmp_path / "prices.joblib")
+    server = ServerProcess([tmp_path / "prices.joblib"], "--trust-pickle", command="dev")
+    try:
+        server.wait_for(
+            r"serving a copy of .*prices\.joblib, a pickle of joblib, as model 'prices'; `pybackend import` makes"
+        )
+        server.wait_ready()
+        assert infer(server, "prices", {"input": np.eye(3)[:1]}).status == 200
+        server.wait_for("following changes of")
+        (copy,) = re.findall(r"following changes of (\S+?)\"?$", server.output, re.MULTILINE)
+        assert os.path.exists(copy)
+    finally:
+        server.stop()
+    assert not os.path.exists(copy)
+
+
+def test_what_is_no_repository_is_recognised(tmp_path, capsys):
+    pickle = b"\x80\x04joblib"
+    for path, data in (
+        ("iris.pkl", pickle),
+        ("saved/model.joblib", pickle),
+        ("mine.py", b""),
+        ("code/model.py", b""),
+        ("code/labels.txt", b""),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    for path, words in (
+        ("iris.pkl", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
+        ("saved", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
+        ("mine.py", "{} is the code of a model, and {} no repository of models. A model is a directory"),
+        ("code", "{}/model.py is the code of a model, and {} no repository of models. A model is a directory"),
+    ):
+        assert main(["serve", str(tmp_path / path)]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {words.replace('{}', str(tmp_path / path))}")
+    assert main(["dev", str(tmp_path / "iris.pkl")]) == 1
+    assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
+    assert main(["dev", str(tmp_path / "code")]) == 1
+    assert "/code/model.py is the code of a model" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -90,7 +91,7 @@ def test_an_entry_is_complete(repository):
         "test_Scores_of_today.py",
     ]
     assert (entry / "config.pbtxt").read_text() == (
-        'name: "Scores_of_today"\nmax_batch_size: 4\n'
+        "max_batch_size: 4\n"
         'input {\n  name: "x"\n  data_type: TYPE_FP32\n  dims: [4]\n}\n'
         'output {\n  name: "y"\n  data_type: TYPE_FP32\n  dims: [3]\n}\n'
         'dynamic_batching {\n}\nbackend: "onnxruntime"\n'
@@ -113,7 +114,7 @@ def test_a_server_answers_the_sample_and_exports_the_configuration(repository, c
         assert complete == server.get("/v2/models/Scores_of_today/config").json
         assert main(["export-config", "Scores_of_today", url, "--minimal", f"--output={tmp_path / 'c.pbtxt'}"]) == 0
         minimal = (tmp_path / "c.pbtxt").read_text()
-        assert (entry / "config.pbtxt").read_text() == f'name: "Scores_of_today"\n{minimal}'
+        assert (entry / "config.pbtxt").read_text() == minimal
         assert main(["export-config", "nothing", url]) == 1
         assert capsys.readouterr().err.startswith("error: Request for unknown model: 'nothing'")
 
@@ -142,7 +143,41 @@ def test_a_configuration_is_exported_by_starting_the_model(tmp_path, repository)
     done = run("pybackend", "export-config", tmp_path / "models", "--minimal")
     assert (done.returncode, done.stderr) == (0, "")
     full = (repository / "Scores_of_today/config.pbtxt").read_text()
-    assert full == f'name: "Scores_of_today"\n{done.stdout}'
+    assert full == done.stdout
+
+
+def test_an_entry_can_be_renamed(repository, tmp_path):
+    shutil.copytree(repository / "Scores_of_today", tmp_path / "models" / "scores")
+    with serving(tmp_path / "models") as server:
+        assert server.get("/v2/models/scores/ready").status == 200
+
+
+def test_the_warnings_of_a_server_are_shown(tmp_path):
+    """A classifier as skl2onnx writes it by default: its probabilities are maps, which are no tensor."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, proto = onnx.helper, onnx.TensorProto
+    maps = make.make_sequence_type_proto(
+        make.make_map_type_proto(proto.INT64, make.make_tensor_type_proto(proto.FLOAT, []))
+    )
+    graph = make.make_graph(
+        [
+            make.make_node("ZipMap", ["x"], ["output_probability"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+            make.make_node("ArgMax", ["x"], ["label"], axis=1),
+        ],
+        "graph",
+        [make.make_tensor_value_info("x", proto.FLOAT, ["rows", 2])],
+        [
+            make.make_tensor_value_info("label", proto.INT64, ["rows", 1]),
+            make.make_value_info("output_probability", maps),
+        ],
+    )
+    opsets = [make.make_opsetid("", 17), make.make_opsetid("ai.onnx.ml", 1)]
+    onnx.save(make.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "iris.onnx")
+    done = run("pybackend", "import", tmp_path / "iris.onnx", f"--repository={tmp_path / 'models'}")
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^warning: .*output_probability.*zipmap=False gives its prob", done.stderr, re.MULTILINE)
+    assert len(lines) == 1, done.stderr
 
 
 def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):

@@ -361,6 +361,17 @@ def test_a_model_that_cannot_be_served(pybackend, repository):
     assert f"there is no directory 'nobody' in {repository}" in done.stderr
 
 
+def test_a_model_whose_process_dies_at_its_start(pybackend, tmp_path):
+    code = "import os, sys\nprint('no seat is left', file=sys.stderr)\nos._exit(3)"
+    write_model(tmp_path, "licensed", code, identity_config())
+    done = pybackend("infer", "--repository", str(tmp_path), "licensed", "--input", "IN=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    reason = (
+        "Stub process 'licensed_0' is not healthy. The process exited with status 3. Its last line: no seat is left."
+    )
+    assert reason in done.stderr.splitlines()[-1]
+
+
 def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
     model = write_model(tmp_path, "waits", GATE + WAITS, identity_config())
     command = [sys.executable, "-m", "pybackend", "infer", "--repository", str(tmp_path), "waits", "--input", "IN=1"]

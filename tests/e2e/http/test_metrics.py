@@ -69,7 +69,15 @@ MEMORY = {
         "Shared memory that the model's processes have for outputs, in bytes",
     ),
 }
+READY = {
+    "pybackend_model_ready": (
+        "gauge",
+        "1 if the version is ready, 0 if it is not; models without a version have an empty one",
+    ),
+}
 INSTANCES = {
+    "pybackend_executions_running": ("gauge", "Number of calls of execute that run now"),
+    "pybackend_oldest_execution_seconds": ("gauge", "How long the oldest of these calls has run, in seconds, or 0"),
     "pybackend_instances": ("gauge", "Number of instances of the model"),
     "pybackend_instances_ready": ("gauge", "Number of instances of the model whose processes serve"),
 }
@@ -161,6 +169,7 @@ def test_families(fresh):
     families = {
         **PER_MODEL,
         **MEMORY,
+        **READY,
         **INSTANCES,
         **FAILURES,
         **ANSWERS,
@@ -187,13 +196,15 @@ def test_samples_of_a_model_at_load(fresh):
         for name in PER_MODEL.keys() - {"nv_model_load_duration_secs"}:
             assert metrics[f"{name}{{{labels}}}"] == 0, name
         assert 0 < metrics[f"nv_model_load_duration_secs{{{labels}}}"] < 60
+        assert metrics[f'pybackend_model_ready{{model="untouched",state="READY",version="{version}"}}'] == 1
         assert metrics[f"pybackend_instances{{{labels}}}"] == 1
         assert metrics[f"pybackend_instances_ready{{{labels}}}"] == 1
         for reason in REASONS:
             assert (
                 metrics[f'nv_inference_request_failure{{model="untouched",reason="{reason}",version="{version}"}}'] == 0
             )
-    assert not any('model="broken"' in sample for sample in metrics)
+    down = 'pybackend_model_ready{model="broken",state="UNAVAILABLE",version="1"}'
+    assert {sample: value for sample, value in metrics.items() if 'model="broken"' in sample} == {down: 0}
 
 
 def test_a_parser_finds_every_line(fresh):

@@ -153,7 +153,8 @@ def test_series_end_with_their_model_and_begin_at_zero(detailed):
     assert detailed.infer("bounded", body()).status == 200
     assert series()['nv_inference_request_success{model="bounded",version="1"}'] > 0
     assert detailed.request("POST", "/v2/repository/models/bounded/unload").status == 200
-    wait_until(lambda: not series(), "its series are gone")
+    unloaded = {'pybackend_model_ready{model="bounded",state="UNLOADED",version="1"}': 0}
+    wait_until(lambda: series() == unloaded, "its series are gone")
     assert detailed.request("POST", "/v2/repository/models/bounded/load").status == 200
     found = series()
     assert found.pop('nv_model_load_duration_secs{model="bounded",version="1"}') > 0

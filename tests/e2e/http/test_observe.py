@@ -100,61 +100,158 @@ def test_the_page_passes_promtool(server):
     assert [remark for remark in remarks if not NAMES_OF_THE_REFERENCE.match(remark)] == []
 
 
-@needs_prometheus
-@pytest.mark.spec("srv-P18")
-def test_prometheus_scrapes_and_answers_every_query(server, tmp_path):
-    dashboard, rules = expressions()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
-        "rule_files": [str(OBSERVE / "alerts.yml")],
-        "scrape_configs": [
-            {"job_name": "pybackend", "static_configs": [{"targets": [f"127.0.0.1:{server.metrics_port}"]}]}
-        ],
-    }
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    command = [
-        "prometheus",
-        f"--config.file={tmp_path}/prometheus.yml",
-        f"--storage.tsdb.path={tmp_path}/data",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=error",
-    ]
+class Prometheus:
+    """A real one, which scrapes a server twice a second.
 
-    def ask(path, **parameters):
+    Args:
+        directory: for its files.
+        rules: those that it follows.
+        server: to scrape.
+    """
+
+    def __init__(self, directory, rules, server):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._server = server
+        target = f"127.0.0.1:{server.metrics_port}"
+        settings = {
+            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": "pybackend", "static_configs": [{"targets": [target]}]}],
+        }
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
+        self._command = [
+            "prometheus",
+            f"--config.file={directory}/prometheus.yml",
+            f"--storage.tsdb.path={directory}/data",
+            f"--web.listen-address=127.0.0.1:{self._port}",
+            "--log.level=error",
+        ]
+
+    def __enter__(self):
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return self
+
+    def __exit__(self, *_):
+        self._process.terminate()
+        self._process.wait(30)
+
+    def ask(self, path, **parameters):
+        """The data of an answer, None while it starts."""
         try:
-            reply = server.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}", port=port)
+            query = urllib.parse.urlencode(parameters)
+            reply = self._server.request("GET", f"/api/v1/{path}?{query}", port=self._port)
         except ConnectionError:
-            return None  # it is still starting
+            return None
         if reply.status == 503:
-            return None  # likewise
+            return None
         answer = json.loads(reply.body) if reply.status == 200 else {"error": reply.body.decode()}
         assert answer.get("status") == "success", answer
         return answer["data"]
 
-    def answers(text):
-        data = ask("query", query=text)
-        return data is not None and bool(data["result"])
+    def result(self, query):
+        """The result of a query, empty while there is none."""
+        return (self.ask("query", query=query) or {"result": []})["result"]
 
-    def rules_work():
-        found = ask("rules")
-        states = [rule for group in found["groups"] for rule in group["rules"]] if found else []
-        return len(states) == len(rules) and all(rule["health"] == "ok" for rule in states)
+    def firing(self):
+        """Name, model and beginning of each alert that fires."""
+        alerts = (self.ask("alerts") or {"alerts": []})["alerts"]
+        return {
+            (alert["labels"]["alertname"], alert["labels"].get("model", ""), alert["activeAt"])
+            for alert in alerts
+            if alert["state"] == "firing"
+        }
 
-    prometheus = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: answers("up == 1"), "Prometheus has scraped the server", 60)
+
+@needs_prometheus
+@pytest.mark.spec("srv-P18")
+def test_prometheus_scrapes_and_answers_every_query(server, tmp_path):
+    dashboard, rules = expressions()
+    with Prometheus(tmp_path, OBSERVE / "alerts.yml", server) as prometheus:
+
+        def rules_work():
+            found = prometheus.ask("rules")
+            states = [rule for group in found["groups"] for rule in group["rules"]] if found else []
+            return len(states) == len(rules) and all(rule["health"] == "ok" for rule in states)
+
+        wait_until(lambda: prometheus.result("up == 1"), "Prometheus has scraped the server", 60)
         send(server)
         for text in dashboard:
             if not any(name in text for name in FIELDS):
-                wait_until(lambda text=text: answers(text), f"an answer to {text}", 60)
+                wait_until(lambda text=text: prometheus.result(text), f"an answer to {text}", 60)
         wait_until(rules_work, "every rule is evaluated", 60)
         for text in rules:
-            assert ask("query", query=text) is not None
-        firing = {alert["labels"]["alertname"] for alert in ask("alerts")["alerts"] if alert["state"] == "firing"}
-        assert firing == set()
-    finally:
-        prometheus.terminate()
-        prometheus.wait(30)
+            assert prometheus.ask("query", query=text) is not None
+        assert prometheus.firing() == set()
+
+
+DIES = """
+import os
+
+class TritonPythonModel:
+    def execute(self, requests):
+        os._exit(3)
+"""
+
+
+@needs_prometheus
+@pytest.mark.spec("srv-M17", "srv-P18")
+def test_the_alert_about_a_model_that_is_down_fires_and_stays(tmp_path):
+    """For one that was given up, one whose load failed, and one that cannot be read; not for one that was unloaded."""
+    repository = tmp_path / "models"
+    repository.mkdir()
+    limits = 'parameters { key: "RESTART_LIMIT" value { string_value: "1" } }'
+    write_model(repository, "dying", DIES, identity_config(extra=limits))
+    write_model(repository, "failed", "raise ValueError('no weights')", identity_config())
+    write_model(repository, "unread", IDENTITY, "no: such_field")
+    write_model(repository, "unloaded", IDENTITY, identity_config())
+    rules = tmp_path / "alerts.yml"
+    rules.write_text(re.sub(r"^( +for:) .*$", r"\1 1s", (OBSERVE / "alerts.yml").read_text(), flags=re.MULTILINE))
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+
+    def down(found):
+        return sorted((model, since) for name, model, since in found if name == "PybackendModelNotReady")
+
+    with serving(repository, flags=flags, ready=False) as server:
+        server.wait_for("2 of 4 models are ready")
+        assert server.request("POST", "/v2/repository/models/unloaded/unload").status == 200
+        assert server.infer("dying", body).status == 500
+        server.wait_until("/v2/models/dying/ready", 200)
+        assert server.infer("dying", body).status == 500
+        server.wait_for("'dying_0' is given up")
+        with Prometheus(tmp_path, rules, server) as prometheus:
+            wait_until(lambda: len(down(prometheus.firing())) == 3, lambda: f"{prometheus.ask('alerts')}", 60)
+            assert [model for model, _ in down(prometheus.firing())] == ["dying", "failed", "unread"]
+
+            def looks():
+                """How often Prometheus has found the alerts to fire."""
+                fires = 'ALERTS{alertname="PybackendModelNotReady",alertstate="firing"}'
+                (sum_of_all,) = prometheus.result(f"sum(count_over_time({fires}[1h]))") or [{"value": [0, "0"]}]
+                return int(sum_of_all["value"][1])
+
+            def stays():
+                """True if the alerts are the same after some looks; a busy machine may miss a scrape, and with it all series."""
+                first, seen = down(prometheus.firing()), looks()
+                wait_until(lambda: looks() >= seen + 24, "Prometheus looks", 60)
+                return len(first) == 3 and down(prometheus.firing()) == first
+
+            wait_until(stays, lambda: f"{prometheus.ask('alerts')}", 60)
+            states = {
+                (row["metric"]["model"], row["metric"].get("version", ""), row["metric"]["state"], row["value"][1])
+                for row in prometheus.result("pybackend_model_ready")
+            }
+            assert states == {
+                ("dying", "1", "UNAVAILABLE", "0"),
+                ("failed", "1", "UNAVAILABLE", "0"),
+                ("unread", "", "UNAVAILABLE", "0"),
+                ("unloaded", "1", "UNLOADED", "0"),
+            }
+            # Its other series go on as well, so that counters do not begin again.
+            (restarts,) = prometheus.result('pybackend_stub_restarts_total{model="dying"}')
+            assert restarts["value"][1] == "1"
+            for model in ("failed", "unread"):
+                assert server.request("POST", f"/v2/repository/models/{model}/unload").status == 200
+            assert server.infer("dying", body).status == 503  # which has it tried again
+            wait_until(lambda: not down(prometheus.firing()), "the alert ends", 60)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 from tests.e2e.http.models import GENERATOR
 from tests.support.connection import connected, post
+from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
+from tests.support.server import DEADLINE_S, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -39,10 +42,10 @@ def server(tmp_path_factory):
         yield server
 
 
-def generate(count, start=START, *, binary=False):
+def generate(count, start=START, *, binary=False, model="generator"):
     tensor = {"name": "IN", "datatype": "INT64", "shape": [2], "data": [count, start]}
     document = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
-    return post("/v2/models/generator/infer", json.dumps(document).encode())
+    return post(f"/v2/models/{model}/infer", json.dumps(document).encode())
 
 
 def numbers_of(reply):
@@ -128,3 +131,76 @@ def test_large_json_comes_in_chunks(server):
         assert "transfer-encoding" not in reply.headers
         assert (numbers_of(reply) == np.arange(START, START + 20_000)).all()
         assert connection.at_end()
+
+
+@pytest.fixture(scope="module")
+def small_outputs(tmp_path_factory):
+    """A server whose models may hold less than the responses of all clients."""
+    repository = tmp_path_factory.mktemp("outputs")
+    config = f"""
+        backend: "python"
+        input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
+    """
+    write_model(repository, "generator", GENERATOR, config)
+    write_ensemble(
+        repository,
+        "around",
+        [step("generator", {"IN": "IN"}, {"OUT": "OUT"})],
+        tensors(IN=("TYPE_INT64", [2])),
+        tensors(OUT=("TYPE_INT64", [-1])),
+    )
+    with serving(repository, flags=(f"--model-memory-limit={LIMIT}",)) as server:
+        yield server
+
+
+@contextmanager
+def unread_over_http(server, model):
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(server.port, receive_buffer_bytes=4096)) for _ in range(2)]
+        for connection in idle:
+            connection.send(generate(COUNT, binary=True, model=model))
+            connection.wait_for_bytes(20)
+            assert connection.begins_with(b"HTTP/1.1 200")
+        yield
+
+
+@contextmanager
+def unread_over_grpc(server, model):
+    options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="IN", datatype="INT64", shape=[2]).contents.int64_contents.extend([COUNT, START])
+    with ExitStack() as stack:
+        for number in range(2):
+            channel = stack.enter_context(grpc.insecure_channel(server.grpc_url, [*options, ("channel", number)]))
+            call = channel.stream_stream(
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+            )
+            answers = call(iter([request]), timeout=DEADLINE_S)
+            stack.callback(answers.cancel)
+            answers.initial_metadata()  # comes with the response
+        yield
+
+
+@pytest.mark.parametrize(
+    ("unread", "model"),
+    [(unread_over_http, "generator"), (unread_over_grpc, "generator"), (unread_over_http, "around")],
+    ids=["HTTP", "gRPC", "ensemble"],
+)
+def test_slow_clients_make_room_in_the_memory_of_a_model(small_outputs, unread, model):
+    """They hold all of it, and less than the server as a whole may hold for clients."""
+    refused = []
+    with unread(small_outputs, model), connected(small_outputs.port) as honest:
+
+        def served():
+            honest.send(generate(COUNT, binary=True))
+            reply = honest.reply()
+            if reply.status != 200:
+                refused.append(reply.error)
+            return reply.status == 200
+
+        wait_until(served, "clients that do not read keep out those who do", deadline_s=30)
+    for error in refused:  # until the clients count as slow
+        assert "does not fit into the output memory that instance 'generator_0' may use" in error
+    assert small_outputs.wait_for("Closing the connection of a slow client")

@@ -336,7 +336,7 @@ def test_the_line_about_a_death_says_who_how_and_what_next(tmp_path):
         for prospect in (
             "Restart 1 of at most 2 in a row begins now.",
             "Restart 2 of at most 2 in a row begins in 0.1 s.",
-            "It is not restarted any more: 2 restarts in a row are its limit.",
+            "It is given up after 2 restarts in a row: it is tried again in 60 s, or at the next request.",
         ):
             (pid,) = server.stub_pids()
             assert ask(server, "dying", 0).status == 500

@@ -390,12 +390,21 @@ def test_a_sequence_that_gets_no_slot_in_time(server, sending, held):
 # --- cancellation, death ---
 
 
-def test_a_sequence_whose_first_request_was_cancelled_does_not_begin_in_the_middle(server, sending, held):
+@pytest.mark.spec("srv-S26")
+def test_with_one_request_of_a_sequence_all_that_wait_are_cancelled(server, sending, held):
+    """In a slot, behind a request that runs, and in the queue for a slot. A sequence does not begin in the middle."""
+    before = server.metrics().get('nv_inference_request_failure{model="one_slot",reason="CANCELED",version="1"}', 0)
     gate, holder = held("one_slot", 1)
-    first = sending("one_slot", 2, start=True)
-    second = sending("one_slot", 2)
-    first.socket.close()
-    reply = second.reply()
+    for sequence, start in ((1, False), (2, True)):
+        first = sending("one_slot", sequence, start=start)
+        others = [sending("one_slot", sequence) for _ in range(2)]
+        first.socket.close()
+        for other in others:
+            reply = other.reply()
+            assert (reply.status, reply.error) == (400, "a client cancelled another request of the same sequence")
+    sample = 'nv_inference_request_failure{model="one_slot",reason="CANCELED",version="1"}'
+    wait_until(lambda: server.metrics()[sample] == before + 6, "cancelled requests are not counted")
+    reply = sending("one_slot", 2).reply()
     assert reply.status == 503
     assert reply.error.startswith("sequence 2 of model 'one_slot' is ended: its first request was not executed.")
     ending = sending("one_slot", 1, end=True)

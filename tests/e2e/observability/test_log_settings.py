@@ -11,6 +11,7 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.observability.conftest import REQUEST
+from tests.support.gates import wait_until
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -154,3 +155,15 @@ def test_levels_change_at_run_time(server, change):
     server.get("/v2/models/loud")
     server.wait_for("HTTP request: GET /v2/models/loud")
     assert "silent" not in server.output
+
+
+def test_nobody_silences_the_log_unseen(server, change):
+    """Each level that ends says so in its last line."""
+    change({})
+    began = len(server.output)
+    change({"log_warning": False})
+    change({"log_info": False, "log_error": False, "log_warning": False})
+    said = r"([IWE]).*a client has switched off this log's lines of level (\w+); POST /v2/logging brings them back"
+    found = lambda: re.findall(said, server.output[began:])  # noqa: E731
+    wait_until(lambda: len(found()) == 3, "the log says nothing")
+    assert found() == [("W", "warning"), ("I", "info"), ("E", "error")]

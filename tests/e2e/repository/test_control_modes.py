@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
+from pybackend.cli.commands import run
 from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -105,3 +108,37 @@ def test_files_given_with_a_load_do_not_stay(tmp_path, monkeypatch):
         assert other.get("/v2/models/new/ready").status == 200
         assert len(list(rooms.glob("*/*/new/1/model.py"))) == 1
     assert list(rooms.iterdir()) == []
+
+
+BROKEN = "raise ValueError('the weights are missing')"
+
+
+@pytest.mark.spec("srv-R04")
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_model_that_has_failed_is_loaded_again_in_mode_none(tmp_path, capsys, protocol):
+    write_model(tmp_path, "broken", BROKEN, identity_config())
+    write_model(tmp_path, "well", IDENTITY, identity_config())
+    with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
+        server.wait_for("1 of 2 models are ready")
+        grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+
+        def load(name, **more):
+            if protocol == "grpc":
+                try:
+                    grpc.load_model(name, **more)
+                except InferenceServerException as error:
+                    return error.message()
+                return ""
+            files = [] if not more else [f"--config={tmp_path / 'config.json'}"]
+            status = run(["load", name, f"--url={server.url}", *files])
+            return capsys.readouterr().err if status else ""
+
+        (tmp_path / "config.json").write_text("{}")
+        write_model(tmp_path, "broken", IDENTITY, identity_config())
+        for refused in (load("well"), load("nobody"), load("broken", config="{}")):
+            assert "explicit model load / unload is not allowed" in refused
+        assert load("broken") == ""
+        assert server.get("/v2/models/broken/ready").status == 200
+        assert server.get("/v2/health/ready").status == 200
+        assert "Only a model that has failed may be loaded again" in load("broken")
+        grpc.close()

@@ -101,8 +101,18 @@ def test_a_broken_change_leaves_the_old_version_serving(server):
     write_model(server.repository, "kept", "raise ValueError('the weights are missing')", None)
     server.wait_for("failed to load 'kept' version 1: Internal: ValueError: the weights are missing")
     assert told(server, "kept") == before
+    wait_until(lambda: "weights" in rows(server, "kept")[0].get("reason", ""), lambda: f"{rows(server, 'kept')}")
+    (row,) = rows(server, "kept")
+    assert row["state"] == "READY"
+    assert re.match(
+        r"serves as before; the change at \d\d:\d\d failed: ValueError: the weights are missing", row["reason"]
+    )
+    # It may be tried again without a change, too.
+    reply = server.request("POST", "/v2/repository/models/kept/load")
+    assert (reply.status, "the weights are missing" in reply.error) == (400, True)
     write_model(server.repository, "kept", telling(9), None)
     tells(server, "kept", 9)
+    wait_until(lambda: rows(server, "kept") == [{"name": "kept", "version": "1", "state": "READY"}], "all is well")
 
 
 @pytest.mark.spec("srv-R02")

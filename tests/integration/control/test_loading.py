@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -370,3 +371,67 @@ def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
     assert "model 's' version 1 was replaced 0.2 s ago, and its sequences that go on are cut short" in caplog.text
     assert "must specify the START flag" in refusal(run, send(0)).message
     assert run(send(RequestFlags.SEQUENCE_START)) == 2
+
+
+def test_a_model_that_has_failed_is_loaded_again_in_every_mode(repository, marks):
+    write_model(repository, "broken", BROKEN, CONFIG)
+    write_model(repository, "unread", answering(1), "no: such_field")
+    write_model(repository, "well", answering(1), CONFIG)
+    with running_engine(repository) as (engine, run):
+
+        def load(name, **more):
+            return engine.load_model(name, of_client=True, **more)
+
+        assert not run(engine.is_ready())
+        assert "the weights are missing" in refusal(run, load("broken")).message
+        write_model(repository, "broken", answering(3), CONFIG)
+        write_model(repository, "unread", answering(4), CONFIG)
+        for change in (
+            load("well"),
+            load("nobody"),
+            engine.load_model("broken"),  # a model's request
+            load("broken", config_json="{}"),
+            engine.unload_model("broken"),
+        ):
+            assert refusal(run, change).message.startswith("explicit model load / unload is not allowed")
+        run(load("broken"))
+        run(load("unread"))
+        assert [run(answer(engine, name)) for name in ("broken", "unread")] == [3, 4]
+        assert run(engine.is_ready())
+        assert "is not allowed" in refusal(run, load("broken")).message
+
+
+@pytest.mark.parametrize("change", ["code", "configuration"])
+def test_the_index_says_that_a_change_has_failed(repository, start, marks, change):
+    write_model(repository, "a", answering(1), CONFIG)
+    engine, run = start("a")
+
+    def row():
+        (row,) = [row for row in run(engine.read_index()) if row.name == "a"]
+        return row.state, row.reason
+
+    assert row() == ("READY", "")
+    if change == "code":
+        write_model(repository, "a", BROKEN, CONFIG)
+        reason = "ValueError: the weights are missing"
+    else:
+        write_model(repository, "a", answering(2), "no: such_field")
+        reason = "failed to read text proto"
+    # What a client brings is not on disk.
+    refusal(run, engine.load_model("a", config_json="{", of_client=True))
+    assert row() == ("READY", "")
+    refusal(run, engine.load_model("a"))
+    state, text = row()
+    assert state == "READY"
+    assert re.match(r"serves as before; the change at \d\d:\d\d failed: ", text)
+    assert text.partition(" failed: ")[2].startswith(reason)
+    assert run(answer(engine, "a")) == 1
+    write_model(repository, "a", answering(2), CONFIG)
+    run(engine.load_model("a"))
+    assert row() == ("READY", "")
+    assert run(answer(engine, "a")) == 2
+    # An unloaded model has no change that matters.
+    write_model(repository, "a", BROKEN, CONFIG)
+    refusal(run, engine.load_model("a"))
+    run(engine.unload_model("a"))
+    run(until(lambda: [row.status for row in engine.repository.table()] == ["UNAVAILABLE: unloaded"]))

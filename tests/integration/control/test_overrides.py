@@ -127,7 +127,7 @@ class TestFileOverride:
         )
         assert run(answer(engine, "a")) == 1
 
-    @pytest.mark.parametrize("path", ["../../x", "/tmp/x", "1/../../m/x", ""])
+    @pytest.mark.parametrize("path", ["../../x", "/../x", "1/../../m/x", ""])
     def test_stays_inside_the_models_folder(self, repository, start, scratch, path):
         engine, run = start()
         error = refusal(run, engine.load_model("m", self.CONFIG, {**self.files(5), f"file:{path}": b"x"}))

@@ -7,16 +7,23 @@ import json
 
 import pytest
 
+from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.groups import http_group
+from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_exchange import InferService
 from pybackend.frontend.http.request_reader import RequestReader
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
-from tests.support.connection import post
+from tests.support.connection import head, post
 from tests.support.engine import engine_on
+from tests.support.reachable import texts_of
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
 MOST = 20
@@ -113,3 +120,47 @@ def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed):
         assert len(parsed) - before < heads // 2
 
     serve(check)
+
+
+KEY = "a-key-0123456789"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"X-API-Key": KEY}, {"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY, "cookie": "of-" + KEY}],
+    ids=["key", "bearer", "cookie"],
+)
+@pytest.mark.parametrize("forwards", [None, "x-api-key|authorization"], ids=["", "forwarded"])
+def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
+    """A head with credentials is remembered by a digest, if at all; and an idle connection keeps no head."""
+    write_model(tmp_path, "identity", IDENTITY, identity_config("TYPE_FP32"))
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+
+    async def main():
+        limits = BodyLimits()
+        async with engine_on(tmp_path) as engine:
+            guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
+            forwarded = forwards and ForwardedHeaders(forwards)
+            kept, port = KeptBytes(1 << 30), HttpPort(KeptBytes(1 << 30), guard=guard)
+            server = HttpServer(make_app(engine, limits, kept), port, InferService(engine, limits, forwards=forwarded))
+            sock = bind("127.0.0.1", 0, "HTTP")
+            await server.start(sock)
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            for _ in range(5):
+                writer.write(request(**fields))
+                await answer(reader)
+            assert len(parsed) == (5 if forwards else 2)
+            writer.write(head("GET", "/v2", fields))
+            await answer(reader)
+            others = await asyncio.open_connection(*sock.getsockname())
+            others[1].write(request(**{name: value.replace("a-key", "b-key") for name, value in fields.items()}))
+            assert (await others[0].readline()).startswith(b"HTTP/1.1 401 ")
+            kept = list(texts_of(vars(server), *map(vars, port.connections), guard))
+            assert b"x-api-key" in kept
+            assert [each for each in kept if KEY.encode() in each] == []
+            for each in (writer, others[1]):
+                each.close()
+            await server.stop(asyncio.get_running_loop().time() + 5)
+
+    asyncio.run(main())

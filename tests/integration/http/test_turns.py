@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from contextlib import asynccontextmanager
 
 import pytest
 
 from pybackend.engine.admission import Admission
+from pybackend.frontend import slices
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_exchange import InferService
@@ -49,12 +51,14 @@ async def client_of(repository):
         server = HttpServer(make_app(engine, limits, kept), port, InferService(engine, limits))
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
-        with socket.create_connection(sock.getsockname()) as client:
-            client.setblocking(False)
-            while not port.connections:  # noqa: ASYNC110  there is nothing else to wait for
-                await asyncio.sleep(0)
-            yield client, next(iter(port.connections))
-        await server.stop(asyncio.get_running_loop().time() + 5)
+        try:
+            with socket.create_connection(sock.getsockname()) as client:
+                client.setblocking(False)
+                while not port.connections:  # noqa: ASYNC110  there is nothing else to wait for
+                    await asyncio.sleep(0)
+                yield client, next(iter(port.connections)), engine
+        finally:
+            await server.stop(asyncio.get_running_loop().time() + 5)
 
 
 async def turns_until(condition):
@@ -91,7 +95,7 @@ def test_requests(run, monkeypatch, repository, request_):
     monkeypatch.setattr(Admission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
 
     async def check():
-        async with client_of(repository) as (client, connection):
+        async with client_of(repository) as (client, connection, _engine):
             loop, data = asyncio.get_running_loop(), memoryview(request_())
             await loop.sock_sendall(client, data[:-LAST])
             await turns_until(lambda: connection.received_bytes == len(data) - LAST)
@@ -106,7 +110,7 @@ def test_answers(run, repository):
     """From an answer's first byte to its last: the client reads all the time."""
 
     async def check():
-        async with client_of(repository) as (client, _connection):
+        async with client_of(repository) as (client, *_):
             loop = asyncio.get_running_loop()
             tensor = {"name": "IN", "datatype": "INT64", "shape": [2], "data": [MIB, 0]}
             await loop.sock_sendall(
@@ -118,5 +122,31 @@ def test_answers(run, repository):
                 await asyncio.sleep(0)
                 pieces += 1
             assert pieces > 50
+
+    run(check())
+
+
+def test_requests_that_are_refused_at_once(run, repository, monkeypatch):
+    """Many of them in one read: each is answered in a turn of its own, in their order, and then the next read."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    count = 300
+
+    async def check():
+        async with client_of(repository) as (client, _, engine):
+            loop, counts = asyncio.get_running_loop(), engine.refusals.counts
+            requests = [post(f"/v2/models/nobody{number}/infer", b"{}") for number in range(count)]
+            await loop.sock_sendall(client, b"".join(requests[:-1]))
+            seen = 0
+            while seen < count - 1:
+                await asyncio.sleep(0)
+                now = sum(counts.values())
+                assert now - seen <= 1
+                seen = now
+            await loop.sock_sendall(client, requests[-1])
+            received = b""
+            while received.count(b"\r\n\r\n") < count or not received.endswith(b"}"):
+                received += await loop.sock_recv(client, 1 << 20)
+            names = [int(each) for each in re.findall(rb"'nobody(\d+)'", received)]
+            assert names == list(range(count))
 
     run(check())

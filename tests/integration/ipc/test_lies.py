@@ -14,6 +14,7 @@ import pytest
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.model.model import ModelState
+from pybackend_wire.messages import STREAM_WINDOW
 from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
@@ -76,12 +77,20 @@ def engine_and_run(tmp_path_factory):
         "assert stub.until(REPLY)[1] == 10\n"
         "stub.result(['OUT', 'UINT8', [4], 0, 0, 4], tail=b'done')"
     )
+    scripts["calls and sleeps"] = script(
+        "import time\n"
+        "for n in range(3500):\n    stub.send((CALL, n, 'n' * 1000, -1, False, 0, [], [], None))\n"
+        "time.sleep(1000)"
+    )
+    scripts["responds without end"] = script("while True:\n    stub.respond(final=False)")
     scripts["callee"] = ""
     scripts["never"] = "def execute(requests):\n    pass"
     for what, code in scripts.items():
         config = identity_config(extra="sequence_batching { iterative_sequence: true }" if what in ITERATIVE else "")
         if what == "never":
             config = config.replace("dims: [ -1 ] }", "dims: [ -1 ] optional: true }", 1)
+        if what == "calls and sleeps":
+            config = identity_config(extra="instance_group { count: 2 kind: KIND_CPU }")
         write_model(repository, model_name(what), code, config)
         (repository / model_name(what) / "1/model.py").write_text(code)
     with running_engine(repository, bundle=BUNDLE, end_s=1) as (engine, run):
@@ -246,6 +255,24 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
         assert LOADS[what][1] in model.reason
 
 
+def test_a_stream_that_heeds_no_pause(engine_and_run):
+    """What its receiver does not take would pile up in the host."""
+    engine, run = engine_and_run
+    model = engine.repository.find("responds_without_end")
+    (instance,) = model.instances
+    answers = []
+
+    async def scenario():
+        pending = engine.open(model.name, model.version).submit(request(model, SMALL), answers.append)
+        pending.pause()
+        await until(lambda: pending.answered)
+        await until(lambda: instance.state.value == "ready")
+
+    run(scenario())
+    assert len(answers) == STREAM_WINDOW + 1
+    assert "more responses than the host accepts" in answers[-1].error.message
+
+
 def test_calls_without_end(engine_and_run, monkeypatch):
     """They are bounded, and while they come the loop is there for others."""
     monkeypatch.setattr("pybackend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
@@ -280,14 +307,48 @@ def test_calls_with_much_to_carry(engine_and_run):
     found.release()
 
 
-def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("ipc.channel.MOST_BACKLOG_BYTES", r"\d+ bytes wait for the stub, which does not read"),
+        (
+            "instance.stub_caller.MOST_UNREAD_BYTES",
+            r"\d+ bytes of answers to its calls are unread, 4194304 is the most",
+        ),
+        (
+            "instance.stub_caller.MOST_UNREAD_OF_MODEL_BYTES",
+            r"\d+ bytes of answers of its model's processes are unread, 4194304 is the most",
+        ),
+    ],
+    ids=["everything", "answers", "answers of a model"],
+)
+def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch, limit, told):
     """They would wait in the host for ever, more and more of them."""
-    monkeypatch.setattr("pybackend.ipc.channel.MOST_BACKLOG_BYTES", 4 << 20)
+    monkeypatch.setattr(f"pybackend.{limit}", 4 << 20)
     engine, run = engine_and_run
     (answer,) = run(answers(engine, "asks without reading", SMALL))
-    told = BROKE.fullmatch(answer.error.message)
-    assert told, answer.error.message
-    assert "bytes wait for the stub, which does not read" in told[2]
+    broke = BROKE.fullmatch(answer.error.message)
+    assert broke, answer.error.message
+    assert re.fullmatch(told, broke[2])
+    (instance,) = engine.repository.find("asks_without_reading").instances
+    run(until(lambda: instance.state.value == "ready"))
+
+
+def test_answers_that_two_processes_of_a_model_do_not_read(engine_and_run, monkeypatch):
+    """Together they are too many; for each of them alone they would not be."""
+    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_OF_MODEL_BYTES", 6 << 20)
+    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_BYTES", 4 << 20)
+    engine, run = engine_and_run
+
+    async def scenario():
+        both = [asyncio.ensure_future(answers(engine, "calls and sleeps", SMALL)) for _ in range(2)]
+        ended, _ = await asyncio.wait(both, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        for each in both:
+            each.cancel()
+        return [each.result() for each in ended]
+
+    ((answer,),) = run(scenario())
+    assert "bytes of answers of its model's processes are unread, 6291456 is the most" in answer.error.message
 
 
 def test_readiness_is_told_twice(engine_and_run):

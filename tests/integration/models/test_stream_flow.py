@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from pybackend_wire.messages import STREAM_WINDOW
 from tests.support.gates import wait_until
 from tests.support.streams import DROPPED, END, contents, quiet, reached
 
@@ -37,6 +39,32 @@ def test_pause_keeps_the_model_waiting(lab, request):
     answers = lab.run(watch())
     assert [answer.out[0] for answer in answers[:-1]] == list(range(100))
     assert answers[-1] == END
+
+
+def test_a_model_runs_ahead_of_a_busy_server_by_a_window(lab, gate):
+    """The event loop stands still: the server takes no response, and can stop nobody."""
+    produced = lab.directory / "ahead"
+    code = f"""
+        {gate.here}
+        for i in range(1000):
+            sender.send(out(i))
+            mark(state["directory"], "ahead")
+        sender.send(flags=FINAL)
+    """
+
+    async def watch():
+        stream = lab.stream(code)
+        await reached(gate)
+        gate.open()
+        wait_until(lambda: produced.exists() and produced.stat().st_size >= STREAM_WINDOW, "the model sends nothing")
+        seen = [0]
+        while len(set(seen[-10:])) > 1 or len(seen) < 10:  # until it has stopped
+            time.sleep(0.02)  # noqa: ASYNC251  the event loop must stand still
+            seen.append(produced.stat().st_size)
+        assert seen[-1] == STREAM_WINDOW
+        return await stream.rest()
+
+    assert contents(lab.run(watch())) == [[i] for i in range(1000)]
 
 
 def test_pause_and_resume_often(lab):

@@ -198,7 +198,7 @@ def test_replies_that_nobody_waits_for_do_no_harm(host):
     call = stub.wait_for(CALL)
     stub.say(reply(call), reply(call))
     assert stub.wait_for(RESULT)[1] == 1
-    stub.say(Cancel(1, 0), Flow(1, 0, True), Flow(9, 9, False))
+    stub.say(Cancel(1, 0), Flow(1, 0, 0), Flow(9, 9, None))
     stub.say(execute(2))
     assert stub.wait_for(RESULT)[1] == 2
 

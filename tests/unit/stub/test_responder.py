@@ -22,7 +22,7 @@ from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.framing import FrameDecoder
 from pybackend_wire.host_messages import Flow, encoded
-from pybackend_wire.messages import StubMessage
+from pybackend_wire.messages import STREAM_WINDOW, StubMessage
 
 KEY = (7, 0)
 
@@ -35,7 +35,7 @@ def stub():
     channel = HostChannel(end.detach())
 
     def handle(message, _tail):
-        responder.on_flow((message.execution, message.request), message.paused)
+        responder.on_flow((message.execution, message.request), message.allowed)
 
     memory = StubMemory(lambda: None)
     receiver = Receiver(channel, handle, lambda _executions: None, WaitingCore(memory))
@@ -53,11 +53,13 @@ def stub():
             frames = decoder.received(host.recv_into(decoder.room()))
         return json.loads(frames[0].metadata)
 
-    def flow(*, paused):
-        host.sendall(encode_frame(JSON, [encoded(Flow(*KEY, paused))]))
+    def flow(allowed):
+        host.sendall(encode_frame(JSON, [encoded(Flow(*KEY, allowed))]))
 
     with host:
-        yield SimpleNamespace(receiver=receiver, sender=lambda: responder.sender(request), said=said, flow=flow)
+        yield SimpleNamespace(
+            receiver=receiver, responder=responder, sender=lambda: responder.sender(request), said=said, flow=flow
+        )
     channel.close()
 
 
@@ -80,7 +82,7 @@ def test_dropped_while_the_process_decides_who_reads(stub):
 
 def test_dropped_while_the_client_takes_nothing(stub):
     kept = [stub.sender()]
-    stub.flow(paused=True)
+    stub.flow(0)
     stub.receiver.poll()
     assert ends_in_time(kept.clear)
     assert stub.said()[0][3] is True
@@ -88,14 +90,35 @@ def test_dropped_while_the_client_takes_nothing(stub):
 
 def test_only_responses_that_others_follow_wait_for_the_client(stub):
     sender = stub.sender()
-    stub.flow(paused=True)
+    stub.flow(0)
     sending = threading.Thread(target=sender.send, args=[InferenceResponse()], daemon=True)
     sending.start()
     sending.join(0.2)
     assert sending.is_alive()
-    stub.flow(paused=False)
+    stub.flow(1)
     assert stub.said()[0][3] is False
     sending.join(60)
-    stub.flow(paused=True)
+    stub.flow(0)
     assert ends_in_time(lambda: sender.send(flags=1))
     assert stub.said()[0][3] is True
+
+
+def test_a_stream_runs_ahead_of_the_host_by_a_window(stub):
+    """The host grants more, or forgets what it has granted when the request is answered."""
+    sender = stub.sender()
+    for _ in range(STREAM_WINDOW):
+        sender.send(InferenceResponse())
+        assert stub.said()[0][3] is False
+    for allowed in (STREAM_WINDOW + 1, STREAM_WINDOW + 2):
+        sending = threading.Thread(target=sender.send, args=[InferenceResponse()], daemon=True)
+        sending.start()
+        sending.join(0.1)
+        assert sending.is_alive()
+        stub.flow(allowed)
+        assert stub.said()[0][3] is False
+        sending.join(60)
+    sender.send(flags=1)
+    assert stub.said()[0][3] is True
+    stub.flow(None)
+    stub.receiver.poll()
+    assert not any((stub.responder._sent, stub.responder._allowed, stub.responder._waiting))

@@ -86,7 +86,7 @@ def test_the_host_requires_the_fields_that_the_wire_defines():
     "message",
     [
         host_messages.Load("json", None, ["m.py", "m", "m_0", "/m/1", False, [5678, True]]),
-        host_messages.Flow(1, 0, True),
+        host_messages.Flow(1, 0, None),
         host_messages.Probe(),
     ],
     ids=lambda message: type(message).__name__,

@@ -26,6 +26,11 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{- /* A probe. With TLS, Kubernetes asks with it, and looks at no certificate. */ -}}
+{{- define "pybackend.probe" -}}
+httpGet: { path: {{ .path }}, port: http{{ if index .flags "http-use-ssl" }}, scheme: HTTPS{{ end }} }
+{{- end -}}
+
 {{- /* A value of the configuration file: JSON's texts, numbers, booleans and lists are TOML's. */ -}}
 {{- define "pybackend.toml" -}}
 {{- range $flag, $value := . }}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pybackend.errors import ServerError
 from pybackend.frontend.access.restrictions import Headers, only_value
-from pybackend.frontend.access.secrets import Secrets
+from pybackend.frontend.access.secrets import Secrets, bearer_key
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ LEAST_CHARACTERS = 16
 _MOST_FILE_BYTES = 1024 * 1024
 _LOOK_S = 2.0
 _KEY = re.compile(rb"[\x21-\x7e]+")
-_BEARER = re.compile(rb"bearer +(\S+)", re.IGNORECASE)
 
 NO_KEY = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
 WRONG_KEY = "the API key is not one of this server's: ask its operator for a key"
@@ -55,8 +54,8 @@ class ApiKeys:
     def refusal(self, headers: Headers) -> str | None:
         """The message for a call without a key of this server; None for one that may pass."""
         key = only_value(headers, b"x-api-key")
-        bearer = _BEARER.fullmatch(only_value(headers, b"authorization") or b"")
-        given = [each for each in (key, bearer and bearer[1]) if each]
+        bearer = bearer_key(only_value(headers, b"authorization") or b"")
+        given = [each for each in (key, bearer) if each]
         if any(each in self._secrets for each in given):
             return None
         return WRONG_KEY if given else NO_KEY

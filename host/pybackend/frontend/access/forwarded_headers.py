@@ -32,6 +32,10 @@ class ForwardedHeaders:
 
         self._search = compile_pattern(pattern)
 
+    def takes(self, name: bytes) -> bool:
+        """True if a header of this name is forwarded."""
+        return self._search(name) is not None
+
     def of(self, headers: Headers) -> Mapping[str, str] | None:
         """The parameters that a request's headers become, by the headers' names; None for none.
 
@@ -48,7 +52,7 @@ class ForwardedHeaders:
         names: dict[str, str] = {}
         found: dict[str, str] = {}
         for name, value in headers:
-            if self._search(name) is None:
+            if not self.takes(name):
                 continue
             written = name.decode("latin-1")
             lower = written.lower()

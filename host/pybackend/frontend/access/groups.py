@@ -53,7 +53,7 @@ def _group_of_model(parts: list[str]) -> ApiGroup | None:
             return ApiGroup.STATISTICS
         case [_] | [_, "versions", _]:
             return ApiGroup.METADATA
-        case [_, "trace", "setting"]:
+        case [_, "trace", "setting"] | [_, "stack"]:
             return ApiGroup.TRACE
         case [_, end] | [_, "versions", _, end]:
             return _BY_END.get(end)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.restrictions import Headers, Restrictions
+from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.settings import ApiGroup
 
 
@@ -43,6 +44,11 @@ class Guard:
         self._restrictions = restrictions
         self._group_of = group_of
         self._open_groups = open_groups
+
+    @property
+    def credentials(self) -> frozenset[bytes]:
+        """The headers that may carry secrets, in lower case."""
+        return CREDENTIALS | self._restrictions.names
 
     def denial(self, path: str, headers: Headers) -> Denial | None:
         """The answer to a call that may not be made; None if it may.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pybackend.frontend.access.secrets import Secrets
+from pybackend.frontend.access.secrets import Concealed, Secrets
 from pybackend.settings import ApiGroup, Restriction
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -20,7 +20,9 @@ def only_value(headers: Headers, name: bytes) -> bytes | None:
     """
     size = len(name)
     found = [value for each, value in headers if len(each) == size and each.lower() == name]
-    return found[0].strip(b" \t") if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    return found[0] if type(found[0]) is Concealed else found[0].strip(b" \t")
 
 
 class Restrictions:
@@ -39,6 +41,11 @@ class Restrictions:
             for each in restrictions
             for group in each.groups
         }
+
+    @property
+    def names(self) -> frozenset[bytes]:
+        """The headers that carry the secrets, in lower case."""
+        return frozenset(lower for _, lower, _ in self._by_group.values())
 
     def refusal(self, group: ApiGroup | None, headers: Headers) -> str | None:
         """The message for a call that lacks its header; None for one that may pass."""

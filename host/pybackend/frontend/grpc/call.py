@@ -40,7 +40,7 @@ class Call:
         head: the call's head.
         half_closed: the client sends no more messages.
         is_over: the end was sent, or the call was cancelled.
-        is_reading: a large message has arrived and is read in slices; further messages must wait.
+        is_reading: messages that have arrived are read in slices: a large one, or many; further ones must wait.
     """
 
     # Defaults of the class, which most calls never change: making a call is a good part of a small one.
@@ -54,7 +54,7 @@ class Call:
     _answered_bytes = 0
     """Size of the message that is being answered, if a subclass keeps it meanwhile and it is large."""
     _received_then = -1
-    _unreleased: Sequence[InferenceResponse] = ()
+    unreleased: Sequence[InferenceResponse] = ()
     _timer: asyncio.TimerHandle | None = None
     _exchange: Exchange | None = None
 
@@ -178,9 +178,21 @@ class Call:
 
     def _read(self) -> None:
         while not self.is_over and self.accepts_messages() and self._read_message():
-            pass
+            if self.held_bytes and self.accepts_messages() and self.connection.turn.is_over():
+                self.is_reading = True
+                self.connection.slices.add(self._read_on)
+                break
         if not self.is_over:
             self._settle()
+
+    def _read_on(self) -> bool:
+        """Answer the next messages of many."""
+        self.is_reading = False
+        self.go_on()
+        if self.connection.frontend.closing:
+            self.shut_down()
+        self.connection.flush_soon()
+        return False
 
     def _read_message(self) -> bool:
         """Answer the next message; False if more of it must come first."""
@@ -191,7 +203,7 @@ class Call:
                 return False
             if arriving.read_on():
                 self.is_reading = True
-                self.connection.frontend.slices.add(self._read_slice)
+                self.connection.slices.add(self._read_slice)
                 return True
             self._arriving = None
             self.connection.arriving_count -= 1
@@ -220,7 +232,7 @@ class Call:
     def _inflate_soon(self) -> None:
         if not self._inflates:
             self._inflates = True
-            self.connection.frontend.slices.add(self._inflate)
+            self.connection.slices.add(self._inflate)
 
     def _inflate(self) -> bool:
         """Decompress the next slice of a message."""
@@ -360,7 +372,7 @@ class Call:
         for piece in pieces[1:]:
             self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
         if message.borrows_memory:
-            self._unreleased = [*self._unreleased, response]
+            self.unreleased = [*self.unreleased, response]
             if not self.stream.waiting_bytes:
                 self.release_sent()
         else:
@@ -420,9 +432,9 @@ class Call:
 
     def release_sent(self) -> None:
         """Release responses whose memory was sent, as soon as the transport has let it go."""
-        unreleased, self._unreleased = self._unreleased, ()
+        unreleased, self.unreleased = self.unreleased, ()
         for response in unreleased:
-            self.connection.when_written(response.release)
+            self.connection.release_when_written(response)
 
     @property
     def unread_bytes(self) -> int:

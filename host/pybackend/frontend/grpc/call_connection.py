@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.slices import Slices, Turn
 from pybackend.frontend.slow_senders import TensorSender
+from pybackend.inference.response import InferenceResponse
 
 
 class CallConnection(TensorSender, Protocol):
@@ -18,6 +19,8 @@ class CallConnection(TensorSender, Protocol):
         loop: the event loop.
         address: the client's, for logs.
         is_secure: the connection has TLS: its transport gets copies of memory that is used again.
+        turn: its share in this turn of the event loop.
+        slices: its work for later turns.
         arriving_count: calls of which a large message is arriving.
     """
 
@@ -25,13 +28,15 @@ class CallConnection(TensorSender, Protocol):
     loop: asyncio.AbstractEventLoop
     address: str
     is_secure: bool
+    turn: Turn
+    slices: Slices
     arriving_count: int
 
     def flush_soon(self) -> None:
         """Write what was sent at the end of this loop turn."""
 
-    def when_written(self, release: Callable[[], None]) -> None:
-        """Call this once the transport holds no views of memory that it has been given."""
+    def release_when_written(self, response: InferenceResponse) -> None:
+        """Release a response once the transport holds no views of its memory."""
 
     def count_held(self, difference: int) -> None:
         """Change the number of bytes that calls hold: of messages that are incomplete, or must wait.

@@ -145,7 +145,7 @@ class CompressedAnswers(Call):
             self._jobs.append(job)
         elif not self._step(job):
             self._jobs = deque([job])
-            self.connection.frontend.slices.add(self._go_on_with_jobs)
+            self.connection.slices.add(self._go_on_with_jobs)
 
     def _step(self, job: _Job) -> bool:
         """Do a slice of a job; True if it is done."""

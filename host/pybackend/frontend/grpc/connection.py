@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from pybackend.engine.admission import Admission
@@ -21,7 +22,9 @@ from pybackend.frontend.grpc.refused_call import RefusedCall
 from pybackend.frontend.grpc.shortcut import known_request
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
+from pybackend.frontend.slices import Slices, Turn
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_status import GrpcStatus
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,8 @@ class GrpcConnection(asyncio.Protocol):
         pace: the client's transfer rate.
         is_secure: the connection has TLS.
         http2: the protocol's state.
+        turn: its share in this turn of the event loop.
+        slices: its work for later turns.
         held_bytes: bytes of messages that are incomplete, or must wait.
         arriving_count: calls of which a large message is arriving.
     """
@@ -82,14 +87,17 @@ class GrpcConnection(asyncio.Protocol):
         self.is_secure = False
         self.pace = Pace()
         self.http2 = ServerConnection(self, frontend.config)
+        self.turn = Turn(loop)
+        self.slices = Slices(frontend.slices)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
-        self._when_written: list[Callable[[], None]] = []
+        self._when_written: list[InferenceResponse] = []
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.arriving_count = 0
-        self._received_bytes = self._received_then = self._unsent_then = 0
+        self._received_bytes = self._received_then = self._taken_then = 0
         self._checked_at = self._active_at = self._looked_at = frontend.seconds
         self._transfer: _Transfer | None = None
+        self._rest, self._rest_begins = b"", 0
         self._shutting_down = self._greeted = False
         self._keepalive = Keepalive(frontend.settings.keepalive)
         self._age = Age(frontend.settings.keepalive, frontend.seconds)
@@ -112,9 +120,26 @@ class GrpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
         self._received_bytes += len(data)
+        if self._rest:
+            self._rest += data
+            return
+        self._receive(data, 0)
+        if self._rest:
+            self.transport.pause_reading()
+            self.slices.add(self._receive_rest)
+            self._count_unread()
+
+    def _receive(self, data: bytes, offset: int) -> None:
+        """Handle bytes from an offset on. When the turn of this connection is over, the rest waits."""
         self._active_at = self.frontend.seconds
+        self._rest = b""
         try:
-            self.http2.receive(data)
+            offset = self.http2.receive_some(data, offset)
+            while offset < len(data):
+                if self.turn.is_over():
+                    self._rest, self._rest_begins = data, offset
+                    break
+                offset = self.http2.receive_some(data, offset)
         except RemoteProtocolError as error:
             if not self._greeted and _HTTP_1.match(data):
                 self.frontend.malformed(str(error), self.address)
@@ -123,10 +148,28 @@ class GrpcConnection(asyncio.Protocol):
             else:
                 self._end_broken(error)
             return
+        except Exception:  # the other connections go on
+            log.exception("A gRPC connection failed")
+            self.http2.close(ErrorCode.INTERNAL_ERROR)
+            self._flush()
+            self.transport.close()
+            return
         self._greeted = True
         if self.arriving_count and self.next_room(_DIRECT_BYTES) is not None:
             self.transport.set_protocol(_PayloadReceiver(self))
         self._flush_if_needed()
+
+    def _receive_rest(self) -> bool:
+        """Handle the next part of the rest; True if there is more."""
+        if self._lost or self.transport.is_closing():
+            return False
+        self._receive(self._rest, self._rest_begins)
+        if self._rest:
+            return True
+        self._count_unread()
+        if not self._write_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+        return False
 
     def _end_broken(self, error: RemoteProtocolError) -> None:
         self.frontend.malformed(str(error), self.address)
@@ -196,12 +239,12 @@ class GrpcConnection(asyncio.Protocol):
 
     def _let_go(self) -> None:
         written, self._when_written = self._when_written, []
-        for release in written:
-            release()
+        for response in written:
+            response.release()
 
-    def when_written(self, release: Callable[[], None]) -> None:
-        """Call this once the transport holds no views of memory that it has been given."""
-        self._when_written.append(release)
+    def release_when_written(self, response: InferenceResponse) -> None:
+        """Release a response once the transport holds no views of its memory."""
+        self._when_written.append(response)
         self.flush_soon()
 
     def pause_writing(self) -> None:
@@ -213,9 +256,8 @@ class GrpcConnection(asyncio.Protocol):
         """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self.frontend.seconds
-        self.pace.rest()
         self._let_go()  # before more is written: a transport that never rests must not keep what it has sent
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._rest:
             self.transport.resume_reading()
         self._flush()
 
@@ -228,6 +270,7 @@ class GrpcConnection(asyncio.Protocol):
         self.http2.connection_lost()
         self._let_go()
         self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
+        self._rest = b""
         self.frontend.connections.discard(self)
         self.frontend.kept.claim(self, 0)
         self.frontend.senders.discard(self)
@@ -291,13 +334,18 @@ class GrpcConnection(asyncio.Protocol):
 
     def _claim(self) -> bool:
         """Tell the account how much this connection holds; False if it is too much."""
-        held = self.held_bytes + self._unread_bytes
+        held = self.held_bytes + self._unread_bytes + len(self._rest)
         wanted = held if held > _FREE_BYTES else 0
         if wanted != self._claimed_bytes:
             if not self.frontend.kept.claim(self, wanted):
                 return False
             self._claimed_bytes = wanted
         return True
+
+    @property
+    def unread(self) -> Iterable[InferenceResponse]:
+        """Responses that must stay in memory until the client has read them."""
+        return chain(self._when_written, *(call.unreleased for call in self.calls()))
 
     def make_room(self) -> None:
         """Disconnect a slow client, because others need the memory."""
@@ -321,21 +369,20 @@ class GrpcConnection(asyncio.Protocol):
             self._check_age(now)
         received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         transfer = self._current_transfer()
-        if transfer is not self._transfer:
-            self._transfer = transfer
+        if transfer is None:
             self.pace.rest()
-            self._unsent_then = self._unsent_bytes()
+        elif self._transfer is None:  # one that follows another is no new beginning: clients choose when they alternate
+            self._taken_then = self._taken_bytes()
+        self._transfer = transfer
         if now - self._looked_at >= STALLED_SECONDS:
             self._looked_at = now
             self._end_stalled_calls()
         if transfer is None:
             self._check_idle(now)
             return
-        moved = received
-        if transfer is not _Transfer.MESSAGE:
-            unsent = self._unsent_bytes()
-            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
-        self.pace.advance(seconds, moved)
+        taken = self._taken_bytes()
+        read, self._taken_then = max(0, taken - self._taken_then), taken
+        self.pace.advance(seconds, received if transfer is _Transfer.MESSAGE else read)
         # While windows are shut, only the calls that are not read end.
         if self.pace.has_stalled and transfer is not _Transfer.WINDOW:
             log.info(
@@ -344,15 +391,20 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _current_transfer(self) -> _Transfer | None:
-        """The client's task that the connection waits for."""
+        """The client's task that the connection waits for; of two, the one for which more memory is held."""
         http2 = self.http2
         if self._write_paused:
             return _Transfer.ANSWER
+        if self._rest:  # the client waits for the server
+            return None
+        unread = http2.waiting_bytes
+        if unread > max(self.held_bytes, _FREE_BYTES) and not self.arriving_count:
+            return _Transfer.WINDOW
         if http2.is_amid_frame or (
             (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self.calls())
         ):
             return _Transfer.MESSAGE
-        return _Transfer.WINDOW if http2.waiting_bytes else None
+        return _Transfer.WINDOW if unread else None
 
     def calls(self) -> list[Call]:
         """The calls that have not ended."""
@@ -396,11 +448,9 @@ class GrpcConnection(asyncio.Protocol):
         if stage is Stage.END:
             self.transport.close()
 
-    def _unsent_bytes(self) -> int:
-        """Bytes that the client has not taken, in the place where they wait."""
-        if self._transfer is _Transfer.WINDOW:
-            return self.http2.waiting_bytes
-        return unsent_bytes(self.transport)
+    def _taken_bytes(self) -> int:
+        """About as many bytes of answers as the client has taken so far."""
+        return self.http2.sent_bytes - unsent_bytes(self.transport)
 
     # The end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.head import CallPolicy
+from pybackend.frontend.grpc.head import CallPolicy, read_metadata
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slices import Slices
 from pybackend.frontend.slow_senders import SlowSenders
@@ -51,14 +52,19 @@ _TWO_HOURS_S = 7200.0
 """The interval of PINGs that gRPC allows clients without open calls."""
 
 
-def _config(keepalive: KeepaliveSettings) -> Config:
+def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None) -> Config:
     """What clients are offered: large frames and windows, so that a large tensor is not a thousand frames."""
     rules = None
     if keepalive.max_ping_strikes:
         interval_s = keepalive.min_ping_interval_s
         idle_s = interval_s if keepalive.permit_without_calls else max(interval_s, _TWO_HOURS_S)
         rules = PingRules(monotonic, interval_s, idle_s, keepalive.max_ping_strikes)
-    return Config(max_frame_bytes=1024 * 1024, stream_window_bytes=4 * 1024 * 1024, ping_rules=rules)
+    return Config(
+        max_frame_bytes=1024 * 1024,
+        stream_window_bytes=4 * 1024 * 1024,
+        ping_rules=rules,
+        read_text=partial(read_metadata, policy),
+    )
 
 
 class GrpcFrontend:
@@ -95,7 +101,7 @@ class GrpcFrontend:
         senders: SlowSenders | None = None,
     ) -> None:
         self.settings = settings
-        self.config = _config(settings.keepalive)
+        self.config = _config(settings.keepalive, policy)
         self.watch = Watch() if watch is None else watch
         self.policy = policy
         self.engine = engine

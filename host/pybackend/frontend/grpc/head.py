@@ -10,6 +10,7 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.secrets import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
 from pybackend.http2 import Fields, HeaderBlock, RequestHead
@@ -25,6 +26,11 @@ FORWARDING_METHODS = frozenset(f"/inference.GRPCInferenceService/{name}" for nam
 
 _OF_GRPC = re.compile(rb"grpc-|(te|content-type)\Z")
 """Metadata that are gRPC's, and not the caller's."""
+
+_UNSAFE = re.compile(rb"[\x00\r\n]")
+
+RESTRICTED_PREFIX = b"triton-grpc-protocol-"
+"""Metadata that restricted methods need begin with it."""
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -66,6 +72,10 @@ class CallPolicy:
         status = GrpcStatus.UNAUTHENTICATED if denial.lacks_key else GrpcStatus.UNAVAILABLE
         return Refusal(status.name, denial.message, trailers_only(status, denial.message), RefusalReason.DENIED)
 
+    def forwards(self, name: bytes) -> bool:
+        """True if metadata of this name become request parameters."""
+        return self._forwards is not None and self._forwards.takes(name)
+
     def forwarded(self, path: str, fields: Fields) -> Mapping[str, str] | None:
         """The metadata that become request parameters.
 
@@ -78,6 +88,23 @@ class CallPolicy:
             return self._forwards.of([field for field in fields if not _OF_GRPC.match(field[0])])
         except InferenceError as error:
             raise CallError.of(error) from None
+
+
+def read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Read a field of a call as gRPC's own servers do, which trim values and bear capitals in names.
+
+    The connection's table of fields and its remembered heads last as long as it does. They have digests in place of credentials,
+    unless models see these.
+    """
+    if name[:1] == b":":
+        return name, value
+    name, value = name.lower(), value.strip(b" \t")
+    if name in CREDENTIALS or name.startswith(RESTRICTED_PREFIX):
+        if _UNSAFE.search(value):
+            return name, b"\0"  # still malformed, and no secret
+        if policy is None or not policy.forwards(name):
+            return name, concealed(name, value)
+    return name, value
 
 
 class CallHead:

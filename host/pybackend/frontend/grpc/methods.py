@@ -159,7 +159,7 @@ class _Methods:
 
     async def load_model(self, request: Any) -> Any:
         _refuse_repository(request)
-        self._engine.check_control()
+        self._engine.check_control(request.model_name)
         config_json: str | None = None
         files: dict[str, bytes] = {}
         for name, value in request.parameters.items():

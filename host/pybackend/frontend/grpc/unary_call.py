@@ -58,11 +58,12 @@ class MethodCall(Call):
         super().__init__(connection, stream, head)
         self._method = method
         self._count = 0
+        self._waiting: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
     def accepts_messages(self) -> bool:
         """Messages are answered one after the other."""
-        return self._task is None
+        return not self.is_working()
 
     def on_message(self, message: bytes) -> None:
         """Answer a message."""
@@ -71,7 +72,15 @@ class MethodCall(Call):
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
         if len(message) > _ON_LOOP_BYTES:
             self._answered_bytes = len(message)
-        self._task = self.connection.loop.create_task(self._answer(message))
+        # A read may have calls of a thousand streams: each of them begins in another turn of the loop.
+        self._waiting = message
+        self.connection.slices.add(self._begin)
+
+    def _begin(self) -> bool:
+        message, self._waiting = self._waiting, None
+        if message is not None:
+            self._task = self.connection.loop.create_task(self._answer(message))
+        return False
 
     def on_half_close(self) -> None:
         """The client sends no further messages."""
@@ -81,8 +90,8 @@ class MethodCall(Call):
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is none")
 
     def is_working(self) -> bool:
-        """A message is being answered."""
-        return self._task is not None
+        """A message is being answered, or waits for its turn."""
+        return self._task is not None or self._waiting is not None
 
     def needs_message(self) -> bool:
         """True before the request, unless the method takes any number of them."""
@@ -90,7 +99,7 @@ class MethodCall(Call):
 
     def on_cancelled(self) -> None:
         """Stop working."""
-        task, self._task = self._task, None
+        task, self._task, self._waiting = self._task, None, None
         if task is not None:
             task.cancel()
 

@@ -174,6 +174,12 @@ def _add_processes(app: FastAPI, engine: InferenceEngine) -> None:
     async def environment(request: Request) -> Response:
         return Response(environment_document(_with_processes(engine, request).environment), media_type=_JSON)
 
+    async def stack(request: Request) -> Response:
+        document = {"instances": await engine.stacks(model_name(request))}
+        return Response(msgspec.json.encode(document), media_type=_JSON)
+
+    summary = "Where the threads and coroutines of the model's processes are"
+    _get(app, "/v2/models/{model_name}/stack", "pybackend", summary, stack)
     for path in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
         _get(app, f"{path}/sandbox", "pybackend", "The confinement of the model's processes", sandbox)
         _get(app, f"{path}/environment", "pybackend", "The Python that the model's processes run on", environment)

@@ -21,9 +21,10 @@ from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
-from pybackend.frontend.slices import Slices
+from pybackend.frontend.slices import Slices, Turn
 from pybackend.frontend.watch import Exchange as Record
 from pybackend.frontend.watch import Watch
+from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.metadata import encode_error
 
@@ -147,11 +148,12 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader()
         self._exchange: Exchange = _NOBODY
         self._kept = bytearray()
+        self._turn = Turn(asyncio.get_running_loop())
         self._read_paused = self._write_paused = False
         self._after_drain: Callable[[], None] | None = None
         self.held_bytes = self._unread_bytes = 0
         self._active_at = self._checked_at = port.seconds
-        self.received_bytes = self._received_then = self._unsent_then = 0
+        self.received_bytes = self._received_then = self._unsent_then = self._taken_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
@@ -173,7 +175,10 @@ class HttpConnection(asyncio.Protocol):
         """Handle bytes from the client."""
         self._active_at = self.port.seconds
         self.received_bytes += len(data)
-        self._read(data)
+        if self._kept:
+            self._keep(data)
+        else:
+            self._read(data)
 
     def begin_known(self, exchange: Exchange, body_bytes: int) -> None:
         """Begin a request whose head the port remembers.
@@ -209,6 +214,11 @@ class HttpConnection(asyncio.Protocol):
                     if state is State.ANSWERING:
                         self._keep(data)
                     return
+                if data and self.state is State.IDLE and self._turn.is_over():  # requests that were refused at once
+                    self._keep(data)
+                    self.pause_reading()
+                    self.port.slices.add(self._read_kept)
+                    return
         except MalformedRequestError as error:
             self._refuse(error)
         except Exception:  # whatever goes wrong, the client gets an answer
@@ -218,6 +228,15 @@ class HttpConnection(asyncio.Protocol):
         self._kept += data
         if len(self._kept) > MAX_KEPT_BYTES:
             self.pause_reading()
+
+    def _read_kept(self) -> bool:
+        """Go on with requests that have waited; False, because more of them wait again."""
+        if not self.is_lost:
+            data = bytes(self._kept)
+            self._kept.clear()
+            self.resume_reading()
+            self._read(data)
+        return False
 
     def _read_head(self, data: bytes) -> bytes:
         reader = self._reader
@@ -380,12 +399,10 @@ class HttpConnection(asyncio.Protocol):
         if self._reader.head_bytes:
             self._reader.begin()
         self._active_at = port.seconds
-        if self._read_paused:
-            self.resume_reading()
         if self._kept:
-            data = bytes(self._kept)
-            self._kept.clear()
-            self._read(data)
+            self._read_kept()
+        elif self._read_paused:
+            self.resume_reading()
 
     def _end_record(self) -> None:
         record, self.record = self.record, None
@@ -432,6 +449,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
         self._write_paused = True
+        self._unsent_then = unsent_bytes(self.transport)
         self._unread_bytes = max(0, self.transport.get_write_buffer_size() - self.held_bytes)
         if self._unread_bytes > MAX_KEPT_BYTES and not self.port.kept.claim(self, self.held_bytes + self._unread_bytes):
             asyncio.get_running_loop().call_soon(self.make_room)  # deferred, because more may be written first
@@ -441,12 +459,17 @@ class HttpConnection(asyncio.Protocol):
         """The kernel has taken all data."""
         self._write_paused = False
         self._active_at = self.port.seconds
-        self.pace.rest()
+        self._count_taken()
         if self._unread_bytes > MAX_KEPT_BYTES:
             self.port.kept.claim(self, self.held_bytes)
         self._unread_bytes = 0
         self._exchange.on_resumed()
         self._drained()
+
+    def _count_taken(self) -> None:
+        unsent = unsent_bytes(self.transport)
+        self._taken_bytes += max(0, self._unsent_then - unsent)
+        self._unsent_then = unsent
 
     def _drained(self) -> None:
         after, self._after_drain = self._after_drain, None
@@ -466,6 +489,11 @@ class HttpConnection(asyncio.Protocol):
             raise kept.error(nbytes - self.held_bytes)
         self.held_bytes = nbytes
 
+    @property
+    def unread(self) -> Sequence[InferenceResponse]:
+        """Responses that must stay in memory until the client has read them."""
+        return self._exchange.unread
+
     def holds_memory_for(self, other: Admission | None) -> bool:
         """True while an arriving body holds leased memory that the other request could use."""
         return other is not None and self.state is State.BODY and self._exchange.holds_memory_for(other)
@@ -484,8 +512,10 @@ class HttpConnection(asyncio.Protocol):
         seconds, self._checked_at = now - self._checked_at, now
         received, self._received_then = self.received_bytes - self._received_then, self.received_bytes
         if self._write_paused:
-            unsent = unsent_bytes(self.transport)
-            moved, self._unsent_then = max(0, self._unsent_then - unsent), unsent
+            self._count_taken()
+        taken, self._taken_bytes = self._taken_bytes, 0
+        if self._write_paused:
+            moved = taken
         elif self.state in {State.HEAD, State.BODY, State.ANSWERED} and not self._read_paused:
             moved = received
         else:

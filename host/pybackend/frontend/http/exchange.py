@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pybackend.engine.admission import Admission
+from pybackend.inference.response import InferenceResponse
 
 
 class Exchange:
@@ -12,6 +15,9 @@ class Exchange:
 
     has_begun = False
     """A part of the answer is written."""
+
+    unread: Sequence[InferenceResponse] = ()
+    """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
 
     def on_body(self, piece: bytes) -> None:
         """The next bytes of the body, without the framing of chunks."""

@@ -8,7 +8,10 @@ requests do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from secrets import token_bytes
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -74,14 +77,25 @@ class _Shortcut(NamedTuple):
 
 
 class FastPath:
-    """The memory of one port."""
+    """The memory of one port. A head with credentials is remembered by a digest.
 
-    def __init__(self, service: InferService) -> None:
-        assert service.plans is not None
+    Args:
+        service: what infer requests of the port share.
+        plans: its plans.
+        credentials: the headers that may carry secrets, in lower case.
+    """
+
+    def __init__(self, service: InferService, plans: PlanCaches, credentials: frozenset[bytes]) -> None:
         self._service = service
-        self._plans: PlanCaches = service.plans
+        self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
+        self._credentials = credentials
+        self._find_credential = re.compile(
+            rb"\n(?:" + b"|".join(map(re.escape, sorted(credentials))) + rb")[ \t]*:", re.IGNORECASE
+        ).search
+        self._digest_key = token_bytes(32)
+        self._has_digests = False
         self._longest_text = min(SMALL_BODY_BYTES, service.limits.max_input_size_bytes)
 
     def take(self, connection: HttpConnection, data: bytes) -> bytes:
@@ -95,7 +109,7 @@ class FastPath:
         if known is not None:
             body_bytes = known.body_bytes
         else:
-            found = self._known_but_for_length(data[:end])
+            found = self._known_otherwise(data[:end])
             if found is None:
                 return data
             known, body_bytes = found
@@ -141,14 +155,22 @@ class FastPath:
         connection.begin_known(answer, 0)
         return True
 
-    def _known_but_for_length(self, head: bytes) -> tuple[_KnownHead, int] | None:
-        """A head of which all but the body's length is known, and that length."""
+    def _known_otherwise(self, head: bytes) -> tuple[_KnownHead, int] | None:
+        """A head that is remembered by its digest, or but for the body's length; and that length."""
         without_length, digits = _split_length(head)
         known = self._heads.get(without_length)
+        if known is None and self._has_digests:
+            known = self._heads.get(self._digest(head))
+            if known is not None:
+                return known, known.body_bytes
+            known = self._heads.get(self._digest(without_length))
         if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
             return None
         body_bytes = int(digits)
         return (known, body_bytes) if body_bytes <= self._longest_text else None
+
+    def _digest(self, head: bytes) -> bytes:
+        return blake2b(head, key=self._digest_key, digest_size=32).digest()
 
     def learn(self, head: RequestHead, exchange: InferExchange, answer_fields: bytes) -> None:
         """Remember a head when it comes for the second time.
@@ -167,12 +189,19 @@ class FastPath:
         # The length of text differs from time to time, that of tensors does not.
         has_length = meaning.header_length is not None or meaning.forwarded is not None
         key = head.raw if has_length else _split_length(head.raw)[0]
-        if len(key) > LARGEST_HEAD_BYTES:
+        if len(key) > LARGEST_HEAD_BYTES or self._shows_credentials(meaning):
             return
+        if self._find_credential(key) is not None:
+            self._has_digests = True
+            key = self._digest(key)
         if hash(key) in self._seen:
             self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
         else:
             self._seen.remember(hash(key), None)
+
+    def _shows_credentials(self, head: InferHead) -> bool:
+        """True if models see credentials of a request."""
+        return any(name.lower().encode() in self._credentials for name in head.forwarded or ())
 
     def forget_heads(self) -> None:
         """Read all heads again."""

@@ -44,6 +44,11 @@ class HttpGuard:
         self._refusals = refusals
         self._cors = cors
 
+    @property
+    def credentials(self) -> frozenset[bytes]:
+        """The headers that may carry secrets, in lower case."""
+        return self._guard.credentials
+
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
 

@@ -9,7 +9,7 @@ before binary tensors, answers to HTTP/1.0) are collected first, and count as he
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
@@ -55,7 +55,16 @@ class InferAnswer(Exchange):
         pending: the handle of the request; None once it is answered.
     """
 
-    __slots__ = ("_answers", "_has_begun", "_takes_chunks", "coding", "connection", "output_format", "pending")
+    __slots__ = (
+        "_answers",
+        "_has_begun",
+        "_response",
+        "_takes_chunks",
+        "coding",
+        "connection",
+        "output_format",
+        "pending",
+    )
 
     def __init__(
         self,
@@ -71,12 +80,18 @@ class InferAnswer(Exchange):
         self.coding = coding
         self._takes_chunks = takes_chunks
         self._has_begun = False
+        self._response: InferenceResponse | None = None
         self.pending: PendingRequest | None = None
 
     @property
     def has_begun(self) -> bool:  # type: ignore[override]
         """A part of the answer is written."""
         return self._has_begun
+
+    @property
+    def unread(self) -> Sequence[InferenceResponse]:  # type: ignore[override]
+        """The response, as long as its memory is needed."""
+        return () if self._response is None else (self._response,)
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None
@@ -90,10 +105,12 @@ class InferAnswer(Exchange):
             response.release()
         elif response.error is not None:
             self.fail(response.error)
-        elif is_large(response, self.output_format):
-            self._send_in_pieces(response)
         else:
-            self._send_at_once(response)
+            self._response = response
+            if is_large(response, self.output_format):
+                self._send_in_pieces(response)
+            else:
+                self._send_at_once(response)
 
     def _send_at_once(self, response: InferenceResponse) -> None:
         try:

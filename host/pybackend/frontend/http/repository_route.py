@@ -32,6 +32,8 @@ _ON_LOOP_BYTES = 64 * 1024
 class _Body:
     """A body that is being received, in the account of bytes buffered for clients."""
 
+    unread = ()
+
     def __init__(self) -> None:
         self.pace = Pace()
 
@@ -56,7 +58,7 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits, kept: KeptByt
 
     async def load(request: Request) -> Response:
         async with _body_of(request, limits, kept) as body:
-            engine.check_control()
+            engine.check_control(model_name(request))
             config_json, files = await _parsed(body)
             await engine.load_model(model_name(request), config_json, files, of_client=True)
         return Response()

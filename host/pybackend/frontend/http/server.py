@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from pybackend.engine.refusals import RefusalReason
+from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.frontend.http.asgi_exchange import AsgiApp, AsgiExchange
 from pybackend.frontend.http.connection import HttpConnection, HttpPort
 from pybackend.frontend.http.exchange import Exchange
@@ -38,7 +39,10 @@ class HttpServer:
     def __init__(self, app: Any, port: HttpPort, infer: InferService | None = None) -> None:
         self._port = port
         self._infer = infer
-        self._fast = None if infer is None or infer.plans is None else FastPath(infer)
+        self._fast: FastPath | None = None
+        if infer is not None and infer.plans is not None:
+            credentials = CREDENTIALS if port.guard is None else port.guard.credentials
+            self._fast = FastPath(infer, infer.plans, credentials)
         port.begin = self._begin
         if self._fast is not None:
             port.take = self._fast.take

@@ -85,7 +85,8 @@ class MetricsApp:
         await send({"type": "http.response.body", "body": body})
 
     def _text(self) -> Iterator[str]:
-        models = [model for model in self._engine.repository.models() if model.state is ModelState.READY]
+        models = [model for model in self._engine.repository.models() if _has_figures(model)]
+        yield from lines([self._ready_family()])
         yield from self._model_lines.text(models)
         yield from lines(self._families(models))
 
@@ -97,6 +98,19 @@ class MetricsApp:
             yield from cache_families(self._cache, models, self._model_lines.labels_of)
         yield from self._machine.families()
         yield from self._custom_metrics.families()
+
+    def _ready_family(self) -> Family:
+        text = "1 if the version is ready, 0 if it is not; models without a version have an empty one"
+        return Family("pybackend_model_ready", "gauge", text, self._readiness())
+
+    def _readiness(self) -> Iterator[Sample]:
+        for row, model in self._engine.repository.known():
+            if model is None:
+                labels = {"model": row.name, "version": "", "state": row.state}
+                yield "", labels_text(labels | ({"namespace": row.namespace} if row.namespace else {})), 0
+            else:
+                state = "UNLOADED" if model.is_off and model.state is ModelState.UNAVAILABLE else row.state
+                yield "", self._model_lines.labels_of(model).with_label("state", state), model.is_ready
 
     def _of_answers(self) -> Iterator[Family]:
         yield Family(
@@ -118,6 +132,13 @@ class MetricsApp:
                 for refusal, count in sorted(self._engine.refusals.counts.items())
             ],
         )
+
+
+def _has_figures(model: Model) -> bool:
+    """True for a version that serves, or has failed after it has served: its counters go on."""
+    return model.state is ModelState.READY or (
+        model.state is ModelState.UNAVAILABLE and model.was_ready and not model.is_off
+    )
 
 
 def _lag_family(lag: LoopLag) -> Family:

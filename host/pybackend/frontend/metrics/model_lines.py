@@ -6,6 +6,7 @@ each figure.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -62,6 +63,11 @@ class _ModelFamily:
         return "".join(
             f"{self.name}{labels.with_label(self.label, key)} {number_text(value)}\n" for key, value in figure
         )
+
+
+def _oldest_execution_s(model: Model) -> float:
+    now_ns = time.monotonic_ns()
+    return max([instance.executor.busy_ns(now_ns) for instance in model.instances], default=0) / 1e9
 
 
 def _us(attribute: str) -> Callable[[Model], float]:
@@ -190,6 +196,18 @@ _FAMILIES: Sequence[_ModelFamily] = (
         "gauge",
         "Number of instances of the model whose processes serve",
         lambda model: sum([each.state is _READY for each in model.instances]),
+    ),
+    _ModelFamily(
+        "pybackend_executions_running",
+        "gauge",
+        "Number of calls of execute that run now",
+        lambda model: sum([len(instance.running) for instance in model.instances]),
+    ),
+    _ModelFamily(
+        "pybackend_oldest_execution_seconds",
+        "gauge",
+        "How long the oldest of these calls has run, in seconds, or 0",
+        _oldest_execution_s,
     ),
     _ModelFamily(
         "pybackend_input_memory_bytes",

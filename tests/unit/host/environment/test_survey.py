@@ -20,13 +20,26 @@ def survey_of(archive, *entries, name="env.tar.gz", cut=None):
     return survey(archive(content[:cut], name), packs_lists=False)
 
 
+def python_of(*arguments):
+    return survey_of(*arguments).python
+
+
 def test_version_of_python(archive):
     program = files(**{"bin__python3.11": b"\x7fELF"})
     library = files(**{"lib__python3.11__os.py": b"pass"})
     included = files(**{"include__python3.11__patchlevel.h": PATCH_LEVEL})
-    assert survey_of(archive, LINK, *program) == ""
-    assert survey_of(archive, LINK, *program, *library) == "3.11"
-    assert survey_of(archive, *library, *program, *included, LINK) == "3.11.7"
+    assert python_of(archive, LINK, *program) == ""
+    assert python_of(archive, LINK, *program, *library) == "3.11"
+    assert python_of(archive, *library, *program, *included, LINK) == "3.11.7"
+
+
+def test_names_of_modules(archive):
+    program = files(**{"bin__python3.11": b"\x7fELF"})
+    packages = {"numpy____init__.py": b"", "six.py": b"", "fast.cpython-311-x86_64-linux-gnu.so": b"", "data.txt": b""}
+    installed = files(**{f"lib__python3.11__site-packages__{name}": data for name, data in packages.items()})
+    assert survey_of(archive, LINK, *program, *installed).modules == {"numpy", "six", "fast"}
+    elsewhere = files(**{"lib__python3.11__site-packages__more.pth": b"/srv/packages"})
+    assert survey_of(archive, LINK, *program, *installed, *elsewhere).modules is None
 
 
 def test_refusals(archive):

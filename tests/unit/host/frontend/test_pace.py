@@ -71,6 +71,13 @@ def test_a_rate_is_forgotten_little_by_little():
     assert advanced(SLOW_AFTER_SECONDS, 0, pace).is_slow
 
 
+def test_a_burst_buys_five_seconds():
+    pace = advanced(SLOW_AFTER_SECONDS, 0)
+    pace.advance(1, 1_000_000_000)
+    assert not advanced(SLOW_AFTER_SECONDS - 1, 0, pace).is_slow
+    assert advanced(1, 0, pace).is_slow
+
+
 def test_a_rest_begins_anew():
     pace = advanced(STALLED_SECONDS, 0)
     pace.rest()

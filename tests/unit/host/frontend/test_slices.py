@@ -51,3 +51,28 @@ def test_work_may_add_work():
         await done.wait()
 
     asyncio.run(check())
+
+
+def test_a_connection_with_much_work_has_one_turn_among_the_others():
+    async def check():
+        shared, done = Slices(), []
+        ended = asyncio.Event()
+        busy, idle = Slices(shared), Slices(shared)
+
+        def work(name):
+            def step():
+                done.append(name)
+                if len(done) == 6:
+                    ended.set()
+                return False
+
+            return step
+
+        for number in range(4):
+            busy.add(work(number))
+        idle.add(work("a"))
+        idle.add(work("b"))
+        await ended.wait()
+        assert done == [0, "a", 1, "b", 2, 3]
+
+    asyncio.run(check())

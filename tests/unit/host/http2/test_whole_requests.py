@@ -221,6 +221,23 @@ def test_an_exception_of_the_receiver_resets_the_stream():
     assert set(server.connection.streams) == {1}
 
 
+def test_an_exception_in_the_middle_of_a_read_keeps_the_windows_of_what_came_before():
+    class Brittle(WholeServer):
+        def on_whole_request(self, stream, *rest):
+            if stream.id == 7:
+                raise ZeroDivisionError
+            return super().on_whole_request(stream, *rest)
+
+    server = Brittle(Config(connection_window_bytes=65_535))
+    server.receive(call(1, size=1))
+    server.output()
+    with pytest.raises(ZeroDivisionError):
+        server.receive(b"".join(call(number, size=10_000) for number in (3, 5, 7)))
+    server.receive(call(9, size=10_000))
+    assert server.whole == [3, 5, 9]
+    assert [each.payload for each in server.sent() if each.kind == WINDOW_UPDATE] == [http2.u32(40_001)]
+
+
 def test_an_answer_in_a_form_is_the_same_answer():
     many = HeaderBlock([(b":status", b"200"), (b"a", b"100%b %%")])
     end = HeaderBlock([(b"grpc-status", b"0"), (b"c", b"%")])

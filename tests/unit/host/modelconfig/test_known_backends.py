@@ -91,6 +91,42 @@ def test_the_configured_file_decides(make_model: MakeModel, places: BackendPlace
     assert load_config(directory, auto_complete=True, backends=places).backend == "fil"
 
 
+@pytest.mark.parametrize(
+    ("name", "backend"), [("other.py", "python"), ("resnet.onnx", "onnxruntime"), ("net.pt2", "pytorch")]
+)
+def test_the_ending_of_the_configured_file_decides(
+    make_model: MakeModel, places: BackendPlaces, name: str, backend: str
+) -> None:
+    directory = make_model(f'default_model_filename: "{name}"', files=(f"1/{name}",))
+    config = load_config(directory, auto_complete=True, backends=places)
+    assert (config.backend, config.default_model_filename) == (backend, name)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("model.onnx", "The model's files lie in {}, and belong into a version's directory: move them into {}/1."),
+        ("iris.onnx", "There is {}/iris.onnx, which no backend looks for: `mv {}/iris.onnx {}/1/model.onnx`."),
+        (
+            "1/iris.onnx",
+            '`mv {}/1/iris.onnx {}/1/model.onnx`, or name it in config.pbtxt, default_model_filename: "iris.onnx".',
+        ),
+        (
+            "1/other.py",
+            "There is {}/1/other.py, which no backend looks for: `mv {}/1/other.py {}/1/model.py`, or name it",
+        ),
+        ("1/readme.txt", "For a Python model, put its code into {}/1/model.py"),
+    ],
+)
+def test_a_file_in_the_wrong_place_or_of_another_name_is_named(
+    make_model: MakeModel, places: BackendPlaces, file: str, words: str
+) -> None:
+    directory = make_model("", files=(file,))
+    with pytest.raises(ModelConfigError) as refused:
+        load_config(directory, auto_complete=True, backends=places)
+    assert words.replace("{}", str(directory)) in str(refused.value)
+
+
 def test_the_operators_backend_wins_over_the_shipped_one(make_model: MakeModel, places: BackendPlaces) -> None:
     directory = make_model('backend: "onnxruntime"')
     config = load_config(directory, auto_complete=True, backends=places)

@@ -173,7 +173,7 @@ def test_the_lowest_version_with_a_known_file_counts(make_model: MakeModel) -> N
     [
         ("", ()),
         (None, ()),
-        ('default_model_filename: "other.py"', ("1/model.py",)),
+        ('default_model_filename: "other.bin"', ("1/model.py",)),
     ],
 )
 def test_nothing_tells_the_backend(make_model: MakeModel, text: str | None, files: tuple[str, ...]) -> None:

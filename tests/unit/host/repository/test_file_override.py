@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -37,12 +38,17 @@ def test_keys_that_name_no_file(key):
 
 
 @pytest.mark.parametrize(
-    "path", ["", ".", "..", "/", "/etc/passwd", "//x", "../x", "1/../../x", "../m/1/model.py", "1/", "a\0b", "./.."]
+    "path", ["", ".", "..", "/", "/../etc/passwd", "//", "../x", "1/../../x", "../m/1/model.py", "1/", "a\0b", "./.."]
 )
 def test_paths_that_leave_the_folder(path):
     with pytest.raises(ModelLoadError) as refused:
         override_paths({f"file:{path}": b""})
     assert "is no path inside the model's folder" in refused.value.message
+
+
+@pytest.mark.parametrize("path", ["1/model.py", "/1/model.py", "//1/model.py"])
+def test_a_path_begins_in_the_folder_with_and_without_a_slash(path):
+    assert override_paths({f"file:{path}": b""}) == {f"file:{path}": PurePosixPath("1/model.py")}
 
 
 @pytest.mark.parametrize(

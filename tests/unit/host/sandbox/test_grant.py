@@ -108,8 +108,23 @@ def test_which_models_it_controls():
     grant(control=("a",)).check_control("a")
     with pytest.raises(InferenceError, match="does not name it"):
         grant(control=("a",)).check_control("b")
+
+
+def test_for_which_models_it_brings_something(tmp_path):
+    own, same, elsewhere = (tmp_path / path for path in ("models/own", "models/same", "others/same"))
+    for path in (own, same, elsewhere):
+        path.mkdir(parents=True)
+    for level in ("off", "standard"):
+        grant(level).check_override("a", own, same)
+        grant(level, overrides=True).check_override("a", own, None)
+    for other in (elsewhere, tmp_path / "models/gone", None):
+        with pytest.raises(InferenceError, match="--allow-model-overrides"):
+            grant().check_override("a", own, other)
     with pytest.raises(InferenceError, match="--allow-model-overrides"):
-        grant().check_override("a")
-    grant(overrides=True).check_override("a")
+        grant().check_override("a", None, same)
     with pytest.raises(InferenceError, match="at level 'strict'"):
-        grant("strict", overrides=True).check_override("a")
+        grant("strict", overrides=True).check_override("a", own, same)
+    if os.geteuid() == 0:
+        os.chown(same, 12345, 12345)
+        with pytest.raises(InferenceError, match="--allow-model-overrides"):
+            grant().check_override("a", own, same)

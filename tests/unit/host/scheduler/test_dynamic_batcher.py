@@ -211,6 +211,29 @@ def test_a_delay_is_kept_to_a_millisecond():
     play(scenario)
 
 
+def test_requests_beyond_the_largest_preferred_size_wait_for_their_own_delay():
+    async def scenario():
+        scene = Scene(max_queue_delay_us=60_000_000, preferred_batch_sizes=frozenset({2, 6}))
+        scene.add("a", batch_size=3)
+        await turn()
+        assert scene.batches() == []
+        (late,) = scene.add("b", batch_size=4)
+        await turn()
+        assert scene.batches() == ["a"]
+        assert scene.owner.reasons == [BatchReason.FULL]
+        scene.free()
+        assert scene.batches() == ["a"]
+        late.request.queued_ns -= 60_000_000_000
+        scene.free()
+        assert scene.batches() == ["a", "b"]
+        assert scene.owner.reasons[1:] == [BatchReason.DELAY]
+        scene.add("c", batch_size=7)  # larger than the largest preferred size by itself
+        scene.free()
+        assert scene.batches()[2:] == ["c"]
+
+    play(scenario)
+
+
 def test_a_batch_that_fills_does_not_wait_for_its_delay():
     async def scenario():
         scene = Scene(max_queue_delay_us=60_000_000, preferred_batch_sizes=frozenset({8}))

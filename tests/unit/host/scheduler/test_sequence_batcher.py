@@ -90,9 +90,10 @@ class Scene:
         raise InferenceError("no memory", ErrorCode.UNAVAILABLE)
 
     def cancel(self, pending):
-        self.batcher.remove(pending)
-        pending.answered = True
-        asyncio.get_running_loop().call_soon(self.answer, pending, InferenceError("cancelled", ErrorCode.CANCELLED))
+        for removed in self.batcher.remove(pending):
+            removed.cancelled = removed.answered = True
+            error = InferenceError("cancelled", ErrorCode.CANCELLED)
+            asyncio.get_running_loop().call_soon(self.answer, removed, error)
 
     def send(self, correlation_id, flags=0, name="", **fields):
         request = InferenceRequest("m", id=name, inputs=[InputTensor("IN", "FP32", (1, 1), b"1234")])
@@ -337,6 +338,36 @@ def test_a_request_that_is_withdrawn_from_its_lane_keeps_nobodys_answer_back():
         await turn()
         scene.finish()
         assert len(scene.answers[third]) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_with_one_request_of_a_sequence_all_that_wait_are_cancelled(strategy, cancelled):
+    """Those of a sequence in a slot, behind one that runs, and those of a sequence without a slot; not those of others."""
+
+    async def scenario():
+        scene = Scene(slots=1, strategy=strategy)
+        running = scene.send(1, START)
+        await turn()
+        in_slot = [scene.send(1, 0), scene.send(1, 0), scene.send(1, END)]
+        in_backlog = [scene.send(2, START), scene.send(2, 0), scene.send(2, END)]
+        other = scene.send(3, START | END)
+        await turn()
+        for waiting in (in_slot, in_backlog):
+            waiting[cancelled].cancel()
+            await turn()
+            assert [errors(scene, pending) for pending in waiting] == [["cancelled"]] * 3
+        assert not running.answered
+        scene.finish()
+        await turn()
+        assert (running.answered, errors(scene, running)) == (True, [])
+        assert scene.instances[0].batch == [other]
+        scene.finish()
+        await turn()
+        assert len(scene.batcher) == 0
+        assert scene.batcher._live.keys() <= {2}
 
     play(scenario)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.backend import Form, execute_batch
+from pybackend_sdk.backend.form import ARRAYS
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor
@@ -114,10 +115,39 @@ def test_strings_are_joined():
 def test_an_error_concerns_the_request_that_causes_it():
     run = Double(fails_on=7)
     requests = [request(x=rows(1, 1)), request(x=rows(1, 7)), request(x=rows(2, 3))]
-    responses = execute_batch(requests, run, batches=True)
+    responses = execute_batch(requests, run, batches=True, repeats=True)
     assert [response.has_error() for response in responses] == [False, True, False]
     assert responses[1].error().message() == "7 is wrong"
     assert outputs_of(responses)[2] == {"y": rows(2, 6).tolist()}
+
+
+def test_a_computation_that_may_leave_something_behind_is_not_repeated():
+    """Neither if it fails, nor if its outputs cannot be split."""
+    run = Double(fails_on=7)
+    responses = execute_batch([request(x=rows(1, 1)), request(x=rows(1, 7))], run, batches=True)
+    together = "(2 requests were computed together, and none is computed twice: any of them may be the cause)"
+    assert [response.error().message() for response in responses] == [f"7 is wrong {together}"] * 2
+    assert len(run.calls) == 1
+    calls = []
+
+    def total(inputs, _):
+        calls.append(inputs)
+        return {"y": inputs["x"].sum(axis=0)}
+
+    responses = execute_batch([request(x=rows(2, 1)), request(x=rows(2, 2))], total, batches=True)
+    shape = "output 'y' has the shape [2] for a batch of 4: its first dimension is not the batch's"
+    assert [response.error().message() for response in responses] == [f"{shape} {together}"] * 2
+    assert len(calls) == 1
+
+
+def test_inputs_that_cannot_be_joined_are_computed_alone():
+    class Choosy(type(ARRAYS)):
+        def join(self, column):
+            raise MemoryError
+
+    run = Double()
+    responses = execute_batch([request(x=rows(1, 1)), request(x=rows(1, 2))], run, batches=True, form=Choosy())
+    assert outputs_of(responses) == [{"y": rows(1, 2).tolist()}, {"y": rows(1, 4).tolist()}]
 
 
 def test_without_batching_each_request_is_computed_alone():
@@ -140,7 +170,9 @@ def test_an_output_can_be_a_tensor(count):
 def test_an_output_without_the_batch_dimension_is_not_split():
     """Computed alone, each request still gets its own."""
     requests = [request(x=rows(2, 1)), request(x=rows(2, 2))]
-    responses = execute_batch(requests, lambda inputs, names: {"y": inputs["x"].sum(axis=0)}, batches=True)
+    responses = execute_batch(
+        requests, lambda inputs, names: {"y": inputs["x"].sum(axis=0)}, batches=True, repeats=True
+    )
     assert outputs_of(responses) == [{"y": [2.0, 2.0]}, {"y": [4.0, 4.0]}]
 
 

@@ -308,7 +308,7 @@ def test_right_bytes_are_accepted(_section, _right, data, bytewise):
         (b"GET / HTTP/1.1\r\n\r\n", "this port speaks HTTP/2 without TLS only"),
         (b"\x16\x03\x01", "the connection does not begin with the HTTP/2 preface"),
         (PREFACE + frame(PING, 0, 0, bytes(8)), "the first frame is PING, not SETTINGS"),
-        (PREFACE + frame(SETTINGS, ACK, 0), "the first frame is SETTINGS, not SETTINGS"),
+        (PREFACE + frame(SETTINGS, ACK, 0), "the first frame is an acknowledgement of SETTINGS, not SETTINGS"),
     ],
     ids=["HTTP/1.1", "TLS", "another frame", "an acknowledgement"],
 )
