@@ -17,7 +17,7 @@ from pybackend import http2
 from pybackend.calls import model_calls, open_bytes
 from pybackend.ensemble import run as ensemble_run
 from pybackend.frontend import descriptor_reserve, pace
-from pybackend.frontend.http import chunked_end, infer_body, infer_frontend, serial_protocol
+from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
 from pybackend.inference import copying
 from pybackend.instance import backoff, prefetch, readiness, session, stub_caller
 from pybackend.ipc import channel, stub_messages
@@ -140,14 +140,14 @@ def _exists(place):
     [
         (
             "hot-path",
-            f"up to {infer_frontend.LARGEST_KNOWN_HEAD_BYTES // 1024} KB; {infer_frontend.MOST_KNOWN_HEADS:,} of them",
+            f"up to {fast_path.LARGEST_HEAD_BYTES // 1024} KB; {fast_path.MOST_HEADS:,} of them",
         ),
         (
             "hot-path",
             f"up to {plan_cache.LARGEST_HEADER_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
         ),
         ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
-        ("hot-path", f"is kept, up to {serial_protocol.MAX_KEPT_BYTES // 1024} KB, and then reading pauses"),
+        ("hot-path", f"is kept, up to {connection.MAX_KEPT_BYTES // 1024} KB, and then reading pauses"),
         ("hot-path", f"Tensors up to {messages.INLINE_BYTES // 1024} KB"),
         ("hot-path", f"at most {prefetch.MOST_PREFETCHED} executions"),
         ("hot-path", f"that has run for {prefetch.SLOW_NS // 1_000_000} ms"),

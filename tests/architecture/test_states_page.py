@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.engine.engine import EngineState
+from pybackend.frontend.http.connection import TRANSITIONS, State
 from pybackend.http2.stream import StreamState
 from pybackend.instance.plan import InstanceState
 from pybackend.model.model import ModelState
@@ -17,6 +18,7 @@ from pybackend_wire.states import LEGAL, StubState
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
     "pybackend.engine.EngineState": EngineState,
+    "pybackend.frontend.http.connection.State": State,
     "pybackend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
     "pybackend.instance.plan.InstanceState": InstanceState,
@@ -44,6 +46,14 @@ def test_transitions_are_between_states(place):
         named = set(re.findall(r"\b[A-Z_]{4,}\b", origins))
         assert named <= names, state
         assert named or origins in {"(new)", "any"}, state
+
+
+def test_transitions_of_a_connection_are_those_of_the_code():
+    shown = {
+        state: set(re.findall(r"[A-Z]+", after))
+        for state, (_, after) in _rows("pybackend.frontend.http.connection.State").items()
+    }
+    assert shown == {state.name: {each.name for each in TRANSITIONS[state]} for state in State}
 
 
 def test_legal_messages_are_those_of_the_code():

@@ -1,4 +1,4 @@
-"""What ``serial_protocol`` relies on in uvicorn and httptools: the reason for the upper bound of uvicorn's version.
+"""What ``asgi_exchange`` relies on in uvicorn, and ``request_reader`` in httptools: the reason for the upper bound of uvicorn's version.
 
 Everything here is about their classes, not about ours: a test that fails after an update says what has changed.
 """
@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import httptools
 import pytest
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -27,6 +26,25 @@ async def application(scope, receive, send):
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class Transport:
+    """The methods of a transport that uvicorn's class calls."""
+
+    def __init__(self):
+        self.written, self.closed = b"", False
+
+    def get_extra_info(self, name):
+        return None
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
 
 
 def make_config():
@@ -86,68 +104,37 @@ def test_constructor():
     assert parameters == ["config", "server_state", "app_state", "_loop"]
 
 
-def test_attributes(run):
-    async def check():
-        async with connect() as (_client, spy, state):
-            assert isinstance(spy.parser, httptools.HttpRequestParser)
-            assert isinstance(spy.flow, FlowControl)
-            assert spy.server_state is state
-            assert state.connections == {spy}
-            assert state.tasks == set()
-            assert state.total_requests == 0
-            assert spy.cycle is None
-            # With ws="none" no request is ever handed to a WebSocket protocol.
-            assert spy.ws_protocol_class is None
-        assert state.connections == set()
-        assert spy.parser is None
-
-    run(check())
-
-
-def test_request_may_be_begun_by_hand(run):
-    """``on_message_begin`` makes empty headers that belong to the scope; ``on_headers_complete`` starts the application."""
+def test_the_state_reaches_the_application(run):
+    """``scope["state"]`` is a copy of the state that the object was given."""
 
     async def check():
-        async with connect() as (client, spy, state):
+        seen = []
 
-            class Silent:
-                def on_message_begin(self):
-                    pass
+        async def noting(scope, receive, send):
+            seen.append(scope["state"])
+            await application(scope, receive, send)
 
-            spy.parser = httptools.HttpRequestParser(Silent())
-            spy.parser.feed_data(b"POST /anything HTTP/1.1\r\ncontent-length: 3\r\n\r\n")
-            HttpToolsProtocol.on_message_begin(spy)
-            assert spy.headers == []
-            assert spy.scope["headers"] is spy.headers
-            assert (spy.url, spy.expect_100_continue) == (b"", False)
-            spy.url = b"/read?a=b"
-            spy.headers.append((b"content-length", b"3"))
-            HttpToolsProtocol.on_headers_complete(spy)
-            assert (spy.scope["method"], spy.scope["path"], spy.scope["query_string"]) == ("POST", "/read", b"a=b")
-            assert len(state.tasks) == 1
-            HttpToolsProtocol.on_body(spy, b"abc")
-            HttpToolsProtocol.on_message_complete(spy)
-            await spy.done.wait()
-            assert (await reply(client, b"/read")).startswith(b"HTTP/1.1 200 OK\r\n")
-            assert spy.cycle.response_complete
-
-    run(check())
-
-
-def test_end_of_a_response_is_told_once(run):
-    """``on_response_complete`` is looked up on the object, so a subclass hears of it; nothing else arms a timer."""
-
-    async def check():
-        async with connect() as (client, spy, _state):
-            loop = asyncio.get_running_loop()
-            for count in (1, 2):
-                spy.done.clear()
-                await loop.sock_sendall(client, b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
-                await reply(client, b"/x")
-                await spy.done.wait()
-                assert spy.completed == count
-            assert spy.timeout_keep_alive_task is None
-            assert spy.server_state.total_requests == 0  # counted by the method that was overridden
+        config = Config(
+            noting,
+            interface="asgi3",
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+        )
+        config.load()
+        state = {"one": object()}
+        protocol = HttpToolsProtocol(config, ServerState(), state)
+        transport = Transport()
+        protocol.connection_made(transport)
+        protocol.data_received(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not transport.written.endswith(b"/x"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert seen == [state]
+        assert not transport.closed
+        protocol.connection_lost(None)
+        assert transport.closed
 
     run(check())
 

@@ -1,6 +1,6 @@
 """A request that the ASGI application answers: uvicorn's own protocol class runs it, over a transport that leads to the connection.
 
-Each request gets an object of that class, which knows nothing of the connection's other requests.
+Each request gets a new object of that class.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AsgiApp:
         self._state = ServerState()
 
     def protocol(self, exchange: AsgiExchange) -> HttpToolsProtocol:
-        """uvicorn's object for one request; the application finds the exchange in the scope's state."""
+        """The object of uvicorn for one request; the application finds the exchange in the scope's state."""
         return HttpToolsProtocol(self._config, self._state, {_KEY: exchange})
 
     async def _observed(self, scope: Any, receive: Any, send: Any) -> None:

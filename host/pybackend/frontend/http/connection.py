@@ -135,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
         record: of the current request, for the log and its trace; None if nobody wants it.
         pace: the client's transfer rate.
         received_bytes: all that has come from the client.
-        held_bytes: memory that is held for the client, apart from written bytes.
+        held_bytes: memory that the client takes, apart from written bytes.
     """
 
     def __init__(self, port: HttpPort) -> None:
@@ -221,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
                     return
         except MalformedRequestError as error:
             self._refuse(error)
-        except Exception:  # whatever goes wrong, the client gets an answer
+        except Exception:  # noqa: BLE001  whatever goes wrong, the client gets an answer
             self._fail()
 
     def _keep(self, data: bytes) -> None:
@@ -309,7 +309,7 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.set_protocol(self)
             if self._reader.is_complete:
                 self._complete()
-        except Exception:
+        except Exception:  # noqa: BLE001
             self.transport.set_protocol(self)
             self._fail()
 
@@ -436,7 +436,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self) -> None:
         """Answer a request at which the server has failed, and end the connection."""
-        log.exception("A request could not be handled")
+        log.exception("A request could not be handled")  # noqa: LOG004  called in a handler
         has_begun = self._exchange.has_begun
         self._exchange.on_lost()
         if has_begun or self.state in {State.ANSWERED, State.CLOSING, State.CLOSED}:
@@ -444,7 +444,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._deny(500, INTERNAL_ERROR)
 
-    # The client's speed, and the memory that is held for it
+    # The client's speed, and its share of the memory
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
@@ -477,7 +477,7 @@ class HttpConnection(asyncio.Protocol):
             after()
 
     def hold(self, nbytes: int) -> None:
-        """Set the amount that is held for the client, apart from written bytes.
+        """Set the memory that the client takes, apart from written bytes.
 
         Raises:
             InferenceError: UNAVAILABLE; the server's limit is reached.

@@ -1,4 +1,4 @@
-"""What a connection asks of the object that reads one request, or answers it."""
+"""The methods that a connection calls on the object that reads one request, or answers it."""
 
 from __future__ import annotations
 

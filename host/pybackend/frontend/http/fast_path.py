@@ -80,7 +80,7 @@ class FastPath:
     """The memory of one port. A head with credentials is remembered by a digest.
 
     Args:
-        service: what infer requests of the port share.
+        service: the state that infer requests of the port share.
         plans: its plans.
         credentials: the headers that may carry secrets, in lower case.
     """

@@ -35,7 +35,7 @@ _DONE = object()
 
 
 class InferService:
-    """What infer requests of a port share.
+    """The state that infer requests of a port share.
 
     Attributes:
         engine: handles the requests.

@@ -81,7 +81,7 @@ class RequestHead:
 
 
 class _ParsedHead:
-    """What the parser finds in a head."""
+    """The target and the fields that the parser finds in a head."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -99,7 +99,7 @@ class _ParsedHead:
 
 
 class _Chunks:
-    """A chunked body: what the parser finds in its framing."""
+    """A chunked body."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -7,9 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from pybackend.frontend.http import small_answer as module
-from pybackend.frontend.http.answer_head import BINARY_HEAD, JSON_HEAD
-from pybackend.frontend.http.small_answer import small_answer, small_json_answer
+from pybackend.frontend.http.fast_path import small_answer, small_json_answer
+from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
@@ -80,15 +79,3 @@ def test_other_answers_are_encoded_anew(answer):
     assert small_json_answer(known)
     for _ in range(2):
         assert small_json_answer(answer) == b""
-
-
-def test_the_number_of_frames_is_limited(monkeypatch):
-    monkeypatch.setattr(module, "MOST_LAYOUTS", 10)
-    monkeypatch.setattr(module, "frames", {})
-    monkeypatch.setattr(module, "beginnings", {})
-    for number in range(25):
-        answer = response((f"A{number}", "FP32", [1], bytes(4)))
-        assert small_json_answer(answer) == encoded(answer, ALL_JSON)
-        assert small_answer(answer) == encoded(answer, ALL_BINARY)
-        assert len(module.frames) <= 10
-        assert len(module.beginnings) <= 10

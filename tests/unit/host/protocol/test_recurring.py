@@ -1,0 +1,36 @@
+"""A memory with a bound."""
+
+from __future__ import annotations
+
+from pybackend.protocol.recurring import Recurring
+
+
+def test_it_holds_so_many_entries_and_no_more():
+    memory = Recurring(10)
+    for number in range(100):
+        memory.remember(number, -number)
+        assert len(memory) == min(number + 1, 10)
+        assert memory[number] == -number
+    memory.clear()
+    memory.remember(1, 2)
+    assert memory == {1: 2}
+
+
+def test_a_known_entry_is_replaced_and_pushes_out_nothing():
+    memory = Recurring(3)
+    for number in range(3):
+        memory.remember(number, 0)
+    memory.remember(1, 1)
+    assert memory == {0: 0, 1: 1, 2: 0}
+
+
+def test_most_of_what_recurs_is_found_even_if_there_is_too_much_of_it():
+    memory = Recurring(100)
+    found = 0
+    for _ in range(50):
+        for number in range(101):
+            if number in memory:
+                found += 1
+            else:
+                memory.remember(number, None)
+    assert found > 49 * 101 * 0.8
