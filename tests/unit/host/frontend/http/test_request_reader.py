@@ -86,5 +86,5 @@ def test_heads_that_are_refused(data, status):
 def test_chunks_that_are_refused():
     reader = RequestReader()
     reader.read_head(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    with pytest.raises(MalformedRequestError, match="it is not HTTP/1.1 as RFC 9112 defines it"):
+    with pytest.raises(MalformedRequestError, match="as RFC 9112 defines it"):
         reader.read_body(b"zz\r\nabc\r\n")
