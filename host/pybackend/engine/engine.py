@@ -10,10 +10,9 @@ from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.answers import Answers
-from pybackend.engine.description import ModelDescription
+from pybackend.engine.description import ModelDescription, instance_document
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
-from pybackend.engine.stacks import instance_document
 from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
@@ -186,7 +185,7 @@ class InferenceEngine:
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
-        stacks = await asyncio.gather(*(instance.stacks() for _, instance in instances))
+        stacks = await asyncio.gather(*(instance.watch.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)
             for (version, instance), found in zip(instances, stacks, strict=True)
