@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 _DOCUMENTS_AT_ONCE = 32
 """Statistics of this many versions take a millisecond or two until they are encoded."""
 
+MOST_CONFIG_CHARACTERS = 1024 * 1024
+"""Limit of a configuration that comes with a load; large ones have some kilobytes."""
+
 
 class EngineState(Enum):
     """The stage of the server's life."""
@@ -235,6 +238,12 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
+        if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
+            raise InferenceError(
+                f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
+                "the most that a load takes",
+                ErrorCode.INVALID_ARG,
+            )
         request = LoadRequest(config_json, files or {}, grant, of_client)
         self.check_control(name if request.is_retry else "")
         await self._repository.load_model(name, request, asked_by=asked_by, home=home)

@@ -291,11 +291,12 @@ def test_malformed_chunk_behind_an_answer_gets_no_second_one(connect, settle, re
 
 
 @pytest.mark.parametrize("path", [PATH, "/v2"])
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/2.0"])
-def test_chunks_need_http_1_1(connect, path, version):
+def test_chunks_need_http_1_1(connect, path):
     """RFC 9112, section 6.1: whoever sends that, the framing may be wrong."""
     connection = connect()
-    connection.send(LIVE + post_chunked(path, [b"{}"], {"Connection": "keep-alive"}).replace(b"HTTP/1.1", version, 1))
+    connection.send(
+        LIVE + post_chunked(path, [b"{}"], {"Connection": "keep-alive"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    )
     connection.send(LIVE)
     assert connection.reply().status == 200
     reply = connection.reply()
@@ -521,6 +522,50 @@ def test_head_that_is_just_small_enough(connect):
     connection.send(head("GET", "/v2", {"X-Long": "x" * 65_000}))
     assert connection.reply().status == 200
     connection.send(infer(1, headers={"X-Long": "x" * 65_000}))
+    assert connection.reply().status == 200
+
+
+def headless(*lines, version="HTTP/1.1", method="GET", path="/v2"):
+    return "\r\n".join([f"{method} {path} {version}", *lines, "", ""]).encode()
+
+
+AGAINST_RFC_9112 = {
+    "no host": (headless(), 400),
+    "two hosts": (headless("Host: a", "host: a"), 400),
+    "two hosts in HTTP/1.0": (headless("Host: a", "Host: b", version="HTTP/1.0"), 400),
+    "host with a path": (headless("Host: a/b"), 400),
+    "host with a user": (headless("Host: a@b"), 400),
+    "host with letters for a port": (headless("Host: a:b"), 400),
+    "HTTP/0.9": (headless("Host: a", version="HTTP/0.9"), 505),
+    "HTTP/2.0": (headless("Host: a", version="HTTP/2.0"), 505),
+    "gzip, then chunks": (headless("Host: a", "Transfer-Encoding: gzip, chunked", method="POST"), 501),
+    "in two fields": (headless("Host: a", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked", method="POST"), 501),
+    "chunks twice": (headless("Host: a", "Transfer-Encoding: chunked, chunked", method="POST"), 400),
+    "no chunks": (headless("Host: a", "Transfer-Encoding: gzip", method="POST"), 400),
+}
+
+
+@pytest.mark.parametrize("path", ["/v2", PATH])
+@pytest.mark.parametrize(("data", "status"), AGAINST_RFC_9112.values(), ids=AGAINST_RFC_9112)
+def test_heads_that_servers_could_understand_differently(connect, data, status, path):
+    connection = connect()
+    connection.send(data.replace(b"/v2", path.encode(), 1) + b"2\r\n{}\r\n0\r\n\r\n")
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (status, "close")
+    assert reply.error.startswith("Invalid HTTP request received")
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("host", ["a", "", "a.b:8000", "127.0.0.1:", "[::1]:80", "[fe80::1%25eth0]", " x\t", "a_b"])
+def test_hosts(connect, host):
+    connection = connect()
+    connection.send(headless(f"Host: {host}"))
+    assert connection.reply().status == 200
+
+
+def test_http_1_0_needs_no_host(connect):
+    connection = connect()
+    connection.send(headless(version="HTTP/1.0"))
     assert connection.reply().status == 200
 
 

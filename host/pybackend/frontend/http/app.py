@@ -15,7 +15,6 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.http import (
     documentation,
     generate_route,
@@ -24,13 +23,13 @@ from pybackend.frontend.http import (
     settings_routes,
     shared_memory_route,
 )
+from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.errors import INTERNAL, STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
-from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import (
     encode_error,
     environment_document,
@@ -42,17 +41,9 @@ from pybackend.protocol.metadata import (
 _JSON = "application/json"
 
 
-def make_app(
-    engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, forwards: ForwardedHeaders | None = None
-) -> FastAPI:
-    """The application for an engine.
-
-    Args:
-        engine: handles the requests.
-        limits: bounds of bodies.
-        kept: the account of bytes buffered for clients.
-        forwards: headers of infer requests that become their parameters; None for none.
-    """
+def make_app(frontend: InferFrontend) -> FastAPI:
+    """The application; ``frontend`` is what its routes share with the connections, and has the engine."""
+    engine = frontend.engine
     app = FastAPI(
         title="pybackend",
         version=__version__,
@@ -70,14 +61,12 @@ def make_app(
 
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
+    app.add_exception_handler(Exception, _unexpected_error)
     _add_health(app, engine)
     _add_metadata(app, engine)
     _add_processes(app, engine)
-    infer_route.add(app, engine, limits, forwards)
-    generate_route.add(app, engine, limits)
-    repository_route.add(app, engine, limits, kept)
-    settings_routes.add(app, engine)
-    shared_memory_route.add(app, engine)
+    for routes in (infer_route, generate_route, repository_route, settings_routes, shared_memory_route):
+        routes.add(app, frontend)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)
@@ -203,5 +192,14 @@ def _refuse_while_exiting(engine: InferenceEngine) -> None:
 
 async def _inference_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)
-    headers = {"accept-encoding": ACCEPTED} if isinstance(error, UnsupportedCodingError) else None
+    headers = {}
+    if isinstance(error, UnsupportedCodingError):
+        headers["accept-encoding"] = ACCEPTED
+    elif isinstance(error, SlowSenderError):
+        headers["connection"] = "close"
     return Response(encode_error(error.message), STATUS[error.code], headers, media_type=_JSON)
+
+
+async def _unexpected_error(_request: Request, _error: Exception) -> Response:
+    """The answer to a mistake of the server's own, which is logged by the server that runs the application."""
+    return Response(encode_error(INTERNAL), 500, {"connection": "close"}, media_type=_JSON)

@@ -11,7 +11,7 @@ from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.model_path import INFER_TARGET
+from pybackend.frontend.http.model_path import infer_target
 
 
 class Refused(NamedTuple):
@@ -75,7 +75,7 @@ def _path(target: bytes) -> str:
     Raises:
         httptools.HttpParserInvalidURLError: the target is no path.
     """
-    if INFER_TARGET.fullmatch(target):
+    if infer_target(target) is not None:
         return "/v2/models/-/infer"
     path: str = httptools.parse_url(target).path.decode("latin-1")
     return unquote(path) if "%" in path else path

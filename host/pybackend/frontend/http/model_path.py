@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
 
-from pybackend.frontend.traced import ContextFields
-
-INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
-"""Targets of infer requests: the model's name, percent-encoded, and the version."""
+_INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "{model_name}": {"schema": {"type": "string"}, "description": "the model's name"},
@@ -25,6 +23,18 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 def plain_version(digits: str) -> str:
     """A version without leading zeros."""
     return digits.lstrip("0") or "0"
+
+
+def infer_target(target: bytes) -> tuple[str, str] | None:
+    """The model's name and the version in the target of an infer request, ``""`` for none; None for other targets.
+
+    A slash within the name, which is written ``%2F``, makes it another path, as it does for all other routes.
+    """
+    found = _INFER_TARGET.fullmatch(target)
+    if found is None:
+        return None
+    name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
+    return None if "/" in name else (name, plain_version(found[2].decode()) if found[2] else "")
 
 
 class _Digits(Convertor[str]):
@@ -66,11 +76,3 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
-
-
-def context_fields(request: Request) -> ContextFields | None:
-    """The trace context in a request's head; None if it has none."""
-    parent = request.headers.get("traceparent")
-    if parent is None:
-        return None
-    return parent.encode("latin-1"), request.headers.get("tracestate", "").encode("latin-1")
