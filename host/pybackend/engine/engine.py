@@ -72,7 +72,7 @@ class InferenceEngine:
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
-        self.refusals = Refusals(repository.knows)
+        self.refusals = Refusals(repository.known_name)
         self.regions = regions or ClientRegions(enabled=False)
         self._repository = repository
         self._strict_readiness = strict_readiness
@@ -162,6 +162,11 @@ class InferenceEngine:
         if not self._repository.ready_versions(name):
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
         return self._repository.names.known(name)
+
+    @property
+    def serving_names(self) -> list[str]:
+        """The full names of the models of which a version serves, sorted."""
+        return self._repository.serving_names
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.

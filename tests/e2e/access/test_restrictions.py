@@ -162,6 +162,7 @@ def test_the_metadata_lets_calls_pass(server):
         "/v2/models/identity/infer?x-inference=secret:=inference",
         "http://other/v2/models/identity/infer",
         "/v2/models/identity/infer#",
+        "/v2/models/a%2Fb/infer",
         "/v2/models/a#b/infer",
     ],
 )

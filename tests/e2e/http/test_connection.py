@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import struct
+import subprocess
 
 import pytest
 
@@ -165,6 +168,59 @@ def test_http_1_0_ends_with_the_answer(connect, request_):
     assert connection.at_end()
 
 
+KEPT = {"Connection": "Keep-Alive"}
+ROUTES = {
+    "infer": (post(PATH, json.dumps(document(1)).encode(), KEPT), 200),
+    "large infer": (post(PATH, json.dumps(document(*[0.5] * 30_000)).encode(), KEPT), 200),
+    "error of infer": (post(PATH, b"{", KEPT), 500),
+    "health": (head("GET", "/v2/health/ready", KEPT), 200),
+    "metadata": (head("GET", "/v2/models/identity", KEPT), 200),
+    "generate": (post("/v2/models/identity/generate", b'{"IN": 1}', KEPT), 200),
+    "no route": (head("GET", "/nothing", KEPT), 404),
+}
+
+
+@pytest.mark.spec("srv-H52")
+@pytest.mark.parametrize(("request_", "status"), ROUTES.values(), ids=ROUTES)
+def test_http_1_0_is_told_that_its_connection_is_kept(connect, request_, status):
+    connection = connect()
+    for _ in range(4):  # the server knows the head from the second time on
+        connection.send(request_.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        reply = connection.reply()
+        assert (reply.status, reply.headers["connection"]) == (status, "keep-alive")
+    connection.send(request_.replace(b"HTTP/1.1", b"HTTP/1.0", 1).replace(b"Keep-Alive", b"close"))
+    assert connection.reply().headers["connection"] == "close"
+    assert connection.at_end()
+
+
+@pytest.mark.spec("srv-H52")
+def test_http_1_0_is_told_that_its_connection_ends(connect):
+    connection = connect()
+    request = post("/v2/models/identity/generate_stream", b'{"IN": 1}', KEPT)
+    connection.send(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (200, "close")
+    assert connection.at_end()
+
+
+@pytest.mark.spec("srv-H52")
+@pytest.mark.skipif(shutil.which("ab") is None, reason="ApacheBench (apache2-utils) is not installed")
+@pytest.mark.parametrize("path", [PATH, "/v2/health/ready"])
+def test_apache_bench_keeps_its_connections(server, tmp_path, path):
+    body = tmp_path / "body"
+    body.write_text(json.dumps(document(1)))
+    command = ["ab", "-k", "-n", "50", "-c", "2"]
+    if path == PATH:
+        command += ["-p", str(body), "-T", "application/json"]
+    done = subprocess.run(
+        [*command, f"http://{server.url}{path}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    seen = dict(
+        re.findall(r"^(Complete requests|Failed requests|Keep-Alive requests):\s+(\d+)", done.stdout, re.MULTILINE)
+    )
+    assert seen == {"Complete requests": "50", "Failed requests": "0", "Keep-Alive requests": "50"}
+
+
 # --- bytes as they come ---------------------------------------------------------------------------------------------
 
 SEQUENCE = (
@@ -180,7 +236,7 @@ def check_sequence(replies):
     assert [reply.status for reply in replies] == [200] * 4
     assert [replies[index].json["id"] for index in (0, 2, 3)] == ["1", "2", "3"]
     assert [values_of(replies[index]) for index in (0, 2, 3)] == [[1.5], [2.5], [3.5]]
-    assert replies[1].body == b""
+    assert replies[1].json == {"live": True}
 
 
 @pytest.mark.spec("srv-H41")

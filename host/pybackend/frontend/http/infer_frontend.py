@@ -77,7 +77,8 @@ class KnownHead(Struct, eq=False):
     @property
     def is_plain(self) -> bool:
         """True if nothing in it but the model and the lengths matters."""
-        return not (self.coding or self.forwarded or self.answer_fields or self.context is not None)
+        unusual = self.coding or self.forwarded or self.answer_fields or self.context is not None
+        return self.takes_chunks and not unusual
 
     @property
     def has_length(self) -> bool:

@@ -90,6 +90,7 @@ class InferProtocol(ShortcutProtocol):
         known, self._body_left = found
         self._header_length = known.header_length
         self._takes_chunks, self.coding = known.takes_chunks, known.coding
+        self._is_1_0 = not known.takes_chunks
         self._forwarded, self._answer_fields, self._context = known.forwarded, known.answer_fields, known.context
         self._began_ns = time.monotonic_ns() if self._frontend.engine.tracer.active else 0
         try:
@@ -399,7 +400,7 @@ class InferProtocol(ShortcutProtocol):
         """The head with the fields that few answers have."""
         if self.coding is not None or self._exchange is not None:
             head = with_rare_fields(head, self.coding, b"" if self._exchange is None else self._exchange.traceparent)
-        if self._answer_fields or not self._keep_alive:
+        if self._answer_fields or not self._keep_alive or self._is_1_0:
             head = head[:-2] + self._own_fields() + b"\r\n"
         return head
 

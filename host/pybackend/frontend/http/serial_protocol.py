@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httptools
 from uvicorn.config import Config
@@ -91,6 +92,26 @@ def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
         )
 
 
+def _kept_alive(app: Any) -> Any:
+    """The application for a client that speaks HTTP/1.0 and asks to keep the connection: each answer says whether it is kept.
+
+    It is not if only its end can tell where the answer ends.
+    """
+
+    async def telling(scope: Any, receive: Any, send: Any) -> None:
+        async def adding(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                if b"connection" not in names:
+                    word = b"keep-alive" if b"content-length" in names else b"close"
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", word)]}
+            await send(message)
+
+        await app(scope, receive, adding)
+
+    return telling
+
+
 class SerialProtocol(HttpToolsProtocol):
     """A connection. A subclass may claim requests and answer them; all others go to ASGI."""
 
@@ -133,6 +154,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._bypasses_parser = False
         self._resumes_body = False
         self._keep_alive = True
+        self._is_1_0 = False
         self._exchange: Exchange | None = None
         self._answer_fields = b""
         # As uvicorn begins: an idle connection keeps no head, which may have credentials.
@@ -358,7 +380,9 @@ class SerialProtocol(HttpToolsProtocol):
                 codings += [coding.strip().lower() for coding in value.split(b",")]
             elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
-        _check_head(self.parser.get_http_version(), hosts, codings)
+        version = self.parser.get_http_version()
+        self._is_1_0 = version == "1.0"
+        _check_head(version, hosts, codings)
         if codings:
             self._chunked, self._chunked_end = True, ChunkedEnd()
 
@@ -415,7 +439,13 @@ class SerialProtocol(HttpToolsProtocol):
         self.headers.extend((name.lower(), value) for name, value in headers)
         if self._exchange is not None:
             self.app = watched(self.app, self._exchange)
+        keeps_alive = self._is_1_0 and self._keep_alive
+        if keeps_alive:
+            self.app = _kept_alive(self.app)
         super().on_headers_complete()
+        if keeps_alive:
+            self.cycle.keep_alive = True
+            self.app = self.config.loaded_app
         self._in_asgi = True
 
     def on_response_complete(self) -> None:
@@ -441,7 +471,9 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _own_fields(self) -> bytes:
         """The fields of this answer's head that others lack, each with its line end."""
-        return self._answer_fields if self._keep_alive else self._answer_fields + b"connection: close\r\n"
+        if not self._keep_alive:
+            return self._answer_fields + b"connection: close\r\n"
+        return self._answer_fields + b"connection: keep-alive\r\n" if self._is_1_0 else self._answer_fields
 
     def answered(self) -> None:
         """Handle the end of a response, whose borrowed memory is released."""

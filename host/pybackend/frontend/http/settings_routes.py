@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.frontend.http.arrival import small_body
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.model_path import model_path
+from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.observability.logging import LOG
 from pybackend.protocol.log_document import log_changes_in, log_document
 from pybackend.protocol.trace_document import trace_changes_in, trace_document
@@ -41,7 +41,7 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
 
     def _traced(request: Request) -> str:
         """The full name of the model in the path, empty for the whole server."""
-        name: str = request.path_params.get("model_name", "")
+        name = model_name(request)
         return engine.serving(name) if name else ""
 
     for path in ("/v2/trace/setting", "/v2/models/{model_name}/trace/setting"):

@@ -17,7 +17,7 @@ from pybackend.frontend.http.arrival import small_body
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS
-from pybackend.frontend.http.model_path import client_address
+from pybackend.frontend.http.model_path import client_address, name_in_path
 from pybackend.protocol.region_document import parse_registration
 
 _REGISTRATION = {
@@ -125,8 +125,7 @@ def _add_kind(
 
 def _name(request: Request) -> str:
     """The region in a request's path, ``""`` for all."""
-    name: str = request.path_params.get("region", "")
-    return name
+    return name_in_path(request, "region")
 
 
 def _json(documents: Any) -> Response:
