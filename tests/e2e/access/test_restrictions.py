@@ -267,6 +267,16 @@ def test_refusals_are_counted_and_tell_nothing(server):
     assert "let-me" not in server.output
 
 
+def test_the_document_says_which_headers_are_needed(server):
+    """It names no models, because the header of their metadata is not needed to read it."""
+    document = server.get("/openapi.json").json
+    operation = document["paths"]["/v2/models/{model_name}/infer"]["post"]
+    ((name, scopes),) = operation["security"][0].items()
+    assert scopes == []
+    assert document["components"]["securitySchemes"][name] == {"type": "apiKey", "in": "header", "name": name}
+    assert not [path for path in document["paths"] if "/v2/models/identity" in path]
+
+
 def test_every_route_has_a_group(repository):
     """A new route must not be open by oversight."""
 

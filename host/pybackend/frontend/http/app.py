@@ -50,7 +50,8 @@ _ADVICE = {
 def make_app(frontend: InferFrontend) -> FastAPI:
     """The application; ``frontend`` is what its routes share with the connections, and has the engine."""
     engine = frontend.engine
-    app = FastAPI(
+    app = documentation.DocumentedApp(
+        frontend,
         title="pybackend",
         version=__version__,
         description="The v2 inference protocol (KServe) with the binary tensor extension.",

@@ -48,6 +48,10 @@ class HttpGuard:
         """The headers that may carry secrets, in lower case."""
         return self._guard.credentials
 
+    def needs(self, path: str) -> tuple[bool, str]:
+        """As :meth:`Guard.needs`."""
+        return self._guard.needs(path)
+
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
 

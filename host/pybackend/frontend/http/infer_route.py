@@ -55,6 +55,7 @@ _REQUEST = {
             },
         },
     },
+    "example": {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]},
 }
 _RESPONSE = {
     "type": "object",

@@ -86,23 +86,23 @@ def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-_INDEX = _object(ready={"type": "boolean", "description": "true for ready versions only"})
+_INDEX = _object(ready={"type": "boolean", "description": "true for ready versions only", "example": True})
 _LOAD = _object(
     parameters=_object(
         config={"type": "string", "description": "JSON of the configuration to use instead of config.pbtxt"},
     )
     | {"additionalProperties": {"type": "string", "description": "`file:<path>`: base64 of a file of the model"}}
-)
+) | {"example": {}}
 _UNLOAD = _object(
     parameters=_object(unload_dependents={"type": "boolean", "description": "true for the parts of an ensemble too"})
-)
+) | {"example": {}}
 
 
 _TRAFFIC = _object(
     weights={"type": "object", "additionalProperties": {"type": "integer"}, "description": "weight of each version"},
     shadow=_object(version={"type": "integer"}, percent={"type": "number"}),
     reset={"type": "boolean", "description": "true for the rules of the model's configuration"},
-)
+) | {"example": {"weights": {"1": 1}}}
 
 
 def _traffic_answer(report: TrafficReport) -> Response:

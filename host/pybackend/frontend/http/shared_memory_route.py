@@ -28,6 +28,7 @@ _REGISTRATION = {
         "offset": {"type": "integer", "minimum": 0, "default": 0},
         "byte_size": {"type": "integer", "minimum": 1},
     },
+    "example": {"key": "/input", "offset": 0, "byte_size": 64},
 }
 _REGIONS = {
     "type": "array",
