@@ -223,7 +223,6 @@ class Server:
         self._watch.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
-            app = make_app(self._engine, limits, self._kept, rules.http_forwards)
             frontend = InferFrontend(
                 self._engine,
                 limits,
@@ -236,6 +235,7 @@ class Server:
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(frontend.heads.clear)
+            app = make_app(frontend)
             self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), frontend)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
             await self._http.start(sockets.http, sockets.http_tls)
@@ -265,7 +265,10 @@ class Server:
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
-            v2 = make_app(self._engine, limits, self._kept, rules.http_forwards)
+            routes = InferFrontend(
+                self._engine, limits, self._kept, forwards=rules.http_forwards, senders=self._senders
+            )
+            v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
             server = HttpServer(translated, ConnectionClock(self._kept, self._watch, guard=rules.cloud_guard(cloud)))
             self._clouds.append(server)

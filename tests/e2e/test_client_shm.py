@@ -270,6 +270,11 @@ BAD_REGISTRATIONS = {
     ),
     "a way up": ({"key": "/../etc/hosts", "byte_size": 1}, 500, "Unable to open shared memory region: '/../etc/hosts'"),
     "the directory": ({"key": "..", "byte_size": 1}, 500, "Unable to open shared memory region: '..'"),
+    "two slashes": (
+        {"key": "//k", "byte_size": 1},
+        500,
+        "Unable to open shared memory region: '//k': the name of a shared memory",
+    ),
     "a zero byte": ({"key": "a\0b", "byte_size": 1}, 500, "Unable to open shared memory region: 'a\0b'"),
     "a long key": ({"key": "k" * 256, "byte_size": 1}, 500, "Unable to open shared memory region: 'kkk"),
     "no object": (

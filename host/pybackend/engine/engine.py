@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _DOCUMENTS_AT_ONCE = 32
 """Statistics of this many versions take a millisecond or two until they are encoded."""
 
+MOST_CONFIG_CHARACTERS = 1024 * 1024
+"""Limit of a configuration that comes with a load; large ones have some kilobytes."""
+
 
 class EngineState(Enum):
     """The stage of the server's life."""
@@ -68,7 +71,7 @@ class InferenceEngine:
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
-        self.refusals = Refusals(repository.knows)
+        self.refusals = Refusals(repository.known_name)
         self.regions = regions or ClientRegions(enabled=False)
         self._repository = repository
         self._strict_readiness = strict_readiness
@@ -159,6 +162,11 @@ class InferenceEngine:
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
         return self._repository.names.known(name)
 
+    @property
+    def serving_names(self) -> list[str]:
+        """The full names of the models of which a version serves, sorted."""
+        return self._repository.serving_names
+
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.
 
@@ -234,6 +242,12 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
+        if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
+            raise InferenceError(
+                f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
+                "the most that a load takes",
+                ErrorCode.INVALID_ARG,
+            )
         request = LoadRequest(config_json, files or {}, grant, of_client)
         self.check_control(name if request.is_retry else "")
         await self._repository.load_model(name, request, asked_by=asked_by, home=home)

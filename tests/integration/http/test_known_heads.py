@@ -54,7 +54,7 @@ def test_heads_that_differ_each_time_push_out_nobodys(tmp_path):
         limits = BodyLimits()
         async with engine_on(tmp_path) as engine:
             frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
-            server = HttpServer(make_app(engine, limits, KeptBytes(1 << 30)), frontend)
+            server = HttpServer(make_app(frontend), frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             ordinary, traced = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]

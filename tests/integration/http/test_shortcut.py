@@ -115,9 +115,8 @@ def shortcuts(monkeypatch):
 async def serving(repository, startup_models=("m",), **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
-        server = HttpServer(
-            make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
-        )
+        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+        server = HttpServer(make_app(frontend), frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))

@@ -44,9 +44,8 @@ async def client_of(repository):
     """A client's socket, and the connection as the server sees it."""
     limits = BodyLimits()
     async with engine_on(repository) as engine:
-        server = HttpServer(
-            make_app(engine, limits, KeptBytes(1 << 30)), InferFrontend(engine, limits, KeptBytes(1 << 30))
-        )
+        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+        server = HttpServer(make_app(frontend), frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         try:

@@ -1,9 +1,13 @@
-"""The state that all connections of the HTTP port share, and the request heads that they know."""
+"""The steps that all infer requests over HTTP share, and the request heads that connections know.
+
+Connections answer most infer requests themselves; ASGI routes answer ``generate``, the ports for clouds, and applications that
+are mounted under another server. Opening a body, completing a request and counting a refusal are written here once.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from secrets import token_bytes
 from typing import NamedTuple
@@ -16,17 +20,22 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.frontend.compression import Coding
+from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.connection_clock import ConnectionClock
+from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES
+from pybackend.frontend.http.head_fields import HeadFields
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slow_senders import SlowSenders
-from pybackend.frontend.traced import ContextFields
+from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
 from pybackend.frontend.watch import Watch
+from pybackend.inference.request import InferenceRequest
 from pybackend.protocol.infer_request import parse_header_length
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache, PlanCaches
+from pybackend.tracing.request_trace import RequestTrace
 
 MOST_KNOWN_HEADS, LARGEST_KNOWN_HEAD_BYTES = 1024, 1024
 """Limits of the cache of request heads, 1 MB in all."""
@@ -68,7 +77,8 @@ class KnownHead(Struct, eq=False):
     @property
     def is_plain(self) -> bool:
         """True if nothing in it but the model and the lengths matters."""
-        return not (self.coding or self.forwarded or self.answer_fields or self.context is not None)
+        unusual = self.coding or self.forwarded or self.answer_fields or self.context is not None
+        return self.takes_chunks and not unusual
 
     @property
     def has_length(self) -> bool:
@@ -91,7 +101,7 @@ class Shortcut(NamedTuple):
 
 
 class InferFrontend(ConnectionClock):
-    """State shared by all connections.
+    """State shared by all connections and routes.
 
     Attributes:
         engine: handles the requests.
@@ -142,6 +152,44 @@ class InferFrontend(ConnectionClock):
 
     def _digest(self, head: bytes) -> bytes:
         return blake2b(head, key=self._digest_key, digest_size=32).digest()
+
+    def body(
+        self, admission: Admission, fields: HeadFields, nbytes: int | None, on_shortage: Callable[[], bool]
+    ) -> Body:
+        """Receives a body that is large, compressed, or of unknown size.
+
+        Args:
+            admission: to the model.
+            fields: of the request's head.
+            nbytes: the announced size; None if there is none.
+            on_shortage: called when the model has no memory left; returns True if some may be available now.
+
+        Raises:
+            InferenceError: the fields are malformed, or announce too large a body.
+        """
+        coding = request_coding(fields.encodings) if fields.encodings else None
+        length = None if coding is not None else nbytes
+        body = StreamedBody(admission, fields.header_length, length, self.limits, on_shortage)
+        return body if coding is None else CompressedBody(body, coding, self.limits)
+
+    def traced(
+        self,
+        admission: Admission,
+        request: InferenceRequest,
+        fields: ContextFields | None,
+        began_ns: int = 0,
+        *,
+        sends: bool = True,
+    ) -> RequestTrace | None:
+        """Begin the trace of a complete request; the arguments are those of :func:`begin_trace`. None if it is not traced."""
+        tracer = self.engine.tracer
+        if not is_chosen(tracer, admission.full_name, fields):
+            return None
+        return begin_trace(tracer, request, admission.full_name, "HTTP", began_ns=began_ns, fields=fields, sends=sends)
+
+    def refused(self, model: str, error: InferenceError, address: str) -> None:
+        """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""
+        self.engine.refusals.add_error(HTTP_CLIENT.protocol, model, error, address)
 
     def known(self, head: bytes) -> tuple[KnownHead, int] | None:
         """The meaning of a cached head, and the length of its body; None if it is not cached."""

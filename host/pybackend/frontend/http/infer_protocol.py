@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -24,26 +23,24 @@ from pybackend.frontend.http.answer_head import (
     with_rare_fields,
 )
 from pybackend.frontend.http.body_receiver import BodyReceiver
-from pybackend.frontend.http.compressed_body import Body, CompressedBody
+from pybackend.frontend.http.compressed_body import Body
 from pybackend.frontend.http.content_coding import (
     ACCEPTED,
     UnsupportedCodingError,
     answer_coding,
     compressed,
-    request_coding,
 )
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.errors import INTERNAL, STATUS
 from pybackend.frontend.http.head_fields import read_fields
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
 from pybackend.frontend.http.infer_frontend import LARGEST_KNOWN_HEAD_BYTES, InferFrontend, KnownHead, split_length
-from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
+from pybackend.frontend.http.model_path import infer_target
 from pybackend.frontend.http.piecewise_answer import answer_compressed, answer_in_pieces
 from pybackend.frontend.http.serial_protocol import MAX_KEPT_BYTES
 from pybackend.frontend.http.shortcut import ShortcutProtocol
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices
-from pybackend.frontend.traced import ContextFields, begin_trace
-from pybackend.inference.request import InferenceRequest
+from pybackend.frontend.traced import ContextFields
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
@@ -93,9 +90,9 @@ class InferProtocol(ShortcutProtocol):
         known, self._body_left = found
         self._header_length = known.header_length
         self._takes_chunks, self.coding = known.takes_chunks, known.coding
+        self._is_1_0 = not known.takes_chunks
         self._forwarded, self._answer_fields, self._context = known.forwarded, known.answer_fields, known.context
-        if self._frontend.engine.tracer.active:
-            self._began_ns = time.monotonic_ns()
+        self._began_ns = time.monotonic_ns() if self._frontend.engine.tracer.active else 0
         try:
             self._admission = self._frontend.engine.open(known.model_name, known.model_version, HTTP_CLIENT)
             if known.shortcut is None:
@@ -106,14 +103,12 @@ class InferProtocol(ShortcutProtocol):
 
     def claim(self) -> bool:
         """True for infer requests."""
-        found = INFER_TARGET.fullmatch(self.url)
-        if found is None or self.parser.get_method() != b"POST":
+        target = infer_target(self.url)
+        if target is None or self.parser.get_method() != b"POST":
             return False
-        name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
-        version = plain_version(found[2].decode()) if found[2] else ""
+        name, version = target
         self._takes_chunks = self.parser.get_http_version() == "1.1"
-        if self._frontend.engine.tracer.active:
-            self._began_ns = time.monotonic_ns()
+        self._began_ns = time.monotonic_ns() if self._frontend.engine.tracer.active else 0
         fields = read_fields(self.headers)
         self._header_length, self._context = fields.header_length, fields.context
         if fields.accepted and self._takes_chunks:
@@ -124,13 +119,11 @@ class InferProtocol(ShortcutProtocol):
             self._admission = self._frontend.engine.open(name, version, HTTP_CLIENT)
             if self._frontend.forwards is not None:
                 self._forwarded = self._frontend.forwards.of(self.headers)
-            coding = request_coding(fields.encodings) if fields.encodings else None
-            if self._chunked or self._bypasses_parser or coding is not None:
+            fields.check()
+            if self._chunked or self._bypasses_parser or fields.encodings.lower() not in {b"", b"identity"}:
                 self._frontend.senders.add(self)
-                length = None if self._chunked or coding is not None else self._body_left
-                limits = self._frontend.limits
-                body = StreamedBody(self._admission, self._header_length, length, limits, self._drop_slowest_sender)
-                self._body = body if coding is None else CompressedBody(body, coding, limits)
+                nbytes = None if self._chunked else self._body_left
+                self._body = self._frontend.body(self._admission, fields, nbytes, self._drop_slowest_sender)
             elif self._body_left and self._keep_alive and not self.expect_100_continue and self._head:
                 head = KnownHead(
                     name,
@@ -203,9 +196,9 @@ class InferProtocol(ShortcutProtocol):
                 self._keep_of(body)
             except InferenceError as error:
                 self._refuse(body, error)
-            except Exception:  # the client gets a response, whatever it sent
-                log.exception("A request could not be read")
-                self._refuse(body, InferenceError("internal error: see the server's log"))
+            except Exception:  # the client gets an answer, whatever it sent
+                log.exception("A request could not be handled")
+                self._refuse(body, InferenceError(INTERNAL))
             if body.work is not None:
                 return True
             go_on()
@@ -241,6 +234,10 @@ class InferProtocol(ShortcutProtocol):
                 body.room()
         except InferenceError as error:
             self._refuse(body, error)
+        except Exception:  # the client gets an answer, whatever it sent
+            log.exception("A request could not be handled")
+            self.fail()
+            return
         if self._body_left == 0 or self._refusal is not None:
             self.transport.set_protocol(self)
             if self._body_left == 0:
@@ -271,6 +268,12 @@ class InferProtocol(ShortcutProtocol):
         """
         self._refusal = error.again()
         body.release()
+
+    def fail(self) -> None:
+        """Answer a request with 500 after an unexpected error, and end the connection."""
+        if self._body is not None:
+            self._body.release()
+        super().fail()
 
     def claimed_complete(self) -> None:
         """Submit the complete request, or send an error; large bodies need some work first."""
@@ -308,9 +311,10 @@ class InferProtocol(ShortcutProtocol):
             if self._forwarded is not None:
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
-            tracer = frontend.engine.tracer
-            if tracer.active and (self._context is not None or tracer.takes(admission.full_name)):
-                self._begin_trace(plan.request, admission.full_name)
+            if frontend.engine.tracer.active:
+                trace = frontend.traced(admission, plan.request, self._context, self._began_ns)
+                if trace is not None:
+                    self._exchange = self._watch.begin_traced(self._exchange, trace)
             self._pending = admission.submit(plan.request, self.on_response, plan.checked)
             self._body = None  # nothing else may keep the request, which may keep a client's shared memory
             if self._kept_bytes:
@@ -321,14 +325,8 @@ class InferProtocol(ShortcutProtocol):
     def _answer_unsubmitted(self, error: InferenceError) -> None:
         if self._body is not None:
             self._body.release()
-        name = self._refused_model if self._admission is None else self._admission.model_name
+        name = self._refused_model if self._admission is None else self._admission.full_name
         self._answer_refusal(name, error)
-
-    def _begin_trace(self, request: InferenceRequest, model: str) -> None:
-        tracer = self._frontend.engine.tracer
-        trace = begin_trace(tracer, request, model, "HTTP", began_ns=self._began_ns, fields=self._context)
-        if trace is not None:
-            self._exchange = self._watch.begin_traced(self._exchange, trace)
 
     def refused_connection(self, message: str) -> None:
         """Count a request that is not HTTP."""
@@ -362,7 +360,7 @@ class InferProtocol(ShortcutProtocol):
         except Exception:  # the client gets a response, whatever the model's outputs do to the encoder
             log.exception("A response of model '%s' cannot be encoded", response.model_name)
             response.release()
-            self.answer_error(InferenceError("internal error: see the server's log"))
+            self.answer_error(InferenceError(INTERNAL))
             return
         self.send(encoded, response)
 
@@ -402,7 +400,7 @@ class InferProtocol(ShortcutProtocol):
         """The head with the fields that few answers have."""
         if self.coding is not None or self._exchange is not None:
             head = with_rare_fields(head, self.coding, b"" if self._exchange is None else self._exchange.traceparent)
-        if self._answer_fields or not self._keep_alive:
+        if self._answer_fields or not self._keep_alive or self._is_1_0:
             head = head[:-2] + self._own_fields() + b"\r\n"
         return head
 

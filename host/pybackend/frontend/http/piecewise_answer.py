@@ -15,6 +15,7 @@ from typing import Protocol
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import Coding, deflated
 from pybackend.frontend.http.content_coding import LEVEL
+from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.slices import Slices
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
@@ -114,7 +115,7 @@ class _Answer:
             self._fail(error)
         except Exception:  # the client gets a response, whatever the model's outputs do to the encoder
             log.exception("A response of model '%s' cannot be encoded", self._response.model_name)
-            self._fail(InferenceError("internal error: see the server's log"))
+            self._fail(InferenceError(INTERNAL))
         return False
 
     def _take(self, piece: bytes | None) -> bool:

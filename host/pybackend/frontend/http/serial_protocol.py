@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httptools
 from uvicorn.config import Config
@@ -20,6 +22,7 @@ from uvicorn.server import ServerState
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 from pybackend.frontend.http.connection_clock import ConnectionClock
+from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.watched_app import watched
 from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
@@ -43,11 +46,70 @@ _PHRASES = {
     500: b"Internal Server Error",
     501: b"Not Implemented",
     503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
 }
+
+_HOST = re.compile(rb"[ \t]*([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(%25[A-Za-z0-9._~-]+)?\])(:[0-9]*)?[ \t]*")
+"""``uri-host [ ":" port ]`` of RFC 9110; empty for targets without an authority."""
 
 
 class _RefusedHeadError(Exception):
-    """A head that the parser accepts and this server refuses."""
+    """A head that the parser accepts and RFC 9112 does not; ``status`` is the answer's."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(f"Invalid HTTP request received: {message}")
+        self.status = status
+
+
+def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
+    """See that a head is HTTP/1.1 or HTTP/1.0, where servers could understand it differently.
+
+    Args:
+        version: of HTTP.
+        hosts: values of ``Host``.
+        codings: those of ``Transfer-Encoding``, in lower case.
+
+    Raises:
+        _RefusedHeadError: it is not.
+    """
+    if version not in {"1.1", "1.0"}:
+        raise _RefusedHeadError(f"this server speaks HTTP/1.1, and not HTTP/{version}", 505)
+    if len(hosts) != 1 and (hosts or version == "1.1"):
+        raise _RefusedHeadError(f"it has {len(hosts)} fields Host, and needs one (RFC 9112, section 3.2)")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise _RefusedHeadError("its field Host is no name or address with an optional port (RFC 9112, section 3.2)")
+    if not codings:
+        return
+    if version != "1.1":
+        raise _RefusedHeadError("Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)")
+    if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
+        raise _RefusedHeadError(
+            "the last transfer coding must be chunked, which must come once (RFC 9112, section 6.3)"
+        )
+    if len(codings) > 1:
+        raise _RefusedHeadError(
+            "the only transfer coding of this server is chunked. Compress a body with Content-Encoding instead", 501
+        )
+
+
+def _kept_alive(app: Any) -> Any:
+    """The application for a client that speaks HTTP/1.0 and asks to keep the connection: each answer says whether it is kept.
+
+    It is not if only its end can tell where the answer ends.
+    """
+
+    async def telling(scope: Any, receive: Any, send: Any) -> None:
+        async def adding(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                if b"connection" not in names:
+                    word = b"keep-alive" if b"content-length" in names else b"close"
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", word)]}
+            await send(message)
+
+        await app(scope, receive, adding)
+
+    return telling
 
 
 class SerialProtocol(HttpToolsProtocol):
@@ -92,6 +154,7 @@ class SerialProtocol(HttpToolsProtocol):
         self._bypasses_parser = False
         self._resumes_body = False
         self._keep_alive = True
+        self._is_1_0 = False
         self._exchange: Exchange | None = None
         self._answer_fields = b""
         # As uvicorn begins: an idle connection keeps no head, which may have credentials.
@@ -155,6 +218,9 @@ class SerialProtocol(HttpToolsProtocol):
             self._refuse_head(self._head_error or error)
         except httptools.HttpParserError:
             self._refuse_connection(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
+        except Exception:  # the client gets an answer, whatever it sent
+            log.exception("A request could not be handled")
+            self.fail()
 
     def _consume_next(self) -> bool:
         """Go on with requests that waited for their turn; False, because more of them wait again."""
@@ -170,12 +236,19 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _refuse_head(self, error: Exception) -> None:
         if isinstance(error, _RefusedHeadError):
-            self._refuse_connection(400, str(error))
+            self._refuse_connection(error.status, str(error))
         elif isinstance(error, httptools.HttpParserInvalidURLError):
             self._refuse_connection(400, "Invalid HTTP request received: its target is not a path")
         else:
             log.error("A request could not be handled", exc_info=error)
-            self._refuse_connection(500, "internal error: see the server's log")
+            self.fail()
+
+    def fail(self) -> None:
+        """Answer a request with 500 after an unexpected error, and end the connection."""
+        if self._in_asgi or self._answer_done:
+            self._refuse_connection(500, INTERNAL)
+        else:
+            self._deny(500, INTERNAL)
 
     def _feed(self, data: bytes) -> None:
         """Pass bytes of one message to the parser."""
@@ -275,19 +348,7 @@ class SerialProtocol(HttpToolsProtocol):
     def _take_head(self) -> None:
         self._headers_done = True
         self._keep_alive = self.parser.should_keep_alive()
-        for name, value in self.headers:
-            size = len(name)
-            if size == 14 and name.lower() == b"content-length":
-                # The parser has validated it; only leading zeros make it longer than 20 digits.
-                self._body_left = int(value.strip()[-20:])
-            elif size == 17 and name.lower() == b"transfer-encoding":
-                self._chunked, self._chunked_end = True, ChunkedEnd()
-            elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-        if self._chunked and self.parser.get_http_version() != "1.1":
-            raise _RefusedHeadError(
-                "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
-            )
+        self._read_framing()
         if self._watch.on:
             self._begin_exchange(self.parser.get_method(), self.url)
         if self._clock.cors is not None:
@@ -304,6 +365,27 @@ class SerialProtocol(HttpToolsProtocol):
         elif self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    def _read_framing(self) -> None:
+        """Find how long the body is, and refuse heads that servers could understand differently."""
+        codings: list[bytes] = []
+        hosts: list[bytes] = []
+        for name, value in self.headers:
+            size = len(name)  # tells most fields apart, at less cost than their names
+            if size == 4 and name.lower() == b"host":
+                hosts.append(value)
+            elif size == 14 and name.lower() == b"content-length":
+                # The parser has validated it; only leading zeros make it longer than 20 digits.
+                self._body_left = int(value.strip()[-20:])
+            elif size == 17 and name.lower() == b"transfer-encoding":
+                codings += [coding.strip().lower() for coding in value.split(b",")]
+            elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+        version = self.parser.get_http_version()
+        self._is_1_0 = version == "1.0"
+        _check_head(version, hosts, codings)
+        if codings:
+            self._chunked, self._chunked_end = True, ChunkedEnd()
+
     def _begin_exchange(self, method: bytes, target: bytes) -> None:
         self._exchange = self._watch.begin("http", self.address, method, target)
         self._exchange.received_bytes = self._body_left
@@ -319,7 +401,7 @@ class SerialProtocol(HttpToolsProtocol):
         """``host:port`` of the client, empty if it is unknown."""
         return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
-    def _deny(self, status: int, message: str, fields: bytes) -> None:
+    def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
         """Answer a request by its head alone, and end the connection: nobody reads its body."""
         self._claimed = self._message_done = self._closing = True
         self._keep_alive = False
@@ -357,7 +439,13 @@ class SerialProtocol(HttpToolsProtocol):
         self.headers.extend((name.lower(), value) for name, value in headers)
         if self._exchange is not None:
             self.app = watched(self.app, self._exchange)
+        keeps_alive = self._is_1_0 and self._keep_alive
+        if keeps_alive:
+            self.app = _kept_alive(self.app)
         super().on_headers_complete()
+        if keeps_alive:
+            self.cycle.keep_alive = True
+            self.app = self.config.loaded_app
         self._in_asgi = True
 
     def on_response_complete(self) -> None:
@@ -383,7 +471,9 @@ class SerialProtocol(HttpToolsProtocol):
 
     def _own_fields(self) -> bytes:
         """The fields of this answer's head that others lack, each with its line end."""
-        return self._answer_fields if self._keep_alive else self._answer_fields + b"connection: close\r\n"
+        if not self._keep_alive:
+            return self._answer_fields + b"connection: close\r\n"
+        return self._answer_fields + b"connection: keep-alive\r\n" if self._is_1_0 else self._answer_fields
 
     def answered(self) -> None:
         """Handle the end of a response, whose borrowed memory is released."""

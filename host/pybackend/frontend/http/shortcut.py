@@ -7,12 +7,12 @@ the ordinary way, which gives the same answers.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend, KnownHead
 from pybackend.frontend.http.serial_protocol import SerialProtocol
 from pybackend.frontend.http.small_answer import small_answer, small_json_answer
@@ -20,6 +20,8 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, OutputFormat
+
+log = logging.getLogger(__name__)
 
 
 class ShortcutProtocol(SerialProtocol):
@@ -80,6 +82,11 @@ class ShortcutProtocol(SerialProtocol):
             self._begin_shortcut(data, known, plan.output_format)
             self._answer_refusal(known.model_name, error)
             return True
+        except Exception:  # the client gets an answer, whatever it sent
+            log.exception("A request could not be handled")
+            self._begin_shortcut(data, known, plan.output_format)
+            self.fail()
+            return True
         if pending is None:
             known.shortcut = None
             return False
@@ -96,7 +103,7 @@ class ShortcutProtocol(SerialProtocol):
 
     def _answer_refusal(self, model_name: str, error: InferenceError) -> None:
         """Count and answer a request that no model accepted."""
-        self._frontend.engine.refusals.add_error(HTTP_CLIENT.protocol, model_name, error, self.address)
+        self._frontend.refused(model_name, error, self.address)
         self.answer_error(error)
 
     def _sent_small(self, response: InferenceResponse) -> bool:
