@@ -110,6 +110,16 @@ PROCESSES = {
         "Processor time of the instance's process and of those that it started, in seconds",
     ),
 }
+STORAGE = {
+    "pybackend_repository_answers": (
+        "gauge",
+        "1 if the repository in cloud storage answered when it was last asked, 0 if its last listing is in use",
+    ),
+    "pybackend_repository_listed_timestamp_seconds": (
+        "gauge",
+        "When the repository in cloud storage was last listed, in seconds since 1970",
+    ),
+}
 MACHINE = {
     "nv_pinned_memory_pool_total_bytes": ("gauge", "Pinned memory pool total memory size, in bytes"),
     "nv_pinned_memory_pool_used_bytes": ("gauge", "Pinned memory pool used memory size, in bytes"),
@@ -212,6 +222,7 @@ def test_families(fresh):
         **LAG,
         **SANDBOX,
         **PROCESSES,
+        **STORAGE,
         **MACHINE,
     }
     for name, (kind, description) in families.items():

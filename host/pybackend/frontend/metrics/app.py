@@ -95,6 +95,7 @@ class MetricsApp:
     def _families(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         yield from self._latencies.of(models)
         yield from self._of_processes(models, usage)
+        yield from self._of_storage()
         yield from self._of_answers()
         yield _lag_family(self._lag)
         if self._cache is not None:
@@ -116,12 +117,12 @@ class MetricsApp:
                 yield "", self._model_lines.labels_of(model).with_label("state", state), model.is_ready
 
     def _of_processes(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
-        """Usage by instance: the time begins anew when an instance's process is replaced, which a sum would hide."""
+        """Usage by instance: the time of each begins at 0 again when its process is replaced, which a sum would hide."""
         rows = [
-            (self._model_lines.labels_of(model).with_label("instance_name", instance.name), usage[instance.pid])
+            (self._model_lines.labels_of(model).with_label("instance_name", instance.name), used)
             for model in models
             for instance in model.instances
-            if instance.pid in usage
+            if instance.pid is not None and (used := usage.get(instance.pid)) is not None
         ]
         yield Family(
             "pybackend_process_resident_bytes",
@@ -134,6 +135,24 @@ class MetricsApp:
             "counter",
             "Processor time of the instance's process and of those that it started, in seconds",
             [("", labels, used.cpu_s) for labels, used in rows],
+        )
+
+    def _of_storage(self) -> Iterator[Family]:
+        listings = [
+            (labels_text({"repository": listing.place}), listing)
+            for listing in self._engine.repository.listings.values()
+        ]
+        yield Family(
+            "pybackend_repository_answers",
+            "gauge",
+            "1 if the repository in cloud storage answered when it was last asked, 0 if its last listing is in use",
+            [("", labels, float(not listing.doubt)) for labels, listing in listings],
+        )
+        yield Family(
+            "pybackend_repository_listed_timestamp_seconds",
+            "gauge",
+            "When the repository in cloud storage was last listed, in seconds since 1970",
+            [("", labels, listing.listed_s) for labels, listing in listings],
         )
 
     def _of_answers(self) -> Iterator[Family]:
