@@ -91,6 +91,7 @@ class ModelProcesses:
         instance = ModelInstance(
             name, version, host.launcher, self._owner, host.services, self._failures, host.shared_core
         )
+        instance.output.about = {"model": self._source.name, "version": version}
         taken = set(self._places.values())
         self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
         return instance

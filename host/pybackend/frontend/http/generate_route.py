@@ -17,6 +17,7 @@ from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.infer_route import ERRORS, disconnected
 from pybackend.frontend.http.model_path import client_address, context_fields, model_name, model_path, version
+from pybackend.frontend.http.watched_app import EXCHANGE
 from pybackend.frontend.traced import begin_trace, is_chosen
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
 from pybackend.protocol.limits import BodyLimits
@@ -100,6 +101,8 @@ async def _submitted(
             )
     admission.renew()
     parsed = parse_generate(bytes(body), admission.signature, admission.model_version, limits)
+    if EXCHANGE in request.scope:
+        request.scope[EXCHANGE].asks(admission.model_name, admission.model_version, parsed.id)
     fields = context_fields(request)
     if is_chosen(engine.tracer, admission.full_name, fields):
         trace = begin_trace(engine.tracer, parsed, admission.full_name, "HTTP", fields=fields)

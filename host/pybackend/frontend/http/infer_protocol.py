@@ -308,6 +308,9 @@ class InferProtocol(ShortcutProtocol):
             if self._forwarded is not None:
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
+            if self._exchange is not None:
+                self._exchange.asks(admission.model_name, admission.model_version, plan.request.id)
+                self._exchange.continues(None if self._context is None else self._context[0])
             tracer = frontend.engine.tracer
             if tracer.active and (self._context is not None or tracer.takes(admission.full_name)):
                 self._begin_trace(plan.request, admission.full_name)
@@ -322,6 +325,9 @@ class InferProtocol(ShortcutProtocol):
         if self._body is not None:
             self._body.release()
         name = self._refused_model if self._admission is None else self._admission.model_name
+        if self._exchange is not None and not self._exchange.about:
+            self._exchange.asks(name)
+            self._exchange.continues(None if self._context is None else self._context[0])
         self._answer_refusal(name, error)
 
     def _begin_trace(self, request: InferenceRequest, model: str) -> None:
