@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pybackend.author_files.apart import begin_apart
 from pybackend.errors import ServerError
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,12 @@ class FollowedFiles(Generic[_T]):
                 async with asyncio.timeout(_LOOK_S):
                     await self._wanted.wait()
             self._wanted.clear()
-            stamps = await asyncio.to_thread(self._look)
+            stamps = await (await begin_apart(self._look))
             if stamps == self._stamps:
                 continue
             self._stamps = stamps
             try:
-                self._take(await asyncio.to_thread(self._read))
+                self._take(await (await begin_apart(self._read)))
             except ServerError as error:
                 log.error("The %s stay as they were: %s", self._what, error)  # noqa: TRY400  the operator's mistake
             else:
