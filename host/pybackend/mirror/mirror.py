@@ -76,6 +76,8 @@ class Mirror:
         self._cache = ObjectCache(cache_directory, url)
         self._staging = Path()
         self._models: dict[str, LocalModel] = {}
+        self._fetched: set[str] = set()
+        """Models of which there is more than the configuration."""
         self._files_listed = 0
         self._listed_s = self._names_kept_s = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -215,6 +217,7 @@ class Mirror:
             local = self._local(name)
             entries = entries_of(model, files)
             await asyncio.to_thread(local.put, entries, objects, _names(in_use(local.directory)))
+            self._fetched.add(name)
             with suppress(OSError):  # only a start without the storage would need it
                 await asyncio.to_thread(objects.keep_listing, model)
             await asyncio.to_thread(objects.prune)
@@ -272,7 +275,7 @@ class Mirror:
 
         The first load of a server that cannot reach the storage uses what the model was made of the last time.
         """
-        is_first = self._local(name).is_empty
+        is_first = name not in self._fetched
         kept = await self._kept(name, objects, choose) if is_first and self.trouble else None
         if kept is not None:
             return kept

@@ -171,30 +171,33 @@ def test_a_bucket_that_does_not_answer_delays_no_other_repository(storage, tmp_p
 
 def test_a_bucket_that_is_away_blinds_nobody(tmp_path, capsys):
     """While it hangs, the index, status and top answer from the last listing; once it is gone, a server starts from its cache."""
-    flags = ("--model-control-mode=explicit", "--load-model=one", f"--repository-cache-directory={tmp_path}")
+    flags = ("--model-control-mode=explicit", "--load-model=whole", f"--repository-cache-directory={tmp_path}")
     with s3_server() as storage:
         url = storage.url("away")
         answers, reason = f'pybackend_repository_answers{{repository="{url}"}}', f"{url} has not answered for 2 s"
-        put_model(storage, "away", "one", {1: "1"})
+        put_model(storage, "away", "part", {1: "1"})
         put_model(storage, "away", "two", {1: "2"})
+        storage.put("away/whole/config.pbtxt", ENSEMBLE)
+        storage.put("away/whole/1/", "")
         with serving(url, flags=flags, env=environment()) as server:
             assert server.metrics()[answers] == 1
             storage.process.send_signal(signal.SIGSTOP)
-            one, two = server.request("POST", "/v2/repository/index").json
-            assert (one["name"], one["state"], one.get("reason", "")) == ("one", "READY", "")
+            part, two, whole = server.request("POST", "/v2/repository/index").json
+            assert (part["name"], part["state"], part.get("reason", "")) == ("part", "READY", "")
+            assert (whole["name"], whole["state"]) == ("whole", "READY")
             assert re.fullmatch(rf"as listed at \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d: {reason}", two["reason"])
             assert (two["name"], two.get("state", "")) == ("two", "")
             assert run(["status", f"--url={server.url}"]) == 0
             assert reason in capsys.readouterr().out
             metrics_url = f"--metrics-url=http://127.0.0.1:{server.metrics_port}"
             assert run(["top", "--once", "--interval=0.01", f"--url={server.url}", metrics_url]) == 0
-            assert ": 1 of 2 ready" in capsys.readouterr().out
+            assert ": 2 of 3 ready" in capsys.readouterr().out
             assert server.metrics()[answers] == 0
             storage.process.send_signal(signal.SIGCONT)
             wait_until(lambda: server.metrics()[answers] == 1, "the bucket to answer again")
             assert server.request("POST", "/v2/repository/index").json[1].get("reason", "") == ""
     with serving(url, flags=flags, env=environment()) as server:
-        assert text_of(server, "one") == "1"
+        assert text_of(server, "whole") == "1"
         assert server.metrics()[answers] == 0
         assert server.metrics()[answers.replace("answers", "listed_timestamp_seconds")] > 0
         assert "The server starts with the models in its cache" in server.output
