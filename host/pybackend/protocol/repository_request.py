@@ -70,8 +70,8 @@ def _index_member(row: IndexRow) -> dict[str, str]:
         member["namespace"] = row.namespace
     if row.state:
         member |= {"version": row.version, "state": row.state}
-        if row.reason:
-            member["reason"] = row.reason
+    if row.reason:
+        member["reason"] = row.reason
     return member
 
 

@@ -18,6 +18,7 @@ from pybackend.frontend.http.arrival import Arrival, done
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS, disconnected
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.http.watched_app import EXCHANGE
 from pybackend.inference.validation import Checked
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
 from pybackend.protocol.metadata import encode_error
@@ -92,6 +93,8 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             admission.renew()
             signature, limits = admission.signature, frontend.limits
             parsed = await done(parse_generate(body, signature, admission.model_version, limits))
+        if EXCHANGE in request.scope:
+            request.scope[EXCHANGE].asks(admission.model_name, admission.model_version, parsed.id)
         trace = frontend.traced(admission, parsed, fields.context)
         if trace is not None:
             stack.callback(trace.sent)

@@ -311,6 +311,9 @@ class InferProtocol(ShortcutProtocol):
             if self._forwarded is not None:
                 add_parameters(plan.request, self._forwarded)
             self._format = plan.output_format
+            if self._exchange is not None:
+                self._exchange.asks(admission.model_name, admission.model_version, plan.request.id)
+                self._exchange.continues(None if self._context is None else self._context[0])
             if frontend.engine.tracer.active:
                 trace = frontend.traced(admission, plan.request, self._context, self._began_ns)
                 if trace is not None:
@@ -326,6 +329,9 @@ class InferProtocol(ShortcutProtocol):
         if self._body is not None:
             self._body.release()
         name = self._refused_model if self._admission is None else self._admission.full_name
+        if self._exchange is not None and not self._exchange.about:
+            self._exchange.asks(name)
+            self._exchange.continues(None if self._context is None else self._context[0])
         self._answer_refusal(name, error)
 
     def refused_connection(self, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +17,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_protocol import InferProtocol
 from pybackend.frontend.http.serial_protocol import SerialProtocol
 from pybackend.frontend.listener import Listener, listen
+from pybackend.frontend.tls import PortCertificates
 from pybackend.observability.unexpected import repeat
 
 _BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
@@ -50,7 +50,7 @@ class HttpServer:
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def start(self, sock: socket.socket, tls: PortCertificates | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
         self._ticking = loop.create_task(repeat(1, self._tick))
