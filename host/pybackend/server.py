@@ -8,8 +8,7 @@ import logging
 import resource
 import signal
 import socket
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +18,6 @@ from pybackend.calls.services import ModelServices
 from pybackend.cores import RoamingPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
-from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.grpc.frontend import GrpcFrontend
@@ -27,13 +25,13 @@ from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpPort
-from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.slow_senders import SlowSenders
-from pybackend.frontend.tls import tls_context
+from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.frontend.watch import Watch
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
@@ -78,8 +76,8 @@ class _Sockets:
     grpc: socket.socket | None = None
     metrics: socket.socket | None = None
     clouds: dict[CloudSettings, socket.socket] = field(default_factory=dict)
-    http_tls: ssl.SSLContext | None = None
-    grpc_tls: ssl.SSLContext | None = None
+    http_tls: PortCertificates | None = None
+    grpc_tls: PortCertificates | None = None
 
 
 class Server:
@@ -137,12 +135,12 @@ class Server:
         if self._cache is not None:
             await self._cache.open()
         rules = AccessRules(self._settings, self._engine.refusals)
-        self._handle_hangup(rules.keys)
         sockets = self._bind()
+        followed = [each.files for each in (rules.keys, sockets.http_tls, sockets.grpc_tls) if each is not None]
+        self._handle_hangup([each.read_again for each in followed])
         await self._listen(sockets, rules)
         background = [asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))]
-        if rules.keys is not None:
-            background.append(asyncio.create_task(rules.keys.follow()))
+        background += [asyncio.create_task(each.follow()) for each in followed]
         try:
             failed = await self._load()
             said = EXIT_OK
@@ -182,11 +180,9 @@ class Server:
             loop.add_signal_handler(number, self._on_signal, number)
 
     @staticmethod
-    def _handle_hangup(keys: ApiKeys | None) -> None:
-        """On SIGHUP open the log's file again, and read the API keys again."""
-        actions = [LOG.reopen] if LOG.has_file else []
-        if keys is not None:
-            actions.append(keys.read_again)
+    def _handle_hangup(readers: Sequence[Callable[[], None]]) -> None:
+        """On SIGHUP open the log's file again, and read the API keys and the certificates again."""
+        actions = [*([LOG.reopen] if LOG.has_file else []), *readers]
         if actions:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [action() for action in actions])
 
@@ -200,7 +196,7 @@ class Server:
     def _bind(self) -> _Sockets:
         http, grpc = self._settings.http, self._settings.grpc
         sockets = _Sockets(
-            http_tls=tls_context(http.tls, "http", "http/1.1"), grpc_tls=tls_context(grpc.tls, "grpc", "h2")
+            http_tls=port_certificates(http.tls, "http", "http/1.1"), grpc_tls=port_certificates(grpc.tls, "grpc", "h2")
         )
         try:
             if http.enabled:
@@ -223,10 +219,13 @@ class Server:
         self._watch.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
-            app = make_app(self._engine, limits, self._kept, rules.http_forwards)
-            port = HttpPort(self._kept, watch=self._watch, guard=rules.http_guard(), cors=rules.cors)
-            infer = InferService(self._engine, limits, senders=self._senders, forwards=rules.http_forwards)
-            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), port, infer)
+            guard = rules.http_guard()
+            frontend = InferFrontend(
+                self._engine, limits, self._kept, senders=self._senders, forwards=rules.http_forwards, guard=guard
+            )
+            port = HttpPort(self._kept, watch=self._watch, guard=guard, cors=rules.cors)
+            app = make_app(frontend)
+            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), port, frontend)
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
@@ -257,7 +256,10 @@ class Server:
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
-            v2 = make_app(self._engine, limits, self._kept, rules.http_forwards)
+            routes = InferFrontend(
+                self._engine, limits, self._kept, forwards=rules.http_forwards, senders=self._senders
+            )
+            v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
             server = HttpServer(translated, HttpPort(self._kept, watch=self._watch, guard=rules.cloud_guard(cloud)))
             self._clouds.append(server)

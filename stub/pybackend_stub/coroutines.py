@@ -4,7 +4,10 @@ import asyncio
 import contextvars
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Coroutine, Optional
+from typing import Any, Callable, Coroutine, Optional, Tuple
+
+from pybackend_stub.model_output import ABOUT
+from pybackend_wire.log_record import NOTHING
 
 _execution: "contextvars.ContextVar[int]" = contextvars.ContextVar("execution", default=0)
 
@@ -26,11 +29,15 @@ class CoroutineRunner:
         execution: int,
         coroutine: "Coroutine[Any, Any, Any]",
         on_done: "Callable[[Any, Optional[BaseException]], None]",
+        about: "Tuple[str, str]" = NOTHING,
     ) -> None:
-        """Start a coroutine; ``on_done`` receives its value or its exception, in the loop's thread."""
-        self._loop.call_soon_threadsafe(self._begin, execution, coroutine, on_done)
+        """Start a coroutine; ``on_done`` receives its value or its exception, in the loop's thread.
 
-    def run(self, execution: int, coroutine: "Coroutine[Any, Any, Any]") -> Any:
+        Its log lines carry ``about``; see :func:`pybackend_stub.model_output.ids_of`.
+        """
+        self._loop.call_soon_threadsafe(self._begin, execution, coroutine, on_done, about)
+
+    def run(self, execution: int, coroutine: "Coroutine[Any, Any, Any]", about: "Tuple[str, str]" = NOTHING) -> Any:
         """Wait for a coroutine; return its value or raise its exception."""
         finished = threading.Lock()
         finished.acquire()
@@ -41,7 +48,7 @@ class CoroutineRunner:
             outcome = (value, error)
             finished.release()
 
-        self.start(execution, coroutine, on_done)
+        self.start(execution, coroutine, on_done, about)
         finished.acquire()
         value, error = outcome
         outcome = None
@@ -57,8 +64,9 @@ class CoroutineRunner:
         execution: int,
         coroutine: "Coroutine[Any, Any, Any]",
         on_done: "Callable[[Any, Optional[BaseException]], None]",
+        about: "Tuple[str, str]",
     ) -> None:
-        task = self._loop.create_task(_attributed(execution, coroutine, on_done))
+        task = self._loop.create_task(_attributed(execution, coroutine, on_done, about))
         # The loop refers to its tasks weakly.
         task.add_done_callback(running.discard)
         running.add(task)
@@ -80,8 +88,10 @@ async def _attributed(
     execution: int,
     coroutine: "Coroutine[Any, Any, Any]",
     on_done: "Callable[[Any, Optional[BaseException]], None]",
+    about: "Tuple[str, str]",
 ) -> None:
     _execution.set(execution)
+    ABOUT.set(about)
     value: Any = None
     error: Optional[BaseException] = None
     try:

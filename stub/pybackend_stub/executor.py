@@ -4,7 +4,7 @@ import inspect
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.execution import (
@@ -19,6 +19,7 @@ from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostGone
 from pybackend_stub.error_log import ErrorLog
+from pybackend_stub.model_output import EXECUTING, ids_of
 from pybackend_stub.results import ResultWriter, text_length
 from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.errors import ErrorCode
@@ -99,16 +100,21 @@ class ModelExecutor:
             start_ns = clock()
             if len(requests) < len(raw_requests):
                 refused = self._reader.refused
+            EXECUTING.requests = requests
             returned = self._model.execute(requests) if requests else []
             if type(returned) is not list and inspect.iscoroutine(returned):
                 if self._overlaps:
+                    EXECUTING.requests = ()
                     self._begin(execution, returned, began_ns, start_ns, requests, refused)
                     return start_ns
-                returned = self.runner.run(execution, returned)
+                returned = self.runner.run(execution, returned, ids_of(requests))
             responses = check_returned(returned, requests, self._reschedules)
             end_ns = clock()
         except BaseException as error:  # noqa: BLE001  any exception of a model, even SystemExit, answers its requests
-            return self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error, refused)
+            done_ns = self._fail(execution, began_ns, start_ns, requests, len(raw_requests), error, refused)
+            EXECUTING.requests = ()
+            return done_ns
+        EXECUTING.requests = ()
         return self._answer(execution, began_ns, start_ns, end_ns, requests, responses, refused)
 
     def _begin(
@@ -138,7 +144,7 @@ class ModelExecutor:
             with suppress(HostGone):
                 self._answers.flush()
 
-        self.runner.start(execution, coroutine, on_done)
+        self.runner.start(execution, coroutine, on_done, ids_of(requests))
 
     def _answer(
         self,
@@ -223,16 +229,18 @@ class ModelExecutor:
         runner: Optional[CoroutineRunner] = None
         places: Sequence[int] = ()
         try:
+            EXECUTING.requests = requests
             returned = self._model.execute(requests) if requests else None
             if inspect.iscoroutine(returned) and not self._reschedules:
                 runner = self.runner
             else:
                 if inspect.iscoroutine(returned):
-                    returned = self.runner.run(execution, returned)
+                    returned = self.runner.run(execution, returned, ids_of(requests))
                 check_decoupled(returned, self._results.instance_name)
                 places = self._released(requests)
         except BaseException as error:  # noqa: BLE001  as in _run_once
             self._fail_streams(execution, _ids_of(requests), streams, error)
+        EXECUTING.requests = ()
         end_ns = time.monotonic_ns()
         with self._answers.lock:
             results: Sequence[Optional[RequestResult]] = (None,) * len(raw_requests)
@@ -242,7 +250,7 @@ class ModelExecutor:
             done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
         if runner is not None:
             # Only now: the host must not take its BLS calls for ones that keep this process busy.
-            self._begin_decoupled(runner, execution, returned, _ids_of(requests), streams)
+            self._begin_decoupled(runner, execution, returned, _ids_of(requests), streams, ids_of(requests))
         return done_ns
 
     def _released(self, requests: "Sequence[InferenceRequest]") -> "Sequence[int]":
@@ -260,6 +268,7 @@ class ModelExecutor:
         coroutine: Any,
         ids: "Sequence[str]",  # not the requests: the model may let go of them before the coroutine ends
         streams: "Sequence[Optional[ResponseStream]]",
+        about: "Tuple[str, str]",
     ) -> None:
         def on_done(returned: Any, error: "Optional[BaseException]") -> None:
             if error is None:
@@ -271,7 +280,7 @@ class ModelExecutor:
                 self._fail_streams(execution, ids, streams, error)
             del error  # as in _begin
 
-        runner.start(execution, coroutine, on_done)
+        runner.start(execution, coroutine, on_done, about)
 
     def _fail_streams(
         self,

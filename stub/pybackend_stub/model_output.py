@@ -7,15 +7,20 @@ records and printed lines share it.
 import ctypes
 import faulthandler
 import importlib.util
+import json
 import os
 import stat
 import sys
 import threading
-from typing import Any, Optional
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import printable
 from pybackend_stub.process import LIBC
-from pybackend_wire.log_record import encode_failure_note, encode_record
+from pybackend_wire.log_record import NOTHING, encode_failure_note, encode_record
+
+if TYPE_CHECKING:
+    from pybackend_sdk.request import InferenceRequest
 
 _STDOUT, _STDERR = 1, 2
 _LINE_BUFFERED = 1
@@ -23,6 +28,46 @@ _LINE_BUFFERED = 1
 
 _records: "Optional[int]" = None
 """A private descriptor of the pipe: a model may close or redirect the standard ones."""
+
+
+class Executing:
+    """The requests that the main thread executes, for the lines that the model logs meanwhile.
+
+    Attributes:
+        requests: cleared after the execution, because they would keep their memory.
+    """
+
+    __slots__ = ("requests",)
+
+    def __init__(self) -> None:
+        self.requests: Sequence[InferenceRequest] = ()
+
+
+EXECUTING = Executing()
+
+ABOUT: "ContextVar[Optional[Tuple[str, str]]]" = ContextVar("about", default=None)
+"""The same for a coroutine: the ids of its requests and of their traces. None outside of coroutines of ``execute``."""
+
+
+def ids_of(requests: "Sequence[InferenceRequest]") -> "Tuple[str, str]":
+    """Return the ids of requests, and of the traces to which they belong, as log records carry them."""
+    if not requests:
+        return NOTHING
+    contexts = [request._trace._context for request in requests if request._trace is not None]
+    traces = dict.fromkeys(_trace_id(context) for context in contexts if context)
+    return ", ".join(filter(None, [request._request_id for request in requests])), ", ".join(traces)
+
+
+def _trace_id(context: str) -> str:
+    parts = str(json.loads(context).get("traceparent", "")).split("-")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _about() -> "Tuple[str, str]":
+    about = ABOUT.get()
+    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
+        about = ids_of(EXECUTING.requests)
+    return about or NOTHING
 
 
 def open_output() -> None:
@@ -49,7 +94,11 @@ def write_record(level: int, file: str, line: int, message: str, failure: int = 
     if _records is None:
         return False
     name = printable(os.path.basename(file))
-    for piece in encode_record(os.getpid(), threading.get_ident(), level, name, line, printable(message), failure):
+    ids, traces = _about()
+    about = printable(ids), traces
+    for piece in encode_record(
+        os.getpid(), threading.get_ident(), level, name, line, printable(message), failure, about
+    ):
         if not _write(_records, piece):
             return False
     return True

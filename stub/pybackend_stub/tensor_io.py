@@ -134,7 +134,7 @@ class TensorReader:
                     if datatype == "BYTES":
                         self._check_elements(name, shape, buffer)
                 except RegionError as error:
-                    failure = failure or error  # the other blocks must be taken too, so that they are given back
+                    failure = error  # the other blocks must be taken too, so that they are given back
                     continue
             tensors.append(from_wire(name, datatype, shape, buffer, copy_inputs))
         if failure is not None:

@@ -11,7 +11,7 @@ neither the pipe nor the log. Both carry the failure's number, which is the same
 """
 
 import json
-from typing import List
+from typing import List, Tuple
 
 MARK = b"\x1e"
 """Begins a record; never occurs in JSON."""
@@ -22,20 +22,33 @@ MOST_LINE = 256 * 1024
 MOST_PIECE_BYTES = 4096
 """Most bytes of a record's piece: Linux writes that many to a pipe atomically."""
 
-MOST_PIECE_CHARACTERS = 512
+MOST_PIECE_CHARACTERS = 384
 """Most characters of a message per piece: each may take six bytes, and the other fields need room too."""
 
 MOST_PIECES = MOST_LINE // MOST_PIECE_CHARACTERS + 1
 """The last piece says how much was cut off."""
 
+NOTHING = ("", "")
+"""For a message that is about no request."""
+
 _MOST_FILE_CHARACTERS = 128
+
+MOST_ID_CHARACTERS = 80
+"""Most characters of the ids of requests, and of traces, that a record carries."""
 
 MOST_NOTE_CHARACTERS = 200
 """Most characters of each text in a failure note."""
 
 
 def encode_record(
-    pid: int, thread: int, level: int, file: str, line: int, message: str, failure: int = 0
+    pid: int,
+    thread: int,
+    level: int,
+    file: str,
+    line: int,
+    message: str,
+    failure: int = 0,
+    about: "Tuple[str, str]" = NOTHING,
 ) -> "List[bytes]":
     """Encode a record as pieces; each must be written with one call, in this order.
 
@@ -47,11 +60,13 @@ def encode_record(
         line: line in that file.
         message: text without lone surrogates.
         failure: number of the failure that the message is about; 0 for other messages.
+        about: the ids of the requests, and of their traces, that the message is about; "" if there are none.
     """
+    ids, traces = about[0][:MOST_ID_CHARACTERS], about[1][:MOST_ID_CHARACTERS]
     file = file[-_MOST_FILE_CHARACTERS:]
     if len(message) > MOST_LINE:
         message = f"{message[:MOST_LINE]}... ({len(message) - MOST_LINE} more characters)"
-    whole = _piece([pid, thread, level, file, line, 0, 1, message, failure])
+    whole = _piece([pid, thread, level, file, line, 0, 1, message, failure, ids, traces])
     if len(whole) <= MOST_PIECE_BYTES:
         return [whole]
     starts = range(0, len(message), MOST_PIECE_CHARACTERS)
@@ -67,6 +82,8 @@ def encode_record(
                 len(starts),
                 message[start : start + MOST_PIECE_CHARACTERS],
                 failure,
+                ids,
+                traces,
             ]
         )
         for number, start in enumerate(starts)

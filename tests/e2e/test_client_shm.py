@@ -97,6 +97,9 @@ def server(tmp_path_factory):
     view = 'parameters { key: "CLIENT_MEMORY" value: { string_value: "view" } }'
     write_model(repository, "plain", IDENTITY, identity_config(extra=two))
     write_model(repository, "strings", IDENTITY, identity_config("TYPE_STRING"))
+    pair = tensors(IN0=("TYPE_STRING", [-1]), IN1=("TYPE_STRING", [-1]))
+    out = tensors(OUT=("TYPE_STRING", [-1]))
+    write_model(repository, "two_strings", IDENTITY, f'backend: "python" input [ {pair} ] output [ {out} ]')
     seen = f"output [ {tensors(SEEN=('TYPE_FP32', [3]))} ]"
     write_model(repository, "viewer", VIEWER, identity_config(extra=f"{view} {seen}"))
     write_model(repository, "batched", IDENTITY, identity_config(extra="max_batch_size: 4 dynamic_batching { }"))
@@ -270,6 +273,11 @@ BAD_REGISTRATIONS = {
     ),
     "a way up": ({"key": "/../etc/hosts", "byte_size": 1}, 500, "Unable to open shared memory region: '/../etc/hosts'"),
     "the directory": ({"key": "..", "byte_size": 1}, 500, "Unable to open shared memory region: '..'"),
+    "two slashes": (
+        {"key": "//k", "byte_size": 1},
+        500,
+        "Unable to open shared memory region: '//k': the name of a shared memory",
+    ),
     "a zero byte": ({"key": "a\0b", "byte_size": 1}, 500, "Unable to open shared memory region: 'a\0b'"),
     "a long key": ({"key": "k" * 256, "byte_size": 1}, 500, "Unable to open shared memory region: 'kkk"),
     "no object": (
@@ -404,6 +412,15 @@ def test_strings(server):
             body["inputs"][0]["shape"] = [shape]
             reply = server.infer("strings", body)
             assert (reply.status, reply.error) == (400, f"[request id: one] {text}")
+        both = [
+            {"name": name, "datatype": "BYTES", "shape": [4], "parameters": region.part(len(data))}
+            for name in ("IN0", "IN1")
+        ]
+        reply = server.infer("two_strings", {"inputs": both})
+        assert (reply.status, reply.error) == (
+            400,
+            "[request id: <id_unknown>] expected 4 string elements for inference input 'IN1' for model 'two_strings', got 3",
+        )
 
 
 def test_streams(server):

@@ -29,10 +29,17 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.mark.spec("srv-P12")
+@pytest.mark.spec("srv-P12", "srv-H51")
 def test_probes(server):
-    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
-        assert server.get(path).status == 200
+    """KServe's Python client reads the documents, and its probes the status."""
+    for path, document in (
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/m/ready", {"name": "m", "ready": True}),
+        ("/v2/models/m/versions/1/ready", {"name": "m", "ready": True}),
+    ):
+        reply = server.get(path)
+        assert (reply.status, reply.json) == (200, document)
     assert server.get("/v2/models/nobody/ready").status == 400
     metrics = server.request("GET", "/metrics", port=server.metrics_port)
     assert (metrics.status, metrics.headers["content-type"].partition(";")[0]) == (200, "text/plain")

@@ -33,7 +33,12 @@ def request(binary, outputs=None):
 async def main(base, grpc_url):
     rest, grpc = InferenceRESTClient(RESTConfig(protocol="v2")), InferenceGRPCClient(grpc_url)
     seen = {
-        "rest": [await rest.is_model_ready(base, "m"), await rest.is_model_ready(base, "nobody")],
+        "rest": [
+            await rest.is_server_live(base),
+            await rest.is_server_ready(base),
+            await rest.is_model_ready(base, "m"),
+            await rest.is_model_ready(base, "nobody"),
+        ],
         "grpc": [await grpc.is_server_live(), await grpc.is_server_ready(), await grpc.is_model_ready("m")],
     }
     wanted = [RequestedOutput("OUT", parameters={"binary_data": True})]
@@ -66,5 +71,5 @@ def main(folder: Path) -> bool:
         return False
     seen = json.loads(done.stdout.splitlines()[-1])
     print("\n".join(f"{name}: {value}" for name, value in seen.items()))
-    ready = [seen.pop("rest"), seen.pop("grpc")] == [[True, False], [True, True, True]]
+    ready = [seen.pop("rest"), seen.pop("grpc")] == [[True, True, True, False], [True, True, True]]
     return ready and all(values == [1, 2, 3] for values in seen.values())

@@ -20,6 +20,7 @@ ANY = "any"
 
 EVERYWHERE = f"{ROOT}, {USER}, {CONTAINER}"
 
+_FILES = "tests/sandbox/test_strangers_files.py"
 _AUTHORS, _USERS = "tests/sandbox/test_environment_authors.py", "tests/sandbox/test_users_and_places.py"
 
 
@@ -120,6 +121,58 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 "make the server start thousands of versions",
                 "versions are counted",
                 "tests/faults/test_author_files.py::test_versions_are_bounded",
+            ),
+        ),
+    ),
+    "Files for commands": (
+        "The author of a framework's file, or of an environment, tries to",
+        (
+            ServerAttack(
+                "run code as the user of `pybackend import --verify`",
+                "the framework runs as a second model, in the sandbox of the imported one",
+                f"{_FILES}::test_an_import_runs_a_pickle_only_in_the_sandbox",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "do so at `--sandbox-floor=strict`",
+                "the floor holds for the framework, too",
+                f"{_FILES}::test_a_floor_holds_for_the_framework_that_verifies",
+                "strict",
+                ROOT,
+            ),
+            ServerAttack(
+                "run the first code of an environment as the user of an import",
+                "the environment's Python starts in the sandbox",
+                f"{_FILES}::test_an_import_starts_an_environment_only_in_the_sandbox",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "run it as the user of a test with the harness",
+                "the harness starts it in the model's sandbox",
+                f"{_FILES}::test_the_test_harness_starts_an_environment_only_in_the_sandbox",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "run code in `pybackend check` or `pybackend doctor`",
+                "they start no model",
+                f"{_FILES}::test_a_command_that_examines_models_runs_none_of_their_files",
+                ANY,
+                ROOT,
+            ),
+            ServerAttack(
+                "run code as the user of `pybackend infer --repository`",
+                "its server confines models like any other",
+                f"{_FILES}::test_a_command_that_serves_a_model_does_so_in_the_sandbox",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "copy the user's files into an entry through links",
+                "links that leave the directory are refused",
+                "tests/unit/host/importing/test_entry.py::test_links_that_leave_the_directory_are_refused",
             ),
         ),
     ),

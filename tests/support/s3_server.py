@@ -29,10 +29,12 @@ class S3Server:
 
     Args:
         address: URL of the server.
+        process: the server.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, process: subprocess.Popen[str]) -> None:
         self.address = address
+        self.process = process
         self._session = requests.Session()
         self._session.headers["Authorization"] = _SIGNED
         self._session.put(f"{address}/{BUCKET}", timeout=60).raise_for_status()
@@ -49,7 +51,10 @@ class S3Server:
     def put(self, key: str, content: bytes | str) -> None:
         """Write an object."""
         body = content.encode() if isinstance(content, str) else content
-        self._session.put(f"{self.address}/{BUCKET}/{quote(key)}", body, timeout=60).raise_for_status()
+        request = requests.Request("PUT", self.address, data=body).prepare()
+        request.url = f"{self.address}/{BUCKET}/{quote(key)}"  # as it is: requests would resolve ".."
+        request.headers.update(self._session.headers)
+        self._session.send(request, timeout=60).raise_for_status()
 
     def delete(self, key: str) -> None:
         """Remove an object."""
@@ -77,7 +82,7 @@ def s3_server() -> Iterator[S3Server]:
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
     )
     try:
-        server = S3Server(_address(process))
+        server = S3Server(_address(process), process)
         try:
             yield server
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from math import prod
 
 import msgspec
 
@@ -13,8 +14,14 @@ from pybackend.cache.entry import CachedOutput, CachedResponse, weight_bytes_of
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.errors import ServerError
 from pybackend.inference.request import ParameterValue
+from pybackend.observability.log_lines import one_line
+from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.dtypes import ITEMSIZE
 
 log = logging.getLogger(__name__)
+
+_LARGE_BYTES = 256 * 1024
+"""An entry above this size is decoded and checked in a thread."""
 
 _LARGEST_BYTES = 512 * 1024 * 1024
 """Redis's limit on the size of a value."""
@@ -106,8 +113,10 @@ class RedisCache(ResponseCache):
         """The response stored under this key by any server."""
         try:
             found = await self._redis.get(_PREFIX + key.hex().encode())
-            return _response(_decode(found)) if isinstance(found, bytes) else None
-        except (*self._errors, msgspec.MsgspecError) as error:
+            if not isinstance(found, bytes):
+                return None
+            return await asyncio.to_thread(_response, found) if len(found) > _LARGE_BYTES else _response(found)
+        except Exception as error:  # noqa: BLE001  whatever others have written there, the request is executed
             self._complain(error)
             return None
 
@@ -140,6 +149,31 @@ def _seconds(options: Mapping[str, str], key: str) -> float:
     return int(options.get(key, _DEFAULT_TIMEOUT_MS)) / 1000
 
 
-def _response(entry: _Entry) -> CachedResponse:
+def _response(found: bytes) -> CachedResponse:
+    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it.
+
+    Raises:
+        ValueError: it is no entry of a server like this one.
+    """
+    entry = _decode(found)
+    if len({each.name for each in entry.outputs}) < len(entry.outputs):
+        raise ValueError("an entry has two outputs of one name")
+    for each in entry.outputs:
+        problem = "" if min(each.shape, default=0) >= 0 else "a negative dimension"
+        if not problem and each.datatype == "BYTES":
+            problem = _elements_problem(each.data, prod(each.shape))
+        elif not problem and len(each.data) != prod(each.shape) * ITEMSIZE.get(each.datatype, -1):
+            problem = f"{len(each.data)} bytes for {each.datatype[:10]} {list(each.shape)[:10]}"
+        if problem:
+            raise ValueError(f"an entry's output '{one_line(each.name[:100])}' has {problem}")
     outputs = [CachedOutput(each.name, each.datatype, each.shape, each.data) for each in entry.outputs]
     return CachedResponse(outputs, entry.parameters, weight_bytes_of(len(each.data) for each in outputs))
+
+
+def _elements_problem(data: bytes, count: int) -> str:
+    checking = element_problem(data, count, "in a BYTES tensor")
+    while True:
+        try:
+            next(checking)
+        except StopIteration as end:
+            return str(end.value)

@@ -24,7 +24,7 @@ _METRICS_PORT = 8002
 
 _HEADINGS = (
     "MODEL", "VERSION", "STATE", "INSTANCES", "REQ/S", "FAIL/S", "WAITING", "RUNNING", "OLDEST s", "QUEUE ms", "EXECUTE ms", "p50 ms", "p99 ms",
-    "FAILED",
+    "FAILED", "CPU", "RSS MB",
 )  # fmt: skip
 _LEFT_ALIGNED = 3
 
@@ -38,7 +38,7 @@ def make_parser() -> CommandParser:
         prog="pybackend top",
         usage="pybackend top [--FLAG[=VALUE]]...",
         description="Shows the models of a running server: requests and failures a second, waiting requests, times. Ctrl-C ends it.",
-        epilog="Instances, waiting requests, executions and quantiles come from the metrics; quantiles need a server with "
+        epilog="Instances, waiting requests, executions, quantiles, CPU and memory come from the metrics; quantiles need a server with "
         "--metrics-config=summary_latencies=true. exit status: 0, or 1 if no server answers at first",
     )
     add_url(parser)
@@ -155,6 +155,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.oldest_s, 0) if row.running else "-",
         *(_number(value, 2) for value in (row.queue_ms, row.execute_ms, row.execute_p50_ms, row.execute_p99_ms)),
         _number(row.failures, 0),
+        _number(row.cpu_cores, 2),
+        _number(None if row.resident_bytes is None else row.resident_bytes / 1e6, 0),
     )
 
 

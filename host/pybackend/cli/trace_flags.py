@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pybackend.cli.flag_values import integer
@@ -59,7 +58,7 @@ _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
         "count": integer(-1, SIGNED_32),
         "mode": _mode,
     },
-    "triton": {"file": Path, "log-frequency": integer(0, UNSIGNED_32)},
+    "triton": {"file": str, "log-frequency": integer(0, UNSIGNED_32)},
     "opentelemetry": {
         "url": str,
         "resource": _attribute,
@@ -104,7 +103,7 @@ def add_trace_flags(serve: argparse.ArgumentParser) -> None:
         help="which requests are traced, and where to: level=TIMESTAMPS, rate=1000, triton,file=FILE, mode=opentelemetry, "
         "opentelemetry,url=URL, ...; may be repeated [none]",
     )
-    group.add_argument("--trace-file", type=Path, default=None, metavar="FILE", help="older: triton,file=FILE")
+    group.add_argument("--trace-file", default=None, metavar="FILE", help="older: triton,file=FILE")
     group.add_argument(
         "--trace-level", type=_level, action="append", default=[], metavar="LEVEL", help="older: level=LEVEL"
     )
@@ -137,11 +136,10 @@ def trace_settings(given: argparse.Namespace, variables: Mapping[str, str]) -> T
     named = {(mode, name) for mode, name, _ in newer}
     settings = [each for each in older if each[:2] not in named] + newer
     values = {(mode, name): value for mode, name, value in settings}
-    file = values.get(("triton", "file"))
     made = TraceSettings(
         mode=values.get(("", "mode"), TraceMode.TRITON),
         levels=_levels(value for mode, name, value in settings if (mode, name) == ("", "level")),
-        file=None if file is None else file.absolute(),
+        file=values.get(("triton", "file"), ""),
         export=_export(settings, variables),
     )
     names = {("", "rate"): "rate", ("", "count"): "count", ("triton", "log-frequency"): "log_frequency"}

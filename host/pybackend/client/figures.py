@@ -22,6 +22,8 @@ _GAUGES = {
     "pybackend_stub_restarts_total": "restarts",
     "pybackend_executions_running": "running",
     "pybackend_oldest_execution_seconds": "oldest_s",
+    "pybackend_process_resident_bytes": "resident_bytes",
+    "pybackend_process_cpu_seconds_total": "cpu_s",
 }
 _EXECUTION_SUMMARY = "nv_inference_compute_infer_summary_us"
 _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
@@ -66,6 +68,8 @@ class Row:
         execute_p99_ms: 99th percentile over the last minute.
         requests: successful ones since the load.
         failures: since the load.
+        resident_bytes: memory of its processes and of those that they started; pages that they share count for each.
+        cpu_cores: processor time of the same processes, in seconds per second.
     """
 
     model: str
@@ -85,6 +89,8 @@ class Row:
     execute_p99_ms: float | None = None
     requests: int | None = None
     failures: int | None = None
+    resident_bytes: int | None = None
+    cpu_cores: float | None = None
 
     def to_document(self) -> dict[str, Any]:
         """The row as plain values."""
@@ -153,7 +159,8 @@ def _parsed(text: str) -> dict[_Version, dict[str, float]]:
             if name and "model" in labels:
                 value = sample.value / 1000 if name.endswith("_ms") else sample.value
                 model = full_name(labels.get("namespace", ""), labels["model"])
-                found.setdefault((model, labels.get("version", "")), {})[name] = value
+                figures = found.setdefault((model, labels.get("version", "")), {})
+                figures[name] = figures.get(name, 0) + value  # some have a series for each instance
     return found
 
 
@@ -174,8 +181,11 @@ def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> 
     figures: dict[str, Any] = {
         name: value if name.endswith(("_ms", "_s")) else int(value)
         for name, value in after.metrics.get(version, {}).items()
-        if value == value  # noqa: PLR0124  NaN: nothing to measure
+        if name != "cpu_s" and value == value  # noqa: PLR0124  NaN: nothing to measure
     }
+    cpu_before_s, cpu_s = (sample.metrics.get(version, {}).get("cpu_s") for sample in (before, after))
+    if cpu_s is not None and cpu_before_s is not None and cpu_s >= cpu_before_s:  # otherwise a process was replaced
+        figures["cpu_cores"] = (cpu_s - cpu_before_s) / elapsed_s
     now = after.statistics.get(version)
     if now is not None:
         figures |= _figures(_totals(now), _totals(before.statistics.get(version, {})), elapsed_s)

@@ -10,10 +10,9 @@ from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.answers import Answers
-from pybackend.engine.description import ModelDescription
+from pybackend.engine.description import ModelDescription, instance_document
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
-from pybackend.engine.stacks import instance_document
 from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
@@ -34,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _DOCUMENTS_AT_ONCE = 32
 """Statistics of this many versions take a millisecond or two until they are encoded."""
+
+MOST_CONFIG_CHARACTERS = 1024 * 1024
+"""Limit of a configuration that comes with a load; large ones have some kilobytes."""
 
 
 class EngineState(Enum):
@@ -69,7 +71,7 @@ class InferenceEngine:
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
-        self.refusals = Refusals(repository.knows)
+        self.refusals = Refusals(repository.known_name)
         self.regions = regions or ClientRegions(enabled=False)
         self._repository = repository
         self._strict_readiness = strict_readiness
@@ -160,6 +162,11 @@ class InferenceEngine:
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
         return self._repository.names.known(name)
 
+    @property
+    def serving_names(self) -> list[str]:
+        """The full names of the models of which a version serves, sorted."""
+        return self._repository.serving_names
+
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.
 
@@ -186,7 +193,7 @@ class InferenceEngine:
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
-        stacks = await asyncio.gather(*(instance.stacks() for _, instance in instances))
+        stacks = await asyncio.gather(*(instance.watch.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)
             for (version, instance), found in zip(instances, stacks, strict=True)
@@ -235,6 +242,12 @@ class InferenceEngine:
         Raises:
             InferenceError: the model could not be loaded; the text gives the reason.
         """
+        if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
+            raise InferenceError(
+                f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
+                "the most that a load takes",
+                ErrorCode.INVALID_ARG,
+            )
         request = LoadRequest(config_json, files or {}, grant, of_client)
         self.check_control(name if request.is_retry else "")
         await self._repository.load_model(name, request, asked_by=asked_by, home=home)

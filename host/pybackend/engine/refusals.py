@@ -41,7 +41,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         protocol: the protocol of the sender.
-        model: the model's name; ``""`` if there is no such model, or the request does not name one.
+        model: the model's full name; ``""`` if there is no such model, or the request does not name one.
         reason: the reason.
     """
 
@@ -54,14 +54,15 @@ class Refusals:
     """The counts of one server.
 
     Args:
-        is_known: True for names of models; other names would let clients make any number of counts.
+        full_name: the full name of the model that a request names; ``""`` for names of no model, which would let clients make
+            any number of counts.
 
     Attributes:
         counts: number of refused requests.
     """
 
-    def __init__(self, is_known: Callable[[str], bool]) -> None:
-        self._is_known = is_known
+    def __init__(self, full_name: Callable[[str], str]) -> None:
+        self._full_name = full_name
         self.counts: Counter[Refusal] = Counter()
 
     def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
@@ -78,7 +79,7 @@ class Refusals:
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         """Count a request that was answered with this message; the other arguments are those of :meth:`add_error`."""
-        self.counts[Refusal(protocol, model if model and self._is_known(model) else "", reason)] += 1
+        self.counts[Refusal(protocol, self._full_name(model) if model else "", reason)] += 1
         log.debug(
             "Refused a request%s over %s%s (%s): %s",
             f" for model '{model}'" if model else "",

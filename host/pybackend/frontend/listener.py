@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.door import Door, complain
 from pybackend.frontend.listening import BACKLOG
 from pybackend.frontend.local_socket import LocalSocket
+from pybackend.frontend.tls import PortCertificates
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Listener(Protocol):
 
 
 async def listen(
-    sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], refusal: bytes, tls: ssl.SSLContext | None
+    sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], refusal: bytes, tls: PortCertificates | None
 ) -> Listener:
     """Accept connections on a bound socket.
 
@@ -82,7 +82,9 @@ class SecureListener:
         tls: likewise.
     """
 
-    def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext) -> None:
+    def __init__(
+        self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: PortCertificates
+    ) -> None:
         self._sock = sock
         self._make_protocol = make_protocol
         self._tls = tls
@@ -115,7 +117,7 @@ class SecureListener:
     async def _secure(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+                self._make_protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError as error:  # of which TLS errors and time-outs are kinds
             log.debug("A client is not served, because its TLS handshake failed: %s", str(error) or "it takes too long")

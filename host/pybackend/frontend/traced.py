@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.tracing.context import read_context
@@ -11,6 +12,16 @@ from pybackend.tracing.tracer import Tracer
 
 ContextFields = tuple[bytes, bytes]
 """The fields ``traceparent`` and ``tracestate`` of a request; the second may be empty."""
+
+
+def trace_context(parents: Sequence[bytes], states: Sequence[bytes]) -> ContextFields | None:
+    """The trace context in the fields of a head.
+
+    Args:
+        parents: values of ``traceparent``. If there are several, none counts: nobody knows which one is right.
+        states: values of ``tracestate``.
+    """
+    return (parents[0], b",".join(states)) if len(parents) == 1 and parents[0] else None
 
 
 def begin_trace(

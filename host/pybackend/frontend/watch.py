@@ -10,12 +10,16 @@ import time
 
 from pybackend.observability.access_log import Access, AccessLog
 from pybackend.observability.logging import LOG
+from pybackend.tracing.context import read_context
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend.tracing.settings import TraceMode
 
 log = logging.getLogger(__name__)
 
-_LONGEST_PATH = 1000
+_LONGEST_PATH, _LONGEST_ID = 1000, 200
+
+RECORD = "pybackend.record"
+"""Key of the record in the ASGI scope of a request that is followed."""
 
 _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 
@@ -75,6 +79,8 @@ class Exchange:
     """A request and its answer.
 
     Attributes:
+        about: facts about the request, as far as they are known, and the same for all requests of a stream: ``model``,
+            ``version``, ``request_id``, ``trace_id``.
         status: of the answer; None before there is one.
         received_bytes: size of the request's body.
         sent_bytes: size of the answer's body.
@@ -88,6 +94,7 @@ class Exchange:
         "_method",
         "_path",
         "_watch",
+        "about",
         "received_bytes",
         "sent_bytes",
         "status",
@@ -101,10 +108,33 @@ class Exchange:
         self._method = method
         self._path = path
         self._began_ns = time.monotonic_ns()
+        self.about: dict[str, str] = {}
         self.status: int | str | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
         self.trace: RequestTrace | None = None
+
+    def asks(self, model: str, version: str = "", request_id: str = "") -> None:
+        """Note whom the request asks.
+
+        Args:
+            model: the model's name.
+            version: decimal, ``""`` if it is not known.
+            request_id: from the client, ``""`` if it sent none.
+        """
+        self._note("model", model)
+        self._note("version", version)
+        self._note("request_id", request_id)
+
+    def continues(self, traceparent: bytes | None) -> None:
+        """Note the trace to which the request belongs, whether or not this server records it."""
+        context = read_context(traceparent)
+        if context is not None:
+            self._note("trace_id", f"{context.trace_id:032x}")
+
+    def _note(self, name: str, value: str) -> None:
+        if self.about.setdefault(name, value[:_LONGEST_ID]) != value[:_LONGEST_ID]:
+            self.about[name] = ""  # several requests of one stream
 
     @property
     def traceparent(self) -> bytes:
@@ -118,6 +148,7 @@ class Exchange:
         """The answer was handed over to be sent, or will never be."""
         if self.trace is not None:
             self.trace.sent()
+            self.continues(self.traceparent)
         access = self._watch.access
         if access is not None:
             access.add(
@@ -131,5 +162,6 @@ class Exchange:
                     self.sent_bytes,
                     time.monotonic_ns() - self._began_ns,
                     time.time(),
+                    {name: value for name, value in self.about.items() if value},
                 )
             )

@@ -207,12 +207,13 @@ def byte_size_error(request: InferenceRequest, tensor: InputTensor, size_bytes: 
 def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature) -> None:
     """Walk the length fields of BYTES inputs: their number must match the shape, and no element may be truncated.
 
-    The stub does that with the ones that lie in clients' regions.
+    The stub does that with the ones that lie in clients' regions. The last of several invalid inputs is described, as by the
+    reference.
 
     Raises:
-        InferenceError: INVALID_ARG, describes the first invalid input.
+        InferenceError: INVALID_ARG, describes an invalid input.
     """
-    for tensor in request.inputs:
+    for tensor in reversed(request.inputs):
         if tensor.datatype == "BYTES" and tensor.data is not None and source_of(tensor) is None:
             for _ in _check_elements(request, tensor, tensor.data, signature.model_name):
                 pass
@@ -224,7 +225,7 @@ def validate_bytes_in_steps(request: InferenceRequest, signature: ModelSignature
     Raises:
         InferenceError: as for :func:`validate_bytes_tensors`.
     """
-    for tensor in request.inputs:
+    for tensor in reversed(request.inputs):
         if tensor.datatype == "BYTES" and tensor.data is not None and source_of(tensor) is None:
             yield from _check_elements(request, tensor, tensor.data, signature.model_name)
 

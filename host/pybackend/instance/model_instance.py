@@ -10,15 +10,14 @@ from typing import Any
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import RunningExecution
 from pybackend.instance.backoff import RestartBackoff
+from pybackend.instance.execution_watch import ExecutionWatch
 from pybackend.instance.executor import InstanceExecutor
-from pybackend.instance.long_executions import LongExecutions
 from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
 from pybackend.instance.readiness import ReadinessProbe
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
-from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.supervision import restart
 from pybackend.instance.warmup import WarmupRun
@@ -42,6 +41,7 @@ class ModelInstance:
         state: where it is in its life.
         output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
+        watch: looks at its executions.
         restart_count: how often its process was replaced after it had died.
     """
 
@@ -60,6 +60,7 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
+        self.watch = ExecutionWatch(self.executor)
         self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
@@ -69,9 +70,6 @@ class ModelInstance:
         self._probe = ReadinessProbe()
         self._backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
-        self._long = LongExecutions()
-        self._telling: asyncio.Task[None] | None = None
-        self._abandoned_ns = 0
         self._loop = asyncio.get_running_loop()
 
     def _enter(self, state: InstanceState) -> None:
@@ -219,50 +217,24 @@ class ModelInstance:
         session = self.session
         if session is None:
             return
-        limit_s = self._plan.execution_limit_s if self._plan is not None else 0
-        oldest, busy_ns = self.executor.oldest, self.executor.busy_ns(now_ns)
-        watched = self._plan is not None and self._plan.readiness_limit_s is not None  # nobody sits at a debugger
-        if watched and self._long.notices(0 if oldest is None else oldest.number, busy_ns):
-            self._telling = self._loop.create_task(self._tell(busy_ns // 1_000_000_000))
-        if limit_s and busy_ns > limit_s * 1e9:
-            session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
+        if self._plan is not None:
+            self.watch.look(self._plan, now_ns)
+            limit_s = self._plan.execution_limit_s
+            if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
+                session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
         for segment in dropped_inputs:
             session.inputs.detach(segment)
         session.outputs.trim(now_ns)
 
-    async def _tell(self, busy_s: int) -> None:
-        """Say in the log where an execution hangs."""
-        assert self._plan is not None
-        stacks = await self.stacks()
-        where = place(stacks, self._plan.load.model.model_file)
-        oldest = self.executor.oldest
-        count = 0 if oldest is None else len(oldest.pending)
-        log.warning(
-            "instance '%s' has run `execute` for %d s, for %d request%s: %s. `pybackend stack %s` shows all its threads",
-            self.name,
-            busy_s,
-            count,
-            "" if count == 1 else "s",
-            f"it is at {where}" if where else "it does not say where it is",
-            self._plan.load.model.model_name,
-        )
-
-    async def stacks(self) -> list[Stack]:
-        """The stacks of its threads and coroutines; empty if it has no process, or one that does not tell."""
-        return [] if self.session is None else await self.session.stacks.read()
-
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
         session = self.session
-        if session is None or not self.executor.is_abandoned:
-            self._abandoned_ns = 0
+        if session is None or not self.watch.is_abandoned(limit_s, now_ns):
             return
-        self._abandoned_ns = self._abandoned_ns or now_ns
-        if now_ns - self._abandoned_ns >= limit_s * 1e9:
-            log.info("instance '%s' was replaced, and executes for nobody: it is ended", self.name)
-            if not is_needed:
-                self._enter(InstanceState.STOPPING)
-            session.kill("executed for nobody, and was killed")
+        log.info("instance '%s' was replaced, and executes for nobody: it is ended", self.name)
+        if not is_needed:
+            self._enter(InstanceState.STOPPING)
+        session.kill("executed for nobody, and was killed")
 
     @property
     def output_memory_bytes(self) -> int:
@@ -276,9 +248,7 @@ class ModelInstance:
         if session is not self.session:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""
-        self._long.forget()
-        if self._telling is not None:
-            self._telling.cancel()
+        self.watch.forget()
         self._probe.answer(unhealthy(self.name, cause))
         if self.state is not InstanceState.READY:
             self.executor.lose(cause)

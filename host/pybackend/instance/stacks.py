@@ -74,10 +74,16 @@ class StubStacks:
 
     async def read(self) -> list[Stack]:
         """The stacks; empty if the process does not tell. All who ask at the same time get the same."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(self._forget)
-        return await asyncio.shield(self._reading)
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = asyncio.create_task(self._read())
+            reading.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if reading.cancelled():  # the stub is gone
+                return []
+            raise
 
     def end(self) -> None:
         """The stub is gone, and its memory is about to go."""

@@ -117,7 +117,12 @@ def _open(name: str, key: str) -> int:
             f"'{RESERVED_PREFIX}'",
             ErrorCode.INVALID_ARG,
         )
-    if "/" in bare or "\0" in bare or bare in {".", ".."} or len(os.fsencode(bare)) > _LONGEST_KEY_BYTES:
+    if (
+        "/" in key.removeprefix("/")
+        or "\0" in bare
+        or bare in {".", ".."}
+        or len(os.fsencode(bare)) > _LONGEST_KEY_BYTES
+    ):
         raise _unopened(key, "the name of a shared memory object has no '/' but the first, and at most 255 bytes")
     try:
         shared = posix_ipc.SharedMemory("/" + bare)

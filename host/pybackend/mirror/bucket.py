@@ -10,7 +10,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,12 +33,17 @@ _LAST_WORDS_S = 0.2
 """Pause before the interpreter ends: threads of the library that have just delivered a result still need it."""
 
 _PAGE = 1000
+_MOST_NAMES = 100_000
+LINE_S, LONGEST_LISTING_S = 10.0, 300.0
+"""How often the log names a listing that goes on, and when the listing of the top is given up."""
+
 _CONNECT_TIMEOUT, _READ_TIMEOUT, _LONGEST_REQUEST = timedelta(seconds=5), timedelta(seconds=20), timedelta(hours=12)
 _CHUNK_BYTES = 1024 * 1024
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _DENIED = frozenset({"400", "401", "403"})
+_BEFORE_SLASH = "a blank or one of !\"#$%&'()*+,-"
 _CREDENTIALS = {
     S3: "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary keys, AWS_SESSION_TOKEN",
     GCS: "GOOGLE_APPLICATION_CREDENTIALS",
@@ -54,6 +60,10 @@ class Unreachable(StorageError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ErrorCode.UNAVAILABLE)
+
+
+class BadName(StorageError):
+    """An object has a name that the library refuses, and with it the whole page of a listing."""
 
 
 class Changed(Exception):
@@ -101,6 +111,9 @@ class Bucket:
         url: the repository's.
         patience: with a storage that does not answer.
 
+    Attributes:
+        patience: as given; it may be changed.
+
     Raises:
         ServerError: the library is missing, or the credentials cannot be used.
     """
@@ -117,6 +130,7 @@ class Bucket:
                 "`pip install 'pybackend[cloud]'` installs it"
             ) from None
         self._library = obstore
+        self._complaint = ""
         _pause_at_exit()
         try:
             self._store = _open(store, url, environment_configuration(url))
@@ -129,10 +143,60 @@ class Bucket:
         Raises:
             StorageError: the repository cannot be listed.
         """
-        page = await self.patience.persist(
-            lambda: self._asked(self._library.list_with_delimiter_async(self._store), "")
-        )
-        return sorted(page["common_prefixes"])
+
+        async def listed() -> list[str]:
+            page = await self._asked(self._library.list_with_delimiter_async(self._store), "")
+            return sorted(page["common_prefixes"])
+
+        try:
+            async with asyncio.timeout(LONGEST_LISTING_S):
+                with self._said_to_go_on():
+                    try:
+                        return await self.patience.persist(listed)
+                    except BadName as error:
+                        names = await self.patience.persist(self._names_of_letters)
+                        if self._complaint != str(error):
+                            self._complaint = str(error)
+                            log.warning("%s. Until then, names that begin with %s are not found", error, _BEFORE_SLASH)
+                        return names
+        except TimeoutError:
+            raise Unreachable(
+                f"the listing of {self.url.text} has not ended after {LONGEST_LISTING_S:g} s: name a path in the bucket "
+                "that holds models only"
+            ) from None
+
+    async def _names_of_letters(self) -> list[str]:
+        """The same from a listing of all objects that begins after ``/``: an empty name, ``.`` or ``..`` comes before."""
+        found = set()
+        async for file in self._list("", offset="0"):
+            name, slash, _ = file.path.partition("/")
+            if slash:
+                found.add(name)
+                self._check_count(found)
+        return sorted(found)
+
+    def _check_count(self, names: Sized) -> None:
+        if len(names) > _MOST_NAMES:
+            raise StorageError(f"{self.url.text} has more than {_MOST_NAMES} directories: divide the repository")
+
+    @contextmanager
+    def _said_to_go_on(self) -> Iterator[None]:
+        """While the block runs, the log has a line from time to time."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        timer: asyncio.TimerHandle
+
+        def say() -> None:
+            nonlocal timer
+            log.info("listing %s: it goes on after %d s", self.url.text, loop.time() - began_s)
+            timer = loop.call_later(LINE_S, say)
+
+        timer = loop.call_later(LINE_S, say)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def files(self, name: str) -> list[RemoteFile]:
         """The objects below a directory.
@@ -166,13 +230,13 @@ class Bucket:
                 name, slash, _ = file.path.partition("/")
                 if slash or not file.nbytes:  # an empty object may stand for a directory
                     found[name] = _joined(found.get(name, 0), file)
+                    self._check_count(found)
             return found
 
         try:
-            digests = await self.patience.persist(listed)
-        except Unreachable:
-            raise
-        except StorageError:  # one name that the library refuses hides all others
+            with self._said_to_go_on():
+                digests = await self.patience.persist(listed)
+        except BadName:  # it hides all others
             digests = {name: await self._digest(name) for name in await self.names()}
         return digests
 
@@ -187,8 +251,8 @@ class Bucket:
             return hash(error.message)  # the load of this model has the reason
         return digest
 
-    async def _list(self, name: str) -> AsyncIterator[RemoteFile]:
-        pages = self._library.list(self._store, name or None, chunk_size=_PAGE).__aiter__()
+    async def _list(self, name: str, offset: str | None = None) -> AsyncIterator[RemoteFile]:
+        pages = self._library.list(self._store, name or None, offset=offset, chunk_size=_PAGE).__aiter__()
         while True:
             try:
                 page = await self._asked(anext(pages), name)
@@ -231,7 +295,7 @@ class Bucket:
         place = f"'{what}' in {self.url.text}" if what else self.url.text
         exceptions = self._library.exceptions
         if isinstance(error, exceptions.InvalidPathError):
-            return StorageError(
+            return BadName(
                 f"{place} has an object with a name that cannot be a file's path: {_first_line(error)}. Rename or remove it"
             )
         if reason in {"NoSuchBucket", "ContainerNotFound"} or (status and status[1] == "404" and not what):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
 Configuration = dict[str, Any]
 """Options of a store, by the names that obstore gives them."""
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINT = re.compile(r"https?://([^/:@?#\s]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^?#\s]*)?")
 
 _OF_AWS_FILE = {
     "aws_access_key_id": "access_key_id",
@@ -56,6 +61,22 @@ def configuration(url: RepositoryUrl, variables: Mapping[str, str]) -> Configura
         return _of_azure(variables)
     key = variables.get("GOOGLE_APPLICATION_CREDENTIALS")
     return {"application_credentials": key} if key else {}
+
+
+def s3_endpoint(variables: Mapping[str, str]) -> str:
+    """The URL of the server for repositories that name none, from the variables of Amazon's own clients; "" for Amazon's.
+
+    Raises:
+        ServerError: it is no URL.
+    """
+    name = next((name for name in _ENDPOINTS if variables.get(name)), "")
+    text = variables.get(name, "").rstrip("/")
+    if text and not _ENDPOINT.fullmatch(text):
+        raise ServerError(
+            f"{name} is '{text}', which is no URL of a server: write http://host:port or https://host:port, or unset it "
+            "and write s3://http://host:port/bucket/path"
+        )
+    return text
 
 
 def _of_aws(variables: Mapping[str, str]) -> Configuration:
@@ -145,6 +166,17 @@ def _entries(path: str, scheme: str) -> Mapping[str, Any]:
             f'{CREDENTIAL_FILE} names {path}, which has another form than {{"{scheme}": {{"": ...}}}}: correct it'
         )
     return entries
+
+
+def located(url: RepositoryUrl) -> RepositoryUrl:
+    """The same place with the server that this process's variables name, if the URL names none.
+
+    Raises:
+        ServerError: the variable is no URL.
+    """
+    if url.scheme != S3 or url.endpoint:
+        return url
+    return replace(url, endpoint=s3_endpoint(os.environ))
 
 
 def environment_configuration(url: RepositoryUrl) -> Configuration:

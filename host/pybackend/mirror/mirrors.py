@@ -11,8 +11,9 @@ from pathlib import Path
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.mirror.bucket import Patience, StorageError
+from pybackend.mirror.credentials import located
 from pybackend.mirror.listing import Listing
-from pybackend.mirror.mirror import Choose, InUse, Mirror
+from pybackend.mirror.mirror import LATE_S, Choose, InUse, Mirror
 from pybackend.mirror.progress import Progress, terminal
 from pybackend.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
 from pybackend.sandbox.private_room import PrivateRoom
@@ -26,6 +27,9 @@ _MOUNT_VARIABLES = {
     GCS: "TRITON_GCS_MOUNT_DIRECTORY",
     AZURE: "TRITON_AZURE_MOUNT_DIRECTORY",
 }
+
+_AGAIN_S = 10.0
+"""Time between two questions to storage that does not answer."""
 
 _ENTERED = 0o755
 _FETCHES = 4
@@ -47,12 +51,11 @@ class Mirrors:
     def __init__(
         self, urls: Sequence[str] = (), cache_directory: Path | None = None, patience: Patience | None = None
     ) -> None:
-        parsed = {url.identity: url for url in map(parse_url, urls)}
+        parsed = {url.identity: url for url in (located(parse_url(text)) for text in urls)}
         self._mirrors = [Mirror(url, cache_directory or _place(url), patience or Patience()) for url in parsed.values()]
         self._rooms: dict[Path, PrivateRoom] = {}
         self._progress = Progress(terminal())
         self._places = asyncio.Semaphore(_FETCHES)
-        self._listing: asyncio.Future[None] | None = None
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -62,10 +65,7 @@ class Mirrors:
     @property
     def listings(self) -> Mapping[Path, Listing]:
         """The models of each repository when it was last listed, by its local directory."""
-        return {
-            mirror.directory: Listing(mirror.url.text, mirror.names, mirror.files_listed, mirror.last_digests)
-            for mirror in self._mirrors
-        }
+        return {mirror.directory: mirror.listing for mirror in self._mirrors}
 
     # Start and stop
 
@@ -73,12 +73,8 @@ class Mirrors:
         """List the repositories for the first time, and make the local directories.
 
         Raises:
-            ServerError: a repository cannot be listed, or a cache is not writable.
+            ServerError: a repository cannot be listed, nor was on this machine, or a cache is not writable.
         """
-        try:
-            await asyncio.gather(*(mirror.look() for mirror in self._mirrors))
-        except StorageError as error:
-            raise ServerError(f"repository path is not a valid directory: {error}") from None
         for mirror in self._mirrors:
             place = mirror.cache_directory
             room = self._rooms.setdefault(place, PrivateRoom([place / _ROOMS]))
@@ -89,6 +85,11 @@ class Mirrors:
                     f"{place} cannot hold the models of {mirror.url.text}: {error.strerror}. Name another directory by "
                     "--repository-cache-directory"
                 ) from None
+        try:
+            await asyncio.gather(*(mirror.start() for mirror in self._mirrors))
+        except StorageError as error:
+            await asyncio.to_thread(self.close)
+            raise ServerError(f"repository path is not a valid directory: {error}") from None
 
     def close(self) -> None:
         """Remove the local directories; what was downloaded stays in the cache. Blocking."""
@@ -100,25 +101,26 @@ class Mirrors:
     async def look(self) -> None:
         """Find out which models there are now.
 
-        Callers that come while this runs share its outcome.
-
         Raises:
             StorageError: a repository cannot be listed.
         """
-        if not self._mirrors:
-            return
-        if self._listing is None:
-            self._listing = asyncio.ensure_future(self._look())
-            self._listing.add_done_callback(self._listed)
-        await asyncio.shield(self._listing)
-
-    async def _look(self) -> None:
         await asyncio.gather(*(mirror.look() for mirror in self._mirrors))
 
-    def _listed(self, listing: asyncio.Future[None]) -> None:
-        self._listing = None
-        if not listing.cancelled():
-            listing.exception()  # its callers have it
+    async def look_briefly(self) -> None:
+        """The same without errors. A repository that does not answer soon, or did not the last time, is not waited for."""
+        looks = {mirror: mirror.begin_look() for mirror in self._mirrors if not (mirror.trouble or mirror.is_late)}
+        if looks:
+            await asyncio.wait(looks.values(), timeout=LATE_S)
+        for mirror, look in looks.items():
+            mirror.is_late = not look.done()
+
+    async def ask_again(self) -> None:
+        """Ask the repositories that do not answer, until cancelled: once one does, its listing is in use again."""
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            for mirror in self._mirrors:
+                if mirror.trouble:
+                    await asyncio.wait({mirror.begin_look()})
 
     async def digests(self) -> dict[Path, int]:
         """For each model, by its local directory, a number that changes when one of its files does.

@@ -1,8 +1,9 @@
 """Cache of downloaded objects, keyed by path and ETag: each content is downloaded once per machine, for all servers on it.
 
 In the cache's directory, ``objects/<repository>/<model>/<identity>`` is a complete object, and ``<identity>.part`` one that
-is being downloaded. ``<model>.lock`` beside it is held while objects of that model are added, linked or removed. Servers
-use an object by a hard link in their own copy of the model, so an object with one link is used by none.
+is being downloaded. ``<model>.lock`` beside it is held while objects of that model are added, linked or removed, and
+``<model>.json`` is the listing of its files when it was last loaded. ``<repository>/names.json`` has the names of all
+models. Both serve a server that starts while the storage does not answer. Servers use an object by a hard link in their own copy of the model, so an object with one link is used by none.
 """
 
 from __future__ import annotations
@@ -10,24 +11,45 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from pybackend.environment.file_lock import FileLock
-from pybackend.mirror.remote_files import RemoteFile
+from pybackend.mirror.remote_files import RemoteFile, RemoteModel
 from pybackend.mirror.url import RepositoryUrl
 
-_OBJECTS, _LOCK, PART = "objects", ".lock", ".part"
+_T = TypeVar("_T")
+
+_OBJECTS, _LOCK, _LISTING, PART = "objects", ".lock", ".json", ".part"
+_NAMES = f"names{_LISTING}"
 
 KEPT_S = 30 * 24 * 3600.0
 """Objects of repositories that no server has opened for this long are removed."""
 
 READABLE = 0o444
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """The models of a repository at one moment.
+
+    Attributes:
+        names: sorted.
+        listed_s: the moment, in seconds since 1970.
+    """
+
+    names: tuple[str, ...]
+    listed_s: float
 
 
 class Cancelled(Exception):
@@ -70,9 +92,21 @@ class ObjectCache:
         """Remove the unused objects of models that the repository has no longer. Blocking."""
         kept = {_digest(name) for name in names}
         with suppress(OSError):
-            for path in self.directory.iterdir():
-                if path.suffix != _LOCK and path.name not in kept:
+            for path in _models_in(self.directory):
+                if path.name not in kept:
                     _remove_model(path)
+
+    def keep_names(self, known: KnownNames) -> None:
+        """Remember a listing for a start without the storage. Blocking.
+
+        Raises:
+            OSError: the cache is not writable.
+        """
+        _write(self.directory / _NAMES, known)
+
+    def kept_names(self) -> KnownNames | None:
+        """The last listing of a server on this machine, None if there is none. Blocking."""
+        return _read(self.directory / _NAMES, KnownNames)
 
 
 class ModelObjects:
@@ -125,6 +159,14 @@ class ModelObjects:
             return self.path(file).stat().st_size == file.nbytes
         return False
 
+    def keep_listing(self, model: RemoteModel) -> None:
+        """Remember the files of the model, as :meth:`ObjectCache.keep_names`; the lock must be held."""
+        _write(_listing_of(self.directory), model)
+
+    def kept_listing(self) -> RemoteModel | None:
+        """The files of the model when it was last loaded on this machine, None if it never was. Blocking."""
+        return _read(_listing_of(self.directory), RemoteModel)
+
     def prune(self) -> None:
         """Remove objects that no server uses; the lock must be held. Blocking."""
         _remove_unlinked(self.directory)
@@ -132,6 +174,30 @@ class ModelObjects:
 
 def _lock_of(directory: Path) -> Path:
     return directory.with_name(directory.name + _LOCK)
+
+
+def _listing_of(directory: Path) -> Path:
+    return directory.with_name(directory.name + _LISTING)
+
+
+def _models_in(repository: Path) -> list[Path]:
+    return [path for path in repository.iterdir() if path.suffix not in {_LOCK, _LISTING, PART}]
+
+
+def _write(path: Path, value: object) -> None:
+    draft = path.with_name(f"{secrets.token_hex(8)}{PART}")
+    try:
+        draft.write_bytes(msgspec.json.encode(value))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):  # none was written, or a power failure has damaged it
+        return None
 
 
 def _remove_unlinked(directory: Path) -> None:
@@ -149,6 +215,7 @@ def _remove_model(directory: Path) -> bool:
             if lock.take_alone():
                 _remove_unlinked(directory)
                 directory.rmdir()  # fails if there are more
+                _listing_of(directory).unlink(missing_ok=True)
                 _lock_of(directory).unlink()
                 return True
         finally:
@@ -158,8 +225,7 @@ def _remove_model(directory: Path) -> bool:
 
 def _remove_unused(repository: Path) -> None:
     """Remove a repository's objects if no server uses any."""
-    models = [path for path in repository.iterdir() if path.suffix != _LOCK]
-    kept = [path for path in models if not _remove_model(path)]
+    kept = [path for path in _models_in(repository) if not _remove_model(path)]
     if not kept:
         shutil.rmtree(repository, ignore_errors=True)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pybackend.environment.provider import ModelEnvironment
+from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstanceState, LoadPlan
@@ -90,6 +91,7 @@ class ModelProcesses:
         instance = ModelInstance(
             name, version, host.launcher, self._owner, host.services, self._failures, host.shared_core
         )
+        instance.output.about = {"model": self._source.name, "version": version}
         taken = set(self._places.values())
         self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
         return instance
@@ -131,21 +133,34 @@ class ModelProcesses:
 
     # Change
 
-    def replace_instances(self, instances: Sequence[ModelInstance]) -> None:
-        """Serve with other instances from now on. Those left out end when they have answered what they have begun."""
+    async def replace_instances(
+        self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
+    ) -> None:
+        """Serve with other instances from now on. Those left out have ended when this returns, unless they are busy.
+
+        Args:
+            instances: the instances.
+            keeps: tells whether requests that are still to come can run only on an instance: it ends after them.
+        """
         leaving = [instance for instance in self.instances if instance not in instances]
         self.instances[:] = instances
+        ends = []
         for instance in leaving:
-            self._leaving[instance] = asyncio.create_task(self._let_go(instance))
+            is_busy = instance.is_busy or keeps(instance.executor)
+            end = self._leaving[instance] = asyncio.create_task(self._let_go(instance, keeps))
+            if not is_busy:
+                ends.append(end)
+        if ends:
+            await asyncio.wait(ends)
 
     async def drop(self, instances: Sequence[ModelInstance]) -> None:
-        """End instances that were made and never added."""
-        await asyncio.gather(*(instance.stop(0) for instance in instances))
+        """End instances that were made and never added; those that were initialised are finalized."""
+        await asyncio.gather(*(instance.stop(self._host.finalize_timeout_s) for instance in instances))
         for instance in instances:
             del self._places[instance]
 
-    async def _let_go(self, instance: ModelInstance) -> None:
-        while instance.is_busy:  # noqa: ASYNC110  see the constant
+    async def _let_go(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
+        while instance.is_busy or keeps(instance.executor):  # noqa: ASYNC110  see the constant
             await asyncio.sleep(_BUSY_CHECK_S)
         await instance.stop(self._host.finalize_timeout_s)
         del self._leaving[instance], self._places[instance]

@@ -30,7 +30,6 @@ from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
-from pybackend.modelconfig.schema import Scheduling
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
@@ -158,8 +157,6 @@ class PythonModel(Model):
         """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
         if self._serving is None or self.state is not ModelState.READY or self._processes.is_debugged:
             return False
-        if self.config.scheduling is Scheduling.SEQUENCE_BATCHING:
-            return False  # its sequences have slots at instances
         planned = planned_instances(source.config, self._host.gpu_count)
         # The sandbox is made for kinds of instances: those on a GPU reach its devices.
         return {spec.kind for spec in planned} <= {
@@ -168,6 +165,9 @@ class PythonModel(Model):
 
     async def change_instances(self, source: ModelSource) -> None:
         """Start and end instances as another configuration says. The others go on, with the configuration they have.
+
+        Those that have nothing to do have ended when this returns; busy ones end when they have answered what they have begun,
+        and the sequences at them have ended.
 
         Raises:
             ModelLoadError: an instance could not be started, and nothing has changed.
@@ -178,15 +178,17 @@ class PythonModel(Model):
         try:
             loader = VersionLoader(source, self._host, self._processes, serving.loader.warnings)
             version = replace(serving.version, config=loader.renewed(serving.version.config))
-            instances = await loader.change_instances(serving.version, version)
+            every, serves = await loader.change_instances(serving.version, version)
         except InferenceError as error:
             raise ModelLoadError(error.message, error.code) from error
         # The scheduler, the queue and the executions share these lists.
-        serving.instances[:] = instances
-        serving.executors[:] = [instance.executor for instance in instances]
+        serving.instances[:] = serves
+        serving.executors[:] = [instance.executor for instance in serves]
+        self._queue.scheduler.change_instances()
         self._serving = replace(serving, version=version, loader=loader)
         self._source, self.config = source, version.config
         self._executions.on_available()
+        await self._processes.replace_instances(every, self._queue.scheduler.keeps)
 
     def _on_given_up(self, failure: InferenceError, last_words: str) -> None:
         """Every instance was given up."""

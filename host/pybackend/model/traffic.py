@@ -89,33 +89,43 @@ class Traffic:
     def next_version(self) -> Model | None:
         """The version that answers the next request; None if no version that may answer is ready.
 
-        Of models with sequences it is only the probable version: :meth:`submit` knows the sequence.
+        Of models with sequences it is only the probable version: :meth:`submit` knows the sequence, and takes the share.
         """
         if not self.rules.weights:
             return self.representative()
         if not self._shares:
             return None
-        first = self._shares[0].model.config
-        if first.scheduling is Scheduling.SEQUENCE_BATCHING and not is_iterative(first):
-            return self.representative()
-        return self._take()
+        return self._next() if self._chooses_per_request else self.representative()
 
-    def _take(self) -> Model | None:
-        total, best, lacks = 0, None, False
+    @property
+    def _chooses_per_request(self) -> bool:
+        """True if each request has a share, and not each sequence."""
+        if not self._shares:
+            return False
+        first = self._shares[0].model.config
+        return first.scheduling is not Scheduling.SEQUENCE_BATCHING or is_iterative(first)
+
+    def _next(self) -> Model | None:
+        """The version that has waited longest for its share."""
+        best, lacks = None, False
         for share in self._shares:
             if share.model.state is not ModelState.READY:
                 lacks = True
-                continue
-            share.credit += share.weight
-            total += share.weight
-            if best is None or share.credit > best.credit:
+            elif best is None or share.credit + share.weight > best.credit + best.weight:
                 best = share
         if lacks or self._lacking:
             self._report_lacking()
-        if best is None:
-            return None
-        best.credit -= total
-        return best.model
+        return None if best is None else best.model
+
+    def _pay(self, model: Model) -> None:
+        """Take a share for a version."""
+        ready, total = self._ready(), 0
+        for share in ready:
+            share.credit += share.weight
+            total += share.weight
+        for share in ready:
+            if share.model is model:
+                share.credit -= total
 
     def _report_lacking(self) -> None:
         """Log that versions with a weight do not serve, or serve again; once for each change."""
@@ -173,6 +183,8 @@ class Traffic:
         """
         if self._shares and request.correlation_id and model.config.scheduling is Scheduling.SEQUENCE_BATCHING:
             model = self._moved(request, self._of_sequence(model, request), model)
+        if self._chooses_per_request:
+            self._pay(model)
         copy = None if self._shadow is None else self._shadow.copy_of(request)
         if copy is None:
             return submit(model, request, on_response)
@@ -200,7 +212,11 @@ class Traffic:
             return model
         ready = (each for each in self._newest_first if each.state is ModelState.READY)
         running = next((each for each in ready if each.runs_sequence(request)), None)
-        return running or self._take() or model
+        if running is not None:
+            return running
+        chosen = self._next() or model
+        self._pay(chosen)
+        return chosen
 
     @staticmethod
     def _moved(request: InferenceRequest, to: Model, model: Model) -> Model:

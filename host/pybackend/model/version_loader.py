@@ -214,15 +214,17 @@ class VersionLoader:
         validate(renewed, self._host.gpu_count)
         return renewed.with_warnings(config.warnings)
 
-    async def change_instances(self, before: CompletedVersion, after: CompletedVersion) -> list[ModelInstance]:
-        """Start the instances that a serving version lacks, and let go of those it has no more; the others stay.
+    async def change_instances(
+        self, before: CompletedVersion, after: CompletedVersion
+    ) -> tuple[list[ModelInstance], list[ModelInstance]]:
+        """Start the instances that a serving version lacks.
 
         Args:
             before: the version as it is.
             after: the same, with other instances.
 
         Returns:
-            The instances that accept requests from now on.
+            All instances that it is to have, and those of them that accept requests.
 
         Raises:
             ModelLoadError: an instance could not be started, and nothing has changed.
@@ -244,9 +246,8 @@ class VersionLoader:
         except BaseException:
             await processes.drop([instance for instance, _ in added])
             raise
-        processes.replace_instances(wanted)
         specs = instances(after.config)
-        return [instance for instance, spec in zip(wanted, specs, strict=True) if not spec.passive]
+        return wanted, [instance for instance, spec in zip(wanted, specs, strict=True) if not spec.passive]
 
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pybackend.observability.logging import LOG
@@ -29,6 +30,7 @@ class Access(NamedTuple):
         sent_bytes: size of the answer's body.
         duration_ns: from the request's head until the answer was handed over to be sent.
         ended_s: when that was, in seconds since 1970.
+        about: what is known of ``model``, ``version``, ``request_id`` and ``trace_id``.
     """
 
     door: str
@@ -40,6 +42,7 @@ class Access(NamedTuple):
     sent_bytes: int
     duration_ns: int
     ended_s: float
+    about: Mapping[str, str]
 
 
 class AccessLog:
@@ -74,6 +77,7 @@ def _message(access: Access) -> str:
     return (
         f"{access.door} {access.client} {access.method} {access.path} {status} "
         f"in={access.received_bytes} out={access.sent_bytes} {access.duration_ns / 1e6:.3f} ms"
+        + "".join(f" {name}={value}" for name, value in access.about.items())
     )
 
 
@@ -87,4 +91,5 @@ def _fields(access: Access) -> dict[str, int | str | float | None]:
         "received_bytes": access.received_bytes,
         "sent_bytes": access.sent_bytes,
         "duration_ms": round(access.duration_ns / 1e6, 3),
+        **access.about,
     }

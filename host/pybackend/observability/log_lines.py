@@ -94,7 +94,8 @@ class LineFormatter(logging.Formatter):
 class JsonFormatter(LineFormatter):
     """One JSON object per line: ``time``, ``level``, ``pid``, ``file``, ``line``, ``message``.
 
-    Lines of models have ``instance``, those of the access log the facts of the request.
+    Lines of models have ``instance``, ``model`` and ``version`` too, and where they are known ``request_id`` and ``trace_id``;
+    those of the access log have the facts of the request.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -105,6 +106,7 @@ class JsonFormatter(LineFormatter):
         fields: dict[str, Any] = {"file": place, "line": record.lineno}
         if instance is not None:
             fields["instance"] = instance
+            fields |= {name: value for name, value in getattr(record, "about", {}).items() if value}
         return self.line(record.created, record.levelno, record.process or 0, "", message, fields)
 
     def line(

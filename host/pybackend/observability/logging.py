@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
@@ -264,7 +264,15 @@ def wants_model_level(level: int) -> bool:
     return _MODEL.isEnabledFor(_model_level(level))
 
 
-def write_model_line(instance_name: str, pid: int, level: int, file: str, line: int, message: str) -> None:
+def write_model_line(
+    instance_name: str,
+    pid: int,
+    level: int,
+    file: str,
+    line: int,
+    message: str,
+    about: Mapping[str, str] | None = None,
+) -> None:
     """Write a log line of a model.
 
     Args:
@@ -274,10 +282,12 @@ def write_model_line(instance_name: str, pid: int, level: int, file: str, line: 
         file: source file; ``output`` for printed text.
         line: line number in that file.
         message: text.
+        about: further facts, which only JSON shows; empty ones are left out.
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)
     record.filename = f"{instance_name}/{record.filename}"
     record.instance = instance_name
+    record.about = about or {}
     record.process = pid
     _MODEL.handle(record)
 

@@ -11,7 +11,7 @@ from pybackend_wire.log_record import MARK, MOST_LINE, MOST_PIECE_BYTES, MOST_PI
 _MOST_UNFINISHED = 64
 """Long messages that may be in transit at the same time: one for each logging thread."""
 
-_RECORD_TYPES = (int, int, int, str, int, int, int, str, int)
+_RECORD_TYPES = (int, int, int, str, int, int, int, str, int, str, str)
 _NOTE_TYPES = (int, str, int, int, str, str)
 
 
@@ -26,6 +26,8 @@ class ModelLine:
         file: name of the source file, empty for printed text.
         line: line number in that file.
         failure: number of the failure that it is about, 0 for other lines.
+        request_ids: of the requests that it is about, empty if that is not known.
+        trace_ids: of their traces.
     """
 
     text: str
@@ -34,6 +36,8 @@ class ModelLine:
     file: str = ""
     line: int = 0
     failure: int = 0
+    request_ids: str = ""
+    trace_ids: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,25 @@ class LineAssembler:
             self._searched -= end
 
     def _logged(
-        self, pid: int, thread: int, level: int, file: str, line: int, number: int, count: int, text: str, failure: int
+        self,
+        pid: int,
+        thread: int,
+        level: int,
+        file: str,
+        line: int,
+        number: int,
+        count: int,
+        text: str,
+        failure: int,
+        request_ids: str,
+        trace_ids: str,
     ) -> ModelLine | None:
         if count > 1:
             whole = self._whole((pid, thread), number, count, text)
             if whole is None:
                 return None
             text = whole
-        return ModelLine(text, pid, level, file, line, failure)
+        return ModelLine(text, pid, level, file, line, failure, request_ids, trace_ids)
 
     def _whole(self, sender: tuple[int, int], number: int, count: int, text: str) -> str | None:
         """A message sent in pieces, once its last piece has arrived and none is missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 
 from pybackend.observability.logging import wants_model_level, write_model_line
 from pybackend.observability.model_lines import FailureNote, ModelLine
@@ -35,12 +36,14 @@ class ModelOutput:
 
     Attributes:
         instance_name: label of its lines.
+        about: what lines in JSON say of the instance: ``model`` and ``version``.
         dropped_lines: number of lines beyond the budget since the instance was created.
     """
 
     def __init__(self, instance_name: str, failures: RepeatedFailures | None = None) -> None:
         self._failures = failures or RepeatedFailures()
         self.instance_name = instance_name
+        self.about: Mapping[str, str] = {}
         self.dropped_lines = 0
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._units = float(BURST_UNITS)
@@ -80,15 +83,16 @@ class ModelOutput:
             number: number of a printed line, which has no position in a file.
         """
         if isinstance(line, FailureNote):
-            self._failures.count(line, self.instance_name)
+            self._failures.count(line, self.instance_name, self.about)
             return
         if line.failure and not self._failures.admits(line):
             return
         self._last.append(line.text[:_LAST_LINE_CHARACTERS])
         if line.pid is None:
-            write_model_line(self.instance_name, pid, 0, "output", number, line.text)
+            write_model_line(self.instance_name, pid, 0, "output", number, line.text, self.about)
         elif wants_model_level(line.level):
-            write_model_line(self.instance_name, line.pid, line.level, line.file, line.line, line.text)
+            about = {**self.about, "request_id": line.request_ids, "trace_id": line.trace_ids}
+            write_model_line(self.instance_name, line.pid, line.level, line.file, line.line, line.text, about)
         else:
             self._units += 1 + len(line.text) / _UNIT_BYTES  # disabled lines cost nothing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pybackend.observability.logging import write_model_line
@@ -28,6 +29,7 @@ class _Kind:
         is_written: whether the text was written.
         last: the last note.
         instance_name: the instance that the last note came from.
+        about: its model and version.
     """
 
     timer: asyncio.TimerHandle
@@ -35,6 +37,7 @@ class _Kind:
     is_written: bool
     last: FailureNote
     instance_name: str
+    about: Mapping[str, str]
 
 
 class RepeatedFailures:
@@ -47,14 +50,14 @@ class RepeatedFailures:
     def __init__(self) -> None:
         self._kinds: dict[int, _Kind] = {}
 
-    def count(self, note: FailureNote, instance_name: str) -> None:
+    def count(self, note: FailureNote, instance_name: str, about: Mapping[str, str]) -> None:
         """Count a failed execution."""
         kind = self._kinds.get(note.failure)
         if kind is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._end(next(iter(self._kinds)))
             timer = asyncio.get_running_loop().call_later(COUNTED_S, self._on_time, note.failure)
-            self._kinds[note.failure] = kind = _Kind(timer, 0, False, note, instance_name)
+            self._kinds[note.failure] = kind = _Kind(timer, 0, False, note, instance_name, about)
         kind.count += 1
         kind.last, kind.instance_name = note, instance_name
 
@@ -90,4 +93,4 @@ class RepeatedFailures:
     def _write(self, kind: _Kind) -> None:
         note = kind.last
         text = f"... and {kind.count} more like it in the last second; last {note.who}: {note.what}"
-        write_model_line(kind.instance_name, note.pid, _ERROR, note.file, note.line, text)
+        write_model_line(kind.instance_name, note.pid, _ERROR, note.file, note.line, text, kind.about)

@@ -5,37 +5,63 @@ Used by the routes ``generate`` and ``generate_stream``. Values take their datat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from math import prod
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
-from pybackend.protocol.infer_document import check_values
 from pybackend.protocol.infer_response import encode_document, json_values
 from pybackend.protocol.json_document import parse_document, type_error
-from pybackend.protocol.json_tensor import encode_values
+from pybackend.protocol.json_outline import (
+    LARGEST_SKELETON_BYTES,
+    SLICE_BYTES,
+    Form,
+    Outline,
+    outline_in_steps,
+    unescaped_end,
+)
+from pybackend.protocol.json_slices import SlicedData
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error
 from pybackend.protocol.refusals import invalid
 from pybackend.protocol.request_parameters import custom_parameter
+from pybackend.protocol.steps import Steps
+from pybackend.spelling import closest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Bound of a request's body, and of the tensors of one response. Both are converted in one go: at most about 0.2 s."""
+"""Bound of a request's body, and of the tensors of one response."""
+
+MOST_MEMBERS = 1024
+"""Bound of the inputs and parameters of one request."""
 
 PARAMETERS = "parameters"
+
+_FORM = Form(2, re.compile(rb":[ \t\r\n]*\Z"), MAX_BODY_BYTES)
+"""The data of an input is an array beside it."""
+
+_NO_LIMITS = BodyLimits(2**62)
+"""The body bounds its inputs, and the error for one that is too large names both sizes."""
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 _value = msgspec.json.Decoder().decode
 
 
-def parse_generate(body: bytes, signature: ModelSignature, model_version: str, limits: BodyLimits) -> InferenceRequest:
-    """The request in a body. It is not validated against the model yet.
+def parse_generate(
+    body: bytes, signature: ModelSignature, model_version: str, limits: BodyLimits
+) -> Steps[InferenceRequest]:
+    """The request in a body, in steps of a few milliseconds. It has passed ``validate_header``.
 
     Args:
         body: a JSON object.
@@ -51,28 +77,91 @@ def parse_generate(body: bytes, signature: ModelSignature, model_version: str, l
         raise invalid(
             "Keyword 'parameters' for nested schema also given as input tensor name. Rename the input, or use /infer"
         )
+    outline = yield from outline_in_steps(body, _FORM)
+    member_count = yield from _weigh(outline.skeleton)
     request = InferenceRequest(signature.model_name, model_version)
     custom: dict[str, ParameterValue] = {}
-    for name, text in _flat_members(body):
+    for name, text, is_nested in _flat_members(outline, member_count):
         expected = signature.inputs.get(name)
-        if expected is not None:
-            if any(tensor.name == name for tensor in request.inputs):
-                raise invalid(f"input '{name}' already exists in request")
-            request.inputs.append(_input(expected, text, signature, len(body), limits))
+        if expected is None:
+            value = _decoded(text)
+            if name == "id" and type(value) is str:
+                request.id = value
+            custom[name] = _parameter(name, value, signature, is_nested=is_nested)
             continue
-        value = _decoded(text)
-        if name == "id" and type(value) is str:
-            request.id = value
-        custom[name] = custom_parameter(name, value)
+        if any(tensor.name == name for tensor in request.inputs):
+            raise invalid(f"input '{name}' already exists in request")
+        request.inputs.append((yield from _input(expected, body, outline, text, signature, limits)))
     request.parameters = custom or None
+    _check(request, custom, signature)
     return request
 
 
-def _flat_members(body: bytes) -> Iterator[tuple[str, Raw]]:
-    """The members of the object, and those of its member ``parameters``."""
-    for name, text in _object(body).items():
+def _check(request: InferenceRequest, custom: Iterable[str], signature: ModelSignature) -> None:
+    """Validate the request, and name the input that a member was probably meant to be."""
+    try:
+        validate_header(request, signature)
+    except InferenceError as error:
+        given = {tensor.name for tensor in request.inputs}
+        lacking = [name for name in signature.inputs if name not in given]
+        advice = "".join(_meant(name, lacking) for name in custom)
+        if not advice:
+            raise
+        raise InferenceError(f"{error.message}{advice}", error.code) from None
+
+
+def _meant(name: str, inputs: Iterable[str]) -> str:
+    near = closest(name, inputs)
+    return f" There is no input '{name}', did you mean '{near}'?" if near else ""
+
+
+def _parameter(name: str, value: Any, signature: ModelSignature, *, is_nested: bool) -> ParameterValue:
+    try:
+        return custom_parameter(name, value)
+    except InferenceError as error:
+        prefix = f"Converting keyword: '{PARAMETERS}': " if is_nested else ""
+        raise InferenceError(f"{prefix}{error.message}{_meant(name, signature.inputs)}", error.code) from None
+
+
+def _weigh(skeleton: bytes) -> Steps[int]:
+    """Count the members of all objects, and refuse more than anybody sends, before the document is parsed in one go.
+
+    Texts may be long. Their number, and the bytes outside of them, decide how long the parser takes.
+    """
+    count = outside = texts = is_inside = begin = 0
+    while begin < len(skeleton):
+        end = min(unescaped_end(skeleton, begin, begin + SLICE_BYTES), len(skeleton))
+        plain = skeleton[begin:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+        octets = np.frombuffer(plain, np.uint8)
+        quotes, colons = np.flatnonzero(octets == ord('"')), np.flatnonzero(octets == ord(":"))
+        count += int(np.count_nonzero((np.searchsorted(quotes, colons) + is_inside) & 1 == 0))
+        texts += len(quotes)
+        borders = np.concatenate(([0], quotes, [len(plain)]))
+        outside += int(np.diff(borders)[is_inside::2].sum())
+        is_inside = (is_inside + len(quotes)) & 1
+        begin = end
+        if outside > LARGEST_SKELETON_BYTES or count > MOST_MEMBERS or texts > 8 * MOST_MEMBERS:
+            raise invalid(
+                f"the body has too much beside its texts and its inputs' lists: at most {MOST_MEMBERS} members and "
+                f"{LARGEST_SKELETON_BYTES} bytes can be. Give large inputs as lists beside '{PARAMETERS}', or use /infer"
+            )
+        yield
+    return count
+
+
+def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool]]:
+    """The members of the object, and those of its member ``parameters``: name, text, and whether ``parameters`` has it.
+
+    Args:
+        outline: of the document.
+        count: number of members that the text has; more than the parser finds if some are repeated.
+    """
+    members = _object(outline)
+    if count > len(members):
+        _refuse_repeated(outline.skeleton)
+    for name, text in members.items():
         if name != PARAMETERS:
-            yield name, text
+            yield name, text, False
             continue
         try:
             nested = _members(text)
@@ -81,17 +170,31 @@ def _flat_members(body: bytes) -> Iterator[tuple[str, Raw]]:
                 f"Expected JSON object for keyword: '{PARAMETERS}': its members become inputs and parameters like those "
                 "beside it"
             ) from None
-        yield from nested.items()
+        for name_within, value in nested.items():
+            yield name_within, value, True
 
 
-def _object(body: bytes) -> dict[str, Raw]:
+def _object(outline: Outline) -> dict[str, Raw]:
     try:
-        return _members(body)
+        return _members(outline.skeleton)
     except msgspec.ValidationError:
         raise InferenceError("Expected a JSON object: its members are the model's inputs and parameters") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        parse_document(body)  # finds the mistake and its place
+        parse_document(outline.skeleton, outline.offset)  # finds the mistake and its place
         raise InferenceError("failed to parse the request JSON buffer: NaN and infinity are no JSON") from None
+
+
+def _refuse_repeated(text: bytes) -> None:
+    """Refuse an object that has two members of one name: the parser would take the last one."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            name = next(name for at, name in enumerate(names) if name in names[:at])
+            raise invalid(f"input '{name[:200]}' already exists in request")
+
+    with suppress(ValueError):  # a number that Python does not read; names come before it all the same
+        json.loads(text, object_pairs_hook=distinct, parse_int=str, parse_float=str)
 
 
 def _decoded(text: Raw) -> Any:
@@ -99,27 +202,50 @@ def _decoded(text: Raw) -> Any:
 
 
 def _input(
-    expected: TensorSignature, text: Raw, signature: ModelSignature, body_bytes: int, limits: BodyLimits
-) -> InputTensor:
-    value = _value(text)
-    values = value if type(value) is list else [value]
-    check_values(expected.datatype, values)
+    expected: TensorSignature,
+    body: bytes,
+    outline: Outline,
+    text: Raw,
+    signature: ModelSignature,
+    limits: BodyLimits,
+) -> Steps[InputTensor]:
+    document, span = _place(body, outline, text)
+    values = SlicedData(document, span, expected.name, expected.datatype, None)
     try:
-        data = encode_values(expected.datatype, values)
+        pieces = yield from values.encode_in_steps(_NO_LIMITS)
     except UnicodeEncodeError:
         raise type_error(expected.name, "invalid Unicode as string") from None
-    if len(data) > limits.max_input_size_bytes:
+    nbytes = sum(map(len, pieces))
+    if nbytes > limits.max_input_size_bytes:
         raise invalid(
-            f"request size of {body_bytes} bytes with input '{expected.name}' of size {len(data)} bytes exceeds the "
+            f"request size of {len(body)} bytes with input '{expected.name}' of size {nbytes} bytes exceeds the "
             f"maximum allowed input size of {limits.max_input_size_bytes}. Use --http-max-input-size to increase the "
             "limit."
         )
     dims = (-1, *expected.dims) if signature.max_batch_size else expected.dims
-    return InputTensor(expected.name, expected.datatype, _shape(expected.name, dims, len(values)), data)
+    shape = _shape(expected.name, dims, values.shape, values.count)
+    return InputTensor(expected.name, expected.datatype, shape, b"".join(pieces))
 
 
-def _shape(name: str, dims: tuple[int, ...], count: int) -> list[int]:
-    """The dimensions of so many elements: fixed ones are kept, the last variable one takes what they leave over."""
+def _place(body: bytes, outline: Outline, text: Raw) -> tuple[bytes, tuple[int, int]]:
+    """The document with an input's list, and where it is there. A single value is a list of one."""
+    plain = bytes(text)
+    if not plain.startswith(b"["):
+        return b"[%b]" % plain, (0, len(plain) + 2)
+    if plain.startswith(b"[%d," % outline.token):
+        return body, outline.spans[_value(text)[1]]
+    return plain, (0, len(plain))
+
+
+def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> list[int]:
+    """The shape of an input: that of nested lists if the model takes it, else its elements in the model's dimensions.
+
+    Fixed dimensions are kept, and the last variable one takes what they leave over. The batch dimension may be left out.
+    """
+    if len(nested) > 1 and prod(nested) == count:
+        for given in (nested, [1, *nested]):
+            if len(given) == len(dims) and all(dim in {-1, size} for dim, size in zip(dims, given, strict=True)):
+                return given
     shape, left = [], count
     for dim in reversed(dims):
         size = left if dim == -1 else dim
@@ -130,8 +256,9 @@ def _shape(name: str, dims: tuple[int, ...], count: int) -> list[int]:
         left //= size
     if left != 1:
         text = f"[{','.join(map(str, dims))}]"
+        what = f"{count} elements" if len(nested) < 2 else f"lists of the shape [{','.join(map(str, nested))}]"
         raise invalid(
-            f"The schema can not convert input '{name}' to tensor with proper shape: {count} elements do not fit {text}"
+            f"The schema can not convert input '{name}' to tensor with proper shape: {what} do not fit {text}"
         )
     return shape[::-1]
 

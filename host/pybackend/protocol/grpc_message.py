@@ -8,6 +8,8 @@ a plan that it has made before. Only lengths are read here; protobuf reads the h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -31,6 +33,10 @@ BYTES_FIELD = 2
 """The wire type of fields that are preceded by their length, in the lowest bits of a tag."""
 
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
+
+_LOAD_PARAMETER, _VALUE = 3 << 3 | BYTES_FIELD, 2 << 3 | BYTES_FIELD
+_MOST_PARTS = 8
+"""Limit of the fields of a parameter of a load request, which has a key and a value, and of the fields of its value."""
 
 
 class InferMessage:
@@ -98,13 +104,13 @@ def unreadable_error(reason: str) -> InferenceError:
 
 
 def too_many_fields_error() -> InferenceError:
-    """The error for a message of more than :data:`MOST_FIELDS` fields."""
+    """The error for a message of more than :data:`MOST_FIELDS` fields, or a part of it that has too many."""
     return invalid(f"the request has more than {MOST_FIELDS} inputs, outputs, parameters and tensors")
 
 
 def _in_usual_order(data: bytes, limits: BodyLimits) -> bytes:
     """The same message as protobuf itself would write it, without unknown fields."""
-    _check_field_count(data)
+    check_field_count(data)
     limits.check_head(len(data))
     message = parse_part(data)
     message.DiscardUnknownFields()
@@ -112,25 +118,47 @@ def _in_usual_order(data: bytes, limits: BodyLimits) -> bytes:
     return written
 
 
-def _check_field_count(data: bytes) -> None:
-    """Refuse a message of too many fields, before protobuf makes objects of them; broken ones are left to protobuf."""
-    at = count = 0
-    try:
-        while at < len(data):
-            tag, at = read_varint(data, at)
-            kind = tag & 7
-            if kind in {_VARINT, BYTES_FIELD}:
-                value, at = read_varint(data, at)
-                at += value if kind == BYTES_FIELD else 0
-            elif kind in {_FIXED64, _FIXED32}:
-                at += 8 if kind == _FIXED64 else 4
-            else:
-                raise unreadable_error("it has a group")
-            count += 1
-            if count > MOST_FIELDS:
-                raise too_many_fields_error()
-    except (IndexError, UnusualError):
-        return
+def check_field_count(data: bytes) -> None:
+    """Refuse a message of too many fields, before protobuf makes objects of them; broken ones are left to protobuf.
+
+    Raises:
+        InferenceError: INVALID_ARG; there are more than :data:`MOST_FIELDS`. INTERNAL; there is a group.
+    """
+    with suppress(IndexError, UnusualError):
+        for _ in _fields(data, 0, len(data), MOST_FIELDS):
+            pass
+
+
+def check_load_fields(data: bytes) -> None:
+    """As :func:`check_field_count`, for a ``RepositoryModelLoadRequest`` and the parameters within it."""
+    with suppress(IndexError, UnusualError):
+        for tag, begin, end in _fields(data, 0, len(data), MOST_FIELDS):
+            if tag == _LOAD_PARAMETER:
+                for part, at, stop in _fields(data, begin, end, _MOST_PARTS):
+                    if part == _VALUE:
+                        for _ in _fields(data, at, stop, _MOST_PARTS):
+                            pass
+
+
+def _fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Tag, begin and end of each field between two places."""
+    count = 0
+    while at < end:
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        begin, size = at, 0
+        if kind in {_VARINT, BYTES_FIELD}:
+            value, begin = read_varint(data, at)
+            size = value if kind == BYTES_FIELD else 0
+        elif kind in {_FIXED64, _FIXED32}:
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise unreadable_error("it has a group")
+        count += 1
+        if count > most:
+            raise too_many_fields_error()
+        at = begin + size
+        yield tag, begin, min(at, end)
 
 
 def _split(data: bytes) -> InferMessage:

@@ -1,8 +1,8 @@
 """Finds the tensors' data in a large JSON document without parsing it.
 
-Used by: ``large_request``, which parses the rest, called the skeleton, like a small document, and the data in slices.
-The skeleton is limited in size: no legitimate one needs a megabyte, and its contents (dimensions, inputs, parameters)
-cost far more to parse than numbers.
+Used by: ``large_request`` and ``generate``, which parse the rest, called the skeleton, like a small document, and the data in
+slices. The skeleton is limited in size: no legitimate one needs a megabyte, and its contents (dimensions, inputs, parameters)
+cost far more to parse than numbers. Only texts make that of ``generate`` longer, which checks it itself.
 """
 
 from __future__ import annotations
@@ -20,10 +20,25 @@ from pybackend.protocol.json_document import MAX_NESTING, NESTING_TEXT
 LARGEST_SKELETON_BYTES = 1024 * 1024
 SLICE_BYTES = 256 * 1024
 
-_DATA_DEPTH = 4
-"""Nesting depth of a flat tensor's elements: the document, its inputs, the input, its data."""
 
-_DATA_KEY = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\Z')
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The place of the data in a kind of document.
+
+    Attributes:
+        depth: nesting depth of a flat tensor's elements.
+        key: matches what comes before the array of data.
+        skeleton_bytes: limit of the rest.
+    """
+
+    depth: int
+    key: re.Pattern[bytes]
+    skeleton_bytes: int
+
+
+INFER = Form(4, re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\Z'), LARGEST_SKELETON_BYTES)
+"""The document, its inputs, the input, its data."""
+
 _LONGEST_KEY_BYTES = 64
 _TOKEN_BITS = 63
 _OPENING, _CLOSING = 0x7B, 0x7D
@@ -54,8 +69,9 @@ class Outline:
 class _Outliner:
     """Scans a document slice by slice."""
 
-    def __init__(self, text: bytearray) -> None:
+    def __init__(self, text: bytes | bytearray, form: Form) -> None:
         self._text = text
+        self._form = form
         self._token = secrets.randbits(_TOKEN_BITS)
         self._depth = 0
         self._in_string = 0
@@ -80,18 +96,18 @@ class _Outliner:
             opens = folded[places] == _OPENING
             depths = self._depth + np.cumsum(np.where(opens, 1, -1))
             self._depth = int(depths[-1])
-            borders = np.flatnonzero(np.where(opens, depths, depths + 1) == _DATA_DEPTH)
+            borders = np.flatnonzero(np.where(opens, depths, depths + 1) == self._form.depth)
             for place, is_open in zip(places[borders].tolist(), opens[borders].tolist(), strict=True):
                 self._border(begin + place, is_open=is_open)
             self._check_nesting(int(depths.max()))
         outside = 0 if self._data_begin >= 0 else end - self._copied
-        check_skeleton(len(self._skeleton) + outside)
+        check_skeleton(len(self._skeleton) + outside, self._form.skeleton_bytes)
 
     def outline(self) -> Outline:
         """The result, once everything was scanned."""
         if self._data_begin >= 0:
             self._end_data(len(self._text))
-        skeleton = bytes(self._skeleton + self._text[self._copied :])
+        skeleton = bytes(self._text) if not self._spans else bytes(self._skeleton + self._text[self._copied :])
         return Outline(skeleton, self._token, self._spans, self._places)
 
     def _border(self, place: int, *, is_open: bool) -> None:
@@ -100,7 +116,7 @@ class _Outliner:
                 self._end_data(place + 1)
         elif is_open and self._text[place] == ord("["):
             before = bytes(self._text[max(0, place - _LONGEST_KEY_BYTES) : place])
-            if _DATA_KEY.search(before):
+            if self._form.key.search(before):
                 self._skeleton += self._text[self._copied : place]
                 self._data_begin = place
 
@@ -112,38 +128,38 @@ class _Outliner:
         self._copied, self._data_begin = end, -1
 
     def _check_nesting(self, depth: int) -> None:
-        if depth - _DATA_DEPTH + 1 >= MAX_NESTING:
+        if depth - self._form.depth + 1 >= MAX_NESTING:
             where = "Unable to parse 'data'" if self._data_begin >= 0 else "failed to parse the request JSON buffer"
             raise InferenceError(f"{where}: {NESTING_TEXT}", ErrorCode.INVALID_ARG)
 
 
-def check_skeleton(nbytes: int) -> None:
-    """Refuse a document of which so much is no tensor's data.
+def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> None:
+    """Refuse a document with too many bytes outside tensor data.
 
     Raises:
-        InferenceError: INVALID_ARG, it is too much.
+        InferenceError: INVALID_ARG, it has too many.
     """
-    if nbytes > LARGEST_SKELETON_BYTES:
+    if nbytes > most_bytes:
         raise InferenceError(
-            f"request JSON has more than {LARGEST_SKELETON_BYTES} bytes beside its tensors' data. Shapes, names and "
+            f"request JSON has more than {most_bytes} bytes beside its tensors' data. Shapes, names and "
             "parameters never take so much; send large values as tensors",
             ErrorCode.INVALID_ARG,
         )
 
 
-def unescaped_end(text: bytearray, begin: int, end: int) -> int:
+def unescaped_end(text: bytes | bytearray, begin: int, end: int) -> int:
     """The end of a part, or one more if an escape would be cut there. ``begin`` is within none."""
     part = text[begin:end]
     return end + (len(part) - len(part.rstrip(b"\\"))) % 2
 
 
-def outline_in_steps(text: bytearray) -> Generator[None, None, Outline]:
+def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:
     """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check.
 
     Raises:
         InferenceError: INVALID_ARG; it is nested too deeply, or too much of it is not tensor data.
     """
-    outliner, begin, size = _Outliner(text), 0, len(text)
+    outliner, begin, size = _Outliner(text, form), 0, len(text)
     while begin < size:
         end = min(unescaped_end(text, begin, begin + SLICE_BYTES), size)
         outliner.follow(begin, end)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
+from itertools import pairwise
 from operator import add
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.protocol.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
-from pybackend.protocol.json_document import parse_document, type_error
+from pybackend.protocol.json_document import MAX_NESTING, parse_document, type_error
 from pybackend.protocol.json_outline import unescaped_end
 from pybackend.protocol.json_tensor import decode_list, encode_values, opening_depth
 from pybackend.protocol.limits import BodyLimits
@@ -20,7 +21,10 @@ from pybackend.protocol.limits import BodyLimits
 SLICE_BYTES = 64 * 1024
 """At most 32,768 elements: some milliseconds of work."""
 
+LONGEST_NUMBER_BYTES = 64 * 1024
+
 _SPACES = b" \t\r\n"
+_MOST_DEPTH = MAX_NESTING + 1
 
 
 class SlicedData:
@@ -31,15 +35,22 @@ class SlicedData:
         span: start and end of the member, including brackets.
         name: the tensor's name.
         datatype: the tensor's datatype.
-        count: number of elements according to its shape.
+        count: number of elements according to its shape; None if the data has its own: see :attr:`shape`.
+
+    Attributes:
+        count: number of elements, once they are encoded.
     """
 
-    def __init__(self, text: bytearray, span: tuple[int, int], name: str, datatype: str, count: int) -> None:
+    def __init__(
+        self, text: bytes | bytearray, span: tuple[int, int], name: str, datatype: str, count: int | None
+    ) -> None:
         self._text = text
         self._begin, self._end = span
         self._name = name
         self._datatype = datatype
-        self._count = count
+        self._expected = count
+        self.count = 0
+        self._opened = np.zeros(_MOST_DEPTH, np.int64)
         self._nesting = opening_depth(bytes(text[self._begin : self._begin + 256]))
         self._depth = 0
         self._last = b""
@@ -52,23 +63,29 @@ class SlicedData:
                 INVALID_ARG for a BYTES tensor that is too large.
         """
         wire: list[bytes] = []
-        found = wire_bytes = 0
+        expected, wire_bytes = self._expected, 0
         at = self._begin
         while at < self._end:
             cut, depth = yield from self._cut_in_steps(at)
             count, encoded = self._encode(at, cut, depth)
             self._depth = depth
-            found += count
-            if found > self._count:
-                raise surplus_elements_error(self._datatype, self._count)
+            self.count += count
+            if expected is not None and self.count > expected:
+                raise surplus_elements_error(self._datatype, expected)
             wire_bytes += len(encoded)
             limits.check_json_tensor(self._name, wire_bytes)
             wire.append(encoded)
             at = cut + 1
             yield
-        if found < self._count:
-            raise missing_elements_error(self._count)
+        if expected is not None and self.count < expected:
+            raise missing_elements_error(expected)
         return wire
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of nested lists, by the number of lists at each depth; as in infer, nobody asks for equal lengths."""
+        counts = [*self._opened[1 : self._nesting + 1].tolist(), self.count]
+        return [len_ // max(above, 1) for above, len_ in pairwise(counts)]
 
     def _cut_in_steps(self, begin: int) -> Generator[None, None, tuple[int, int]]:
         """The place of a comma between two elements, or the end; and the depth there."""
@@ -82,9 +99,18 @@ class SlicedData:
                 if len(commas):
                     cut = at + int(commas[-1])
                     octets = octets[: commas[-1]]
-            depth += int(np.count_nonzero(octets == ord("[")) - np.count_nonzero(octets == ord("]")))
+            opens, closes = octets == ord("["), octets == ord("]")
+            if self._expected is None:
+                depths = depth + np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int64)
+                self._opened += np.bincount(np.clip(depths[opens], 0, _MOST_DEPTH - 1), minlength=_MOST_DEPTH)
+            depth += int(np.count_nonzero(opens) - np.count_nonzero(closes))
             if cut < stop or stop == self._end:
                 return cut, depth
+            if self._datatype != "BYTES" and stop - begin >= LONGEST_NUMBER_BYTES:
+                raise InferenceError(
+                    f"input '{self._name}' has a value of {LONGEST_NUMBER_BYTES} bytes or more, and numbers never take so much",
+                    ErrorCode.INVALID_ARG,
+                )
             at = stop  # within one long text
             yield
 

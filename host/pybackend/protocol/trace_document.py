@@ -30,7 +30,7 @@ def trace_values(settings: TraceSettings) -> dict[str, str | list[str]]:
     }
     if settings.mode is TraceMode.TRITON:
         values["log_frequency"] = str(settings.log_frequency)
-        values["trace_file"] = "" if settings.file is None else str(settings.file)
+        values["trace_file"] = settings.file
     else:
         export = settings.export
         values["url"] = export.url

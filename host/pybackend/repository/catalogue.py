@@ -113,12 +113,18 @@ class ModelCatalogue:
         """The name of the only model; None if there are none or several."""
         return next(iter(self.entries.values())).name if len(self.entries) == 1 else None
 
-    def knows(self, name: str) -> bool:
-        """True if there is a model of this name, or several, serving or not."""
+    def known_name(self, name: str) -> str:
+        """The full name of a model, serving or not; the name itself if several have it, ``""`` if none has."""
         try:
-            return self.names.known(name) in self.entries
+            full = self.names.known(name)
         except AmbiguousModelError:
-            return True
+            return name
+        return full if full in self.entries else ""
+
+    @property
+    def serving_names(self) -> list[str]:
+        """The full names of the models of which a version serves, sorted."""
+        return sorted(name for name, entry in self.entries.items() if entry.ready_versions())
 
     def is_broken(self, name: str) -> bool:
         """True if there is one model of this name, and it has failed."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing
-from pybackend.mirror.mirror import InUse
+from pybackend.mirror.listing import Listing, moment
+from pybackend.mirror.mirror import LATE_S, InUse
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
@@ -37,6 +39,9 @@ class ModelFiles:
         self._mirrors = mirrors
         self._config_name = config_name
         self._in_use = in_use
+        self._known, self._known_s = start, time.time()
+        self._scanning: asyncio.Task[RepositoryScan] | None = None
+        self._scanning_since_s = 0.0
 
     async def scan(self) -> RepositoryScan:
         """The models as they are now in local repositories, and as they were last listed in others.
@@ -57,6 +62,36 @@ class ModelFiles:
         """
         await self._mirrors.look()
         return await self.scan()
+
+    async def look_briefly(self) -> tuple[RepositoryScan, str]:
+        """The models as they are now where that can be found out soon, and as they were known before elsewhere.
+
+        Returns:
+            The models, and why those of local repositories may be others by now: a sentence, ``""`` if they are not.
+        """
+        await self._mirrors.look_briefly()
+        if self._scanning is None:
+            self._scanning = asyncio.create_task(self.scan())
+            self._scanning_since_s = time.monotonic()
+            self._scanning.add_done_callback(self._scanned)
+        scanning = self._scanning
+        await asyncio.wait({scanning}, timeout=max(0.0, self._scanning_since_s + LATE_S - time.monotonic()))
+        if not scanning.done():
+            doubt = f"a directory of models has not answered for {LATE_S:g} s"
+        elif scanning.exception() is not None:
+            doubt = str(scanning.exception())
+        else:
+            return scanning.result(), ""
+        return self._known, f"{doubt}; as it was at {moment(self._known_s)}"
+
+    def _scanned(self, task: asyncio.Task[RepositoryScan]) -> None:
+        self._scanning = None
+        if not task.cancelled() and task.exception() is None:
+            self._known, self._known_s = task.result(), time.time()
+
+    async def ask_again(self) -> None:
+        """Ask cloud storage that does not answer again, until cancelled."""
+        await self._mirrors.ask_again()
 
     @property
     def listings(self) -> Mapping[Path, Listing]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
@@ -51,6 +54,7 @@ class ModelRepository(ModelCatalogue):
         self._poller: Poller | None = None
         self._brought_bytes = 0
         self._closed = False
+        self._doubt = ""
 
     # Start and stop
 
@@ -69,11 +73,16 @@ class ModelRepository(ModelCatalogue):
         return all(entry.is_loaded for entry in self.entries.values())
 
     def follow(self) -> None:
-        """Begin to follow changes of the repositories, if the control mode says so; after :meth:`load_all`."""
-        if self._poller is not None:
-            task = asyncio.create_task(self._poller.run())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        """Begin to follow changes of the repositories, if the control mode says so; after :meth:`load_all`.
+
+        In the other modes, only cloud storage that does not answer is asked until it does.
+        """
+        files = self._changes.files
+        if self._poller is None and not files.listings:
+            return
+        task = asyncio.create_task(files.ask_again() if self._poller is None else self._poller.run())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short."""
@@ -197,14 +206,34 @@ class ModelRepository(ModelCatalogue):
     async def read_index(self) -> list[ModelStatus]:
         """The repository index: the known models, and those that the repositories hold now.
 
-        If a repository cannot be read, the log says so, and the index has only the known models.
+        A repository that does not answer is shown as it was when it last did: the reasons of its other models say so.
         """
-        try:
-            scan = await self._changes.files.look()
-        except ModelLoadError as error:
-            log.warning("the repository index lists only known models: %s", error)
-            return self.index((), ())
-        return self.index(scan.models, scan.duplicates)
+        scan, doubt = await self._changes.files.look_briefly()
+        if doubt and doubt != self._doubt:
+            log.warning("the repository index may be out of date: %s", doubt)
+        self._doubt = doubt
+        rows = self.index(scan.models, scan.duplicates)
+        doubts = {
+            place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
+            for place, listing in self.listings.items()
+            if listing.doubt
+        }
+        if not (doubts or doubt):
+            return rows
+        places = {name: directory.parent for name, directory in scan.models.items()}
+        return [
+            row
+            if row.state or row.full_name not in places
+            else replace(
+                row, reason=doubts.get(places[row.full_name], "" if places[row.full_name] in self.listings else doubt)
+            )
+            for row in rows
+        ]
+
+    @property
+    def listings(self) -> Mapping[Path, Listing]:
+        """The repositories in cloud storage as they were last listed, by the local directories that show them."""
+        return self._changes.files.listings
 
     async def _look(self) -> RepositoryScan:
         """The repositories now.

@@ -56,6 +56,13 @@ class DefaultScheduler:
     def on_lost(self, instance: object, error: InferenceError) -> None:
         """Do nothing: any other instance can serve the requests."""
 
+    def change_instances(self) -> None:
+        """Do nothing: every dispatch looks at the list."""
+
+    def keeps(self, instance: object) -> bool:
+        """False: any instance will do."""
+        return False
+
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
         """Remove a waiting request."""
         self._queue.remove(pending)

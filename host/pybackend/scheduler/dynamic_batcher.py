@@ -86,6 +86,13 @@ class DynamicBatcher:
     def on_lost(self, instance: object, error: InferenceError) -> None:
         """Do nothing: any other instance can serve the requests."""
 
+    def change_instances(self) -> None:
+        """Do nothing: every dispatch looks at the list."""
+
+    def keeps(self, instance: object) -> bool:
+        """False: any instance will do."""
+        return False
+
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
         """Remove a waiting request; its answer keeps its place in the order of responses."""
         self._queue.remove(pending)

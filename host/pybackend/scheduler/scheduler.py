@@ -85,6 +85,12 @@ class Scheduler(Protocol):
         Requests it had started are already answered, and those it had not started are back in the queue.
         """
 
+    def change_instances(self) -> None:
+        """The list of instances that the scheduler was made with has other members now."""
+
+    def keeps(self, instance: object) -> bool:
+        """True while requests that are still to come can run only on this instance, which may have left that list."""
+
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
         """Remove a waiting request.
 

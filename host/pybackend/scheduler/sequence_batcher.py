@@ -28,7 +28,7 @@ from pybackend.scheduler.queue_hold import QueueHold
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
 from pybackend.scheduler.sequence_controls import ControlTensors
 from pybackend.scheduler.sequence_inputs import SequenceInputs
-from pybackend.scheduler.sequence_lanes import make_lanes
+from pybackend.scheduler.sequence_lanes import SequenceLane, make_lane
 from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest, SlotPool
 from pybackend.scheduler.sequence_state import ImplicitStates
 
@@ -41,7 +41,7 @@ class SequenceBatcher:
     Args:
         config: strategy, timeouts, control tensors.
         states: the model's implicit states.
-        instances: the instances that accept requests.
+        instances: the instances that accept requests; see :meth:`change_instances`.
         owner: notified of requests that will not be executed.
         output_names: outputs for clients that request none by name.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
@@ -75,13 +75,17 @@ class SequenceBatcher:
         is_ordered = config.oldest is not None and config.oldest.preserve_ordering
         delivery = OrderedDelivery(self.on_response) if is_ordered else None
         self.path: ResponsePath = self.on_response if delivery is None else delivery.on_response
-        counting: list[BatchExecutor] = [_CountingInstance(instance, self._on_sent) for instance in instances]
-        if hold is not None:
-            counting = [_HeldInstance(instance, partial(self._is_over, hold)) for instance in counting]
-        self._lanes = make_lanes(config, counting, owner, inputs, shape_key, delivery)
-        self._numbers: dict[object, int] = {instance: number for number, instance in enumerate(instances)}
-        self._served: list[dict[LiveSequence, None]] = [{} for _ in instances]
-        self._pool = SlotPool(instances, config.slot_count)
+        self._make_lane = partial(make_lane, config, owner=owner, inputs=inputs, shape_key=shape_key, delivery=delivery)
+        self._instances = instances
+        self._hold = hold
+        self._lanes: dict[int, SequenceLane] = {}
+        self._numbers: dict[object, int] = {}
+        """The number of each present instance, and of each that left while sequences were at it."""
+        self._served: dict[int, dict[LiveSequence, None]] = {}
+        self._pool = SlotPool(config.slot_count)
+        self._given_numbers = count()
+        for instance in instances:
+            self._add(instance)
         self._live: dict[int | str, LiveSequence] = {}
         """Active sequences by id; excludes those whose last request has arrived."""
         self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
@@ -281,8 +285,44 @@ class SequenceBatcher:
     def close(self) -> None:
         """Close the scheduler; no more requests will be enqueued."""
         self._timer.close()
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.close()
+
+    # Instances
+
+    def _add(self, instance: BatchExecutor) -> None:
+        number = next(self._given_numbers)
+        self._numbers[instance] = number
+        self._served[number] = {}
+        counting: BatchExecutor = _CountingInstance(instance, self._on_sent)
+        if self._hold is not None:
+            counting = _HeldInstance(counting, partial(self._is_over, self._hold))
+        self._lanes[number] = self._make_lane(counting)
+        self._pool.add(number, instance)
+
+    def change_instances(self) -> None:
+        """The list of instances has changed. One that has left gets no new sequences, and keeps those that it has."""
+        for instance, number in list(self._numbers.items()):
+            if instance not in self._instances and self._pool.offers(number):
+                self._pool.remove(number)
+                self._forget_if_unused(number)
+        for instance in self._instances:
+            if instance not in self._numbers:
+                self._add(instance)
+        self._schedule()
+
+    def keeps(self, instance: object) -> bool:
+        """True while sequences are at an instance."""
+        number = self._numbers.get(instance)
+        return number is not None and bool(self._served[number])
+
+    def _forget_if_unused(self, number: int) -> None:
+        """Forget an instance that has left, once no sequence is at it."""
+        if self._served[number] or self._pool.offers(number):
+            return
+        self._lanes.pop(number).close()
+        del self._served[number]
+        self._numbers = {instance: known for instance, known in self._numbers.items() if known != number}
 
     # Slots
 
@@ -295,7 +335,7 @@ class SequenceBatcher:
             self._advance(sequence)
         if self._backlog:
             self._assign()
-        due_ns = [lane.dispatch(now_ns) for lane in self._lanes]
+        due_ns = [lane.dispatch(now_ns) for lane in list(self._lanes.values())]
         if self._alarms:
             due_ns.append(self._alarms[0][0])
         self._timer.set(min(filter(None, due_ns), default=0))
@@ -303,6 +343,9 @@ class SequenceBatcher:
     def _note(self, sequence: LiveSequence) -> None:
         """Process a sequence before the loop's next turn."""
         self._changed[sequence] = None
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._turn.soon(self._dispatch_scheduled)
@@ -345,6 +388,7 @@ class SequenceBatcher:
             del self._served[slot.instance][sequence]
             self._pool.release(slot)
             sequence.slot = None
+            self._forget_if_unused(slot.instance)
 
     def _close(self, sequence: LiveSequence) -> None:
         self._leave(sequence)

@@ -224,30 +224,29 @@ class OldestLane:
         return True
 
 
-def make_lanes(
+def make_lane(
     config: SequenceConfig,
-    instances: Sequence[BatchExecutor],
+    instance: BatchExecutor,
     owner: SchedulerOwner,
     inputs: SequenceInputs,
     shape_key: ShapeKey,
     delivery: OrderedDelivery | None,
-) -> list[SequenceLane]:
-    """Make a lane for each instance, with the configured strategy.
+) -> SequenceLane:
+    """Make the lane of an instance, with the configured strategy.
 
     Args:
         config: of the model.
-        instances: the instances that accept requests.
+        instance: executes the batches.
         owner: the model.
         inputs: adds inputs to requests before they are sent.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
         delivery: keeps the order of responses in each lane; None if responses may be sent in any order.
     """
     if config.oldest is None:
-        return [DirectLane(config, instance, owner, inputs, shape_key) for instance in instances]
-    return [
-        OldestLane(config.oldest, instance, owner, inputs, shape_key, None if delivery is None else delivery.new_line())
-        for instance in instances
-    ]
+        return DirectLane(config, instance, owner, inputs, shape_key)
+    return OldestLane(
+        config.oldest, instance, owner, inputs, shape_key, None if delivery is None else delivery.new_line()
+    )
 
 
 def _arrival(sequence: LiveSequence) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from pybackend.errors import InferenceError
@@ -118,17 +117,33 @@ class SlotPool:
     A slot is created when the previous slot at the same instance is first taken.
 
     Args:
-        instances: the instances with slots.
         slot_count: slots per instance, at least 1.
     """
 
-    def __init__(self, instances: Sequence[BatchExecutor], slot_count: int) -> None:
-        self._instances = instances
+    def __init__(self, slot_count: int) -> None:
+        self._instances: dict[int, BatchExecutor] = {}
         self._slot_count = slot_count
-        self._made = [1] * len(instances)
-        self._free = [Slot(0, index) for index in range(len(instances))]
+        self._made: dict[int, int] = {}
+        self._free: list[Slot] = []
         self._parked: list[Slot] = []
         """Slots of instances that are known to be down."""
+
+    def add(self, number: int, instance: BatchExecutor) -> None:
+        """Offer the slots of an instance."""
+        self._instances[number] = instance
+        self._made[number] = 1
+        heapq.heappush(self._free, Slot(0, number))
+
+    def remove(self, number: int) -> None:
+        """Offer no slot of an instance any more; those in use end with their sequences."""
+        del self._instances[number], self._made[number]
+        self._parked = [slot for slot in self._parked if slot.instance != number]
+        self._free = [slot for slot in self._free if slot.instance != number]
+        heapq.heapify(self._free)
+
+    def offers(self, number: int) -> bool:
+        """True unless the instance was removed."""
+        return number in self._instances
 
     def revive(self) -> None:
         """Offer the slots of recovered instances again."""
@@ -138,7 +153,8 @@ class SlotPool:
 
     def release(self, slot: Slot) -> None:
         """Return a slot to the pool."""
-        heapq.heappush(self._free, slot)
+        if slot.instance in self._instances:
+            heapq.heappush(self._free, slot)
 
     def acquire(self) -> Slot | None:
         """Take the next slot of a running instance; None if there is none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -61,7 +60,7 @@ class TraceSettings:
         rate: one of so many requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
         count: how many more requests may be sampled; -1 for any number.
         log_frequency: traces per file; 0 for one file.
-        file: the path of trace files; None if there is none.
+        file: the path of trace files, as it was given; ``""`` if there is none.
         export: how spans reach a collector.
     """
 
@@ -70,7 +69,7 @@ class TraceSettings:
     rate: int = 1000
     count: int = -1
     log_frequency: int = 0
-    file: Path | None = None
+    file: str = ""
     export: ExportSettings = ExportSettings()
 
     @property
@@ -82,7 +81,7 @@ class TraceSettings:
             return ""
         if self.rate == 0:
             return "sample rate must be non-zero"
-        return "trace file name is not given" if self.file is None else ""
+        return "trace file name is not given" if not self.file else ""
 
     def changed(self, changes: Mapping[str, Any]) -> TraceSettings:
         """These settings with other values of some attributes.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pybackend.errors import ServerError
 from pybackend.tracing.recorder import Recorder
 from pybackend.tracing.settings import TraceMode, TraceSettings
@@ -29,10 +31,13 @@ def make_recorder(settings: TraceSettings) -> Recorder | None:
             period_s=export.schedule_delay_ms / 1000,
             batch_size=max(1, export.max_export_batch_size // 5),
         )
-    if settings.file is None:
+    if not settings.file:
         return None
     from pybackend.tracing.trace_file import TraceFile
 
     return Recorder(
-        TraceFile(settings.file), most_waiting=_MOST_WAITING, period_s=_FILE_PERIOD_S, batch_size=_MOST_WAITING
+        TraceFile(Path(settings.file).absolute()),
+        most_waiting=_MOST_WAITING,
+        period_s=_FILE_PERIOD_S,
+        batch_size=_MOST_WAITING,
     )

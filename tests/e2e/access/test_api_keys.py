@@ -88,6 +88,14 @@ def test_where_a_key_may_stand(server, fields, status):
         assert connection.reply().status == status
 
 
+def test_the_document_says_that_a_key_is_needed(server):
+    assert server.get("/openapi.json").status == 401
+    document = server.request("GET", "/openapi.json", headers=bearer(KEYS[0])).json
+    assert document["components"]["securitySchemes"] == {"API key": {"type": "http", "scheme": "bearer"}}
+    for path in ("/v2/models/{model_name}/infer", "/v2/models/identity/infer"):
+        assert document["paths"][path]["post"]["security"] == [{"API key": []}]
+
+
 def test_a_key_in_the_query_is_none(server):
     assert server.get(f"/v2?api_key={KEYS[0]}&x-api-key={KEYS[0]}").status == 401
 

@@ -99,7 +99,8 @@ def test_repeated_and_odd_headers(server, fields, parameters):
     body = json.dumps(BODY).encode()
     with connected(server.port) as connection:
         connection.send(
-            f"POST {TELL} HTTP/1.1\r\nContent-Length: {len(body)}\r\n{fields}\r\n\r\n".encode("latin-1") + body
+            f"POST {TELL} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{fields}\r\n\r\n".encode("latin-1")
+            + body
         )
         assert told(connection.reply()) == parameters
 
@@ -114,7 +115,9 @@ def test_too_many_headers(server):
     body = json.dumps(BODY).encode()
     fields = "".join(f"a{number}: b\r\n" for number in range(300))
     with connected(server.port) as connection:
-        connection.send(f"POST {TELL} HTTP/1.1\r\nContent-Length: {len(body)}\r\n{fields}\r\n".encode() + body)
+        connection.send(
+            f"POST {TELL} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{fields}\r\n".encode() + body
+        )
         reply = connection.reply()
     assert (reply.status, "forwards headers takes 256 at most" in reply.error) == (400, True)
 

@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 
 from pybackend.frontend.access.groups import grpc_group, http_group
 from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import ApiGroup
@@ -188,7 +189,9 @@ def test_other_ways_to_write_a_path(server, target):
 def test_headers_that_are_not_it(server, fields):
     body = json.dumps(BODY).encode()
     with connected(server.port) as connection:
-        connection.send(f"POST {INFER} HTTP/1.1\r\nContent-Length: {len(body)}\r\n{fields}\r\n\r\n".encode() + body)
+        connection.send(
+            f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{fields}\r\n\r\n".encode() + body
+        )
         assert connection.reply().status in {400, 403}
         assert connection.at_end()
 
@@ -243,7 +246,7 @@ def test_huge_headers(server):
     assert server.request("GET", "/v2", headers={"X-Metadata": "x" * 60_000}).status == 403
     many = "".join("X-Metadata: no\r\n" for _ in range(3000))
     with connected(server.port) as connection:
-        connection.send(f"GET /v2 HTTP/1.1\r\n{many}\r\n".encode())
+        connection.send(f"GET /v2 HTTP/1.1\r\nHost: x\r\n{many}\r\n".encode())
         assert connection.reply().status == 403
 
 
@@ -264,12 +267,22 @@ def test_refusals_are_counted_and_tell_nothing(server):
     assert "let-me" not in server.output
 
 
+def test_the_document_says_which_headers_are_needed(server):
+    """It names no models, because the header of their metadata is not needed to read it."""
+    document = server.get("/openapi.json").json
+    operation = document["paths"]["/v2/models/{model_name}/infer"]["post"]
+    ((name, scopes),) = operation["security"][0].items()
+    assert scopes == []
+    assert document["components"]["securitySchemes"][name] == {"type": "apiKey", "in": "header", "name": name}
+    assert not [path for path in document["paths"] if "/v2/models/identity" in path]
+
+
 def test_every_route_has_a_group(repository):
     """A new route must not be open by oversight."""
 
     async def routes():
         async with engine_on(repository) as engine:
-            return {route.path for route in make_app(engine, BodyLimits(), KeptBytes(1 << 30)).routes}
+            return {route.path for route in make_app(InferFrontend(engine, BodyLimits(), KeptBytes(1 << 30))).routes}
 
     paths = asyncio.run(routes()) - {"/", "/docs", "/docs/{name}", "/openapi.json"}
     assert len(paths) > 20

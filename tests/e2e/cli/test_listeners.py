@@ -112,7 +112,7 @@ def test_a_socket_file_whose_server_was_killed(empty, tmp_path):
     for number in (signal.SIGKILL, signal.SIGTERM):
         with serving(empty, flags=flags, ready=False) as server:
             server.wait_for("Started Metrics Service")
-            assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}") == "200"
+            assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}").endswith("200")
             server.stop(number)
         assert path.exists() is (number == signal.SIGKILL)
 
@@ -121,7 +121,7 @@ def test_ipv6_alone_and_both_families(empty):
     flags = ("--http-address=ipv6:[::1]", "--grpc-address=::")
     with serving(empty, flags=flags, ready=False) as server:
         web = server.wait_for(r"Started HTTPService at (\[::1\]:\d+)")[1]
-        assert curl("-g", f"http://{web}/v2/health/live", "-w", "%{http_code}") == "200"
+        assert curl("-g", f"http://{web}/v2/health/live", "-w", "%{http_code}").endswith("200")
         port = server.wait_for(r"Started GRPCInferenceService at \[::\]:(\d+)")[1]
         assert is_live(f"127.0.0.1:{port}")
         assert is_live(f"[::1]:{port}")
@@ -178,4 +178,4 @@ def test_many_servers_start_at_one_path(empty, tmp_path):
     with serving(empty, flags=flags, ready=False) as one, serving(empty, flags=flags, ready=False) as two:
         outcomes = [server.wait_for("Started HTTPService|already in use")[0] for server in (one, two)]
         assert sorted(outcomes) == ["Started HTTPService", "already in use"]
-        assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}") == "200"
+        assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}").endswith("200")

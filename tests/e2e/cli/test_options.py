@@ -352,7 +352,7 @@ FLAGS = {
     "--log-file": ("log.file", None, "x.log", Path("x.log").absolute()),
     "--log-access": ("log.access", False, "on", True),
     "--trace-config": ("trace.rate", 1000, "rate=5", 5),
-    "--trace-file": ("trace.file", None, "x.json", Path("x.json").absolute()),
+    "--trace-file": ("trace.file", "", "./x.json", "./x.json"),
     "--trace-level": ("trace.levels", (), "TENSORS", ("TENSORS",)),
     "--trace-rate": ("trace.rate", 1000, "5", 5),
     "--trace-count": ("trace.count", -1, "5", 5),

@@ -66,6 +66,8 @@ def test_figures_are_those_between_two_looks(server):
     assert 0 < busy.execute_p50_ms <= busy.execute_p99_ms
     assert busy.execute_ms > 0
     assert busy.queue_ms >= 0
+    assert busy.resident_bytes > 2 * 1_000_000
+    assert busy.cpu_cores >= 0
     assert failing.failures_per_s == pytest.approx(3 / elapsed_s)
     assert (failing.requests, failing.execute_ms, failing.execute_p50_ms) == (0, None, None)
     assert (rows["unloaded"].state, rows["unloaded"].requests) == ("", None)
@@ -88,6 +90,8 @@ def test_one_table_or_one_object(server, capsys):
     assert head.startswith(f"http://{server.url}: 2 of 3 ready, ")
     assert headings.split()[:5] == ["MODEL", "VERSION", "STATE", "INSTANCES", "REQ/S"]
     assert busy.split()[:4] == ["busy", "1", "READY", "2/2"]
+    assert headings.split()[-3:] == ["CPU", "RSS", "MB"]
+    assert float(busy.split()[-1]) > 2
     # Metrics that do not answer are no reason to show nothing.
     assert run(["top", "--once", "--interval=0.01", url, "--metrics-url=http://127.0.0.1:1"]) == 0
     out = capsys.readouterr().out

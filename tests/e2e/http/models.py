@@ -114,6 +114,13 @@ def write_models(repository: Path) -> None:
     """
     write_model(repository, "batched", IDENTITY, 'backend: "python"' + batched)
     write_model(repository, "strings", IDENTITY, identity_config("TYPE_STRING", "16"))
+    two = tensors(IN0=("TYPE_STRING", [16]), IN1=("TYPE_STRING", [16]))
+    write_model(
+        repository,
+        "two_strings",
+        IDENTITY,
+        f'backend: "python" input [ {two} ] output [ {tensors(OUT=("TYPE_STRING", [16]))} ]',
+    )
     write_model(repository, "identity", IDENTITY, identity_config())
     write_model(repository, SPACED, IDENTITY, identity_config())
     for version in (1, 3):

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
-from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -62,11 +62,12 @@ async def serve(repository, ports, stop):
     """One engine behind both servers, until ``stop`` is set."""
     limits = BodyLimits(LIMIT)
     async with engine_on(repository) as engine:
-        app = make_app(engine, limits, KeptBytes(1 << 30))
+        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+        app = make_app(frontend)
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)
-        own = HttpServer(app, HttpPort(KeptBytes(1 << 30)), InferService(engine, limits))
+        own = HttpServer(app, HttpPort(frontend.kept), frontend)
         own_socket = bind("127.0.0.1", 0, "HTTP")
         await own.start(own_socket)
         plain_socket = socket.create_server(("127.0.0.1", 0))
@@ -157,6 +158,13 @@ REQUESTS = {
         {"Content-Encoding": "deflate"},
     ),
     "no such compression": ("identity", GOOD, {"Content-Encoding": "br"}),
+    "repeated header length": (
+        "identity",
+        GOOD,
+        {"Inference-Header-Content-Length": f"{len(GOOD)}\r\nInference-Header-Content-Length: {len(GOOD)}"},
+    ),
+    "slash within the name": ("a%2Fidentity", GOOD, {}),
+    "slash before a version": ("versions%2Fversions%2F1", GOOD, {}),
     "identity encoding": ("identity", GOOD, {"Content-Encoding": "identity"}),
     "error from the model": (
         "probe",
@@ -176,6 +184,14 @@ def test_both_ways_answer_alike(ports, model, body, headers, chunked):
     about = ("content-type", "inference-header-content-length", "content-length", "accept-encoding", "content-encoding")
     assert [plain.headers.get(name) for name in about] == [own.headers.get(name) for name in about]
     assert (plain.status, plain.body) == (own.status, own.body)
+
+
+def test_http_1_0_gets_no_compression(ports):
+    request = post("/v2/models/identity/infer", GOOD, {"Accept-Encoding": "gzip"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    for port in ports:
+        reply = ask(port, request)
+        assert (reply.status, reply.headers.get("content-encoding")) == (200, None)
+        assert reply.json["outputs"][0]["data"] == [0.10000000149011612, 2.0]
 
 
 @pytest.mark.parametrize(

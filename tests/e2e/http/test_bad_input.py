@@ -489,6 +489,23 @@ ELEMENTS = {
 
 
 @pytest.mark.spec("srv-H10")
+def test_of_several_inputs_with_wrong_numbers_of_strings_the_last_is_named(server):
+    """As the reference does for two of them."""
+    pair = [{"name": name, "datatype": "BYTES", "shape": [16]} for name in ("IN0", "IN1")]
+    few, many = strings(*[b"x"] * 14), strings(*[b"x"] * 17)
+    document = {
+        "inputs": [
+            each | {"parameters": {"binary_data_size": len(blob)}} for each, blob in zip(pair, (few, many), strict=True)
+        ]
+    }
+    reply = server.infer("two_strings", *binary_body(document, few, many))
+    assert reply.error == (
+        "[request id: <id_unknown>] unexpected number of string elements 17 for inference input 'IN1' for model "
+        "'two_strings', expecting 16"
+    )
+
+
+@pytest.mark.spec("srv-H10")
 @pytest.mark.parametrize(("blob", "message"), ELEMENTS.values(), ids=ELEMENTS)
 def test_bytes_elements(server, blob, message):
     document = {"id": "9", "inputs": [binary(len(blob), "IN", datatype="BYTES", shape=[16])]}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import struct
+import subprocess
 
 import pytest
 
@@ -165,6 +168,59 @@ def test_http_1_0_ends_with_the_answer(connect, request_):
     assert connection.at_end()
 
 
+KEPT = {"Connection": "Keep-Alive"}
+ROUTES = {
+    "infer": (post(PATH, json.dumps(document(1)).encode(), KEPT), 200),
+    "large infer": (post(PATH, json.dumps(document(*[0.5] * 30_000)).encode(), KEPT), 200),
+    "error of infer": (post(PATH, b"{", KEPT), 500),
+    "health": (head("GET", "/v2/health/ready", KEPT), 200),
+    "metadata": (head("GET", "/v2/models/identity", KEPT), 200),
+    "generate": (post("/v2/models/identity/generate", b'{"IN": 1}', KEPT), 200),
+    "no route": (head("GET", "/nothing", KEPT), 404),
+}
+
+
+@pytest.mark.spec("srv-H52")
+@pytest.mark.parametrize(("request_", "status"), ROUTES.values(), ids=ROUTES)
+def test_http_1_0_is_told_that_its_connection_is_kept(connect, request_, status):
+    connection = connect()
+    for _ in range(4):  # the server knows the head from the second time on
+        connection.send(request_.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        reply = connection.reply()
+        assert (reply.status, reply.headers["connection"]) == (status, "keep-alive")
+    connection.send(request_.replace(b"HTTP/1.1", b"HTTP/1.0", 1).replace(b"Keep-Alive", b"close"))
+    assert connection.reply().headers["connection"] == "close"
+    assert connection.at_end()
+
+
+@pytest.mark.spec("srv-H52")
+def test_http_1_0_is_told_that_its_connection_ends(connect):
+    connection = connect()
+    request = post("/v2/models/identity/generate_stream", b'{"IN": 1}', KEPT)
+    connection.send(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (200, "close")
+    assert connection.at_end()
+
+
+@pytest.mark.spec("srv-H52")
+@pytest.mark.skipif(shutil.which("ab") is None, reason="ApacheBench (apache2-utils) is not installed")
+@pytest.mark.parametrize("path", [PATH, "/v2/health/ready"])
+def test_apache_bench_keeps_its_connections(server, tmp_path, path):
+    body = tmp_path / "body"
+    body.write_text(json.dumps(document(1)))
+    command = ["ab", "-k", "-n", "50", "-c", "2"]
+    if path == PATH:
+        command += ["-p", str(body), "-T", "application/json"]
+    done = subprocess.run(
+        [*command, f"http://{server.url}{path}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    seen = dict(
+        re.findall(r"^(Complete requests|Failed requests|Keep-Alive requests):\s+(\d+)", done.stdout, re.MULTILINE)
+    )
+    assert seen == {"Complete requests": "50", "Failed requests": "0", "Keep-Alive requests": "50"}
+
+
 # --- bytes as they come ---------------------------------------------------------------------------------------------
 
 SEQUENCE = (
@@ -180,7 +236,7 @@ def check_sequence(replies):
     assert [reply.status for reply in replies] == [200] * 4
     assert [replies[index].json["id"] for index in (0, 2, 3)] == ["1", "2", "3"]
     assert [values_of(replies[index]) for index in (0, 2, 3)] == [[1.5], [2.5], [3.5]]
-    assert replies[1].body == b""
+    assert replies[1].json == {"live": True}
 
 
 @pytest.mark.spec("srv-H41")
@@ -291,11 +347,12 @@ def test_malformed_chunk_behind_an_answer_gets_no_second_one(connect, settle, re
 
 
 @pytest.mark.parametrize("path", [PATH, "/v2"])
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/2.0"])
-def test_chunks_need_http_1_1(connect, path, version):
+def test_chunks_need_http_1_1(connect, path):
     """RFC 9112, section 6.1: whoever sends that, the framing may be wrong."""
     connection = connect()
-    connection.send(LIVE + post_chunked(path, [b"{}"], {"Connection": "keep-alive"}).replace(b"HTTP/1.1", version, 1))
+    connection.send(
+        LIVE + post_chunked(path, [b"{}"], {"Connection": "keep-alive"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    )
     connection.send(LIVE)
     assert connection.reply().status == 200
     reply = connection.reply()
@@ -521,6 +578,50 @@ def test_head_that_is_just_small_enough(connect):
     connection.send(head("GET", "/v2", {"X-Long": "x" * 65_000}))
     assert connection.reply().status == 200
     connection.send(infer(1, headers={"X-Long": "x" * 65_000}))
+    assert connection.reply().status == 200
+
+
+def headless(*lines, version="HTTP/1.1", method="GET", path="/v2"):
+    return "\r\n".join([f"{method} {path} {version}", *lines, "", ""]).encode()
+
+
+AGAINST_RFC_9112 = {
+    "no host": (headless(), 400),
+    "two hosts": (headless("Host: a", "host: a"), 400),
+    "two hosts in HTTP/1.0": (headless("Host: a", "Host: b", version="HTTP/1.0"), 400),
+    "host with a path": (headless("Host: a/b"), 400),
+    "host with a user": (headless("Host: a@b"), 400),
+    "host with letters for a port": (headless("Host: a:b"), 400),
+    "HTTP/0.9": (headless("Host: a", version="HTTP/0.9"), 505),
+    "HTTP/2.0": (headless("Host: a", version="HTTP/2.0"), 505),
+    "gzip, then chunks": (headless("Host: a", "Transfer-Encoding: gzip, chunked", method="POST"), 501),
+    "in two fields": (headless("Host: a", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked", method="POST"), 501),
+    "chunks twice": (headless("Host: a", "Transfer-Encoding: chunked, chunked", method="POST"), 400),
+    "no chunks": (headless("Host: a", "Transfer-Encoding: gzip", method="POST"), 400),
+}
+
+
+@pytest.mark.parametrize("path", ["/v2", PATH])
+@pytest.mark.parametrize(("data", "status"), AGAINST_RFC_9112.values(), ids=AGAINST_RFC_9112)
+def test_heads_that_servers_could_understand_differently(connect, data, status, path):
+    connection = connect()
+    connection.send(data.replace(b"/v2", path.encode(), 1) + b"2\r\n{}\r\n0\r\n\r\n")
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (status, "close")
+    assert reply.error.startswith("Invalid HTTP request received")
+    assert connection.at_end()
+
+
+@pytest.mark.parametrize("host", ["a", "", "a.b:8000", "127.0.0.1:", "[::1]:80", "[fe80::1%25eth0]", " x\t", "a_b"])
+def test_hosts(connect, host):
+    connection = connect()
+    connection.send(headless(f"Host: {host}"))
+    assert connection.reply().status == 200
+
+
+def test_http_1_0_needs_no_host(connect):
+    connection = connect()
+    connection.send(headless(version="HTTP/1.0"))
     assert connection.reply().status == 200
 
 

@@ -45,6 +45,11 @@ max_batch_size: 8
 input [ {tensors(rows=("TYPE_INT32", [2]))} ]
 output [ {tensors(seen=("TYPE_STRING", [1]), PAIR=("TYPE_FP32", [2]))} ]
 """
+PLANE = f"""
+backend: "python"
+input [ {tensors(plane=("TYPE_INT32", [-1, -1]))} ]
+output [ {tensors(seen=("TYPE_STRING", [1]), PAIR=("TYPE_FP32", [2]))} ]
+"""
 NESTED = f"""
 backend: "python"
 input [ {tensors(parameters=("TYPE_INT32", [1]))} ]
@@ -86,6 +91,8 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("generate")
     write_model(repository, "tells", TELLS, CONFIG)
     write_model(repository, "batched", TELLS, BATCHED)
+    write_model(repository, "plane", TELLS, PLANE)
+    write_model(repository, "batched_plane", TELLS, PLANE + "max_batch_size: 4")
     write_model(repository, "nested", TELLS, NESTED)
     write_model(repository, "repeat", model_code("repeat"), STREAM)
     write_model(repository, "endless", PATIENT, STREAM + 'parameters { key: "SANDBOX" value: { string_value: "off" } }')
@@ -151,6 +158,32 @@ def test_a_version_can_be_named(server):
     assert server.request("POST", "/v2/models/tells/versions/2/generate", b'{"text_input":"a"}').status == 404
 
 
+@pytest.mark.spec("srv-H33")
+@pytest.mark.parametrize(
+    ("model", "name", "value", "shape"),
+    [
+        ("tells", "numbers", [[1, 2], [3, 4], [5, 6]], [3, 2]),
+        ("tells", "numbers", [[1, 2, 3], [4, 5, 6]], [3, 2]),  # as in infer, nesting need not fit the shape
+        ("tells", "text_input", [[["a"]]], [1]),
+        ("batched", "rows", [[1, 2], [3, 4]], [2, 2]),
+        ("plane", "plane", [[1, 2, 3], [4, 5, 6]], [2, 3]),
+        ("plane", "plane", [1, 2, 3, 4, 5, 6], [1, 6]),
+        ("plane", "plane", [[1] * 1000] * 400, [400, 1000]),  # which is read in slices
+        ("batched_plane", "plane", [[1, 2, 3], [4, 5, 6]], [1, 2, 3]),
+        ("batched_plane", "plane", [[[1, 2, 3]], [[4, 5, 6]]], [2, 1, 3]),
+    ],
+)
+def test_nested_lists(server, model, name, value, shape):
+    document = {"text_input": "a", name: value} if model == "tells" else {name: value}
+    seen = json.loads(generate(server, model, document).json["seen"])
+    found, elements = seen["inputs"][name]
+    assert found == shape
+    flat = value
+    while isinstance(flat[0], list):
+        flat = [element for part in flat for element in part]
+    assert elements == flat
+
+
 WRONG_COUNT = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
@@ -164,6 +197,51 @@ REFUSED = {
         {"text_input": "a", "parameters": {"text_input": "b"}},
         400,
         "input 'text_input' already exists in request",
+    ),
+    "given twice in one object": (
+        "tells",
+        b'{"text_input": "a", "text_input": "b"}',
+        400,
+        "input 'text_input' already",
+    ),
+    "parameter given twice": (
+        "tells",
+        b'{"text_input": "a", "n": 1, "n": 2}',
+        400,
+        "input 'n' already exists in request",
+    ),
+    "given twice in parameters": (
+        "tells",
+        b'{"parameters": {"n": 1, "n": 2}, "text_input": "a"}',
+        400,
+        "input 'n' already exists in request",
+    ),
+    "misspelt": (
+        "tells",
+        {"Text_Input": "a"},
+        400,
+        "[request id: <id_unknown>] expected number of inputs between 1 and 3 but got 0 inputs for model 'tells'. Got "
+        "input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s). There is no "
+        "input 'Text_Input', did you mean 'text_input'?",
+    ),
+    "misspelt list": (
+        "batched",
+        {"Rows": [1, 2]},
+        400,
+        "parameter 'Rows' has invalid type. It should be either 'int', 'bool', or 'string'. There is no input 'Rows', did "
+        "you mean 'rows'?",
+    ),
+    "nested parameter": (
+        "tells",
+        {"text_input": "a", "parameters": {"nested": {"a": 1}}},
+        400,
+        "Converting keyword: 'parameters': parameter 'nested' has invalid type.",
+    ),
+    "lists that do not fit": (
+        "batched",
+        {"rows": [[1, 2, 3]]},
+        400,
+        "The schema can not convert input 'rows' to tensor with proper shape: lists of the shape [1,3] do not fit [-1,2]",
     ),
     "wrong count": (
         "tells",
@@ -257,8 +335,9 @@ def test_an_error_after_the_start_is_an_event(server):
 def test_the_first_response_decides_the_status(server):
     reply = generate(server, "repeat", {"IN": [2, 0]}, "generate_stream")
     assert (reply.status, reply.error) == (404, "no 0")
-    assert generate(server, "nobody", {}, "generate_stream").status == 400
-    assert generate(server, "tells", b"{", "generate_stream").status == 500
+    for model, document, status in (("nobody", {}, 400), ("tells", b"{", 500), ("tells", {}, 400)):
+        reply = generate(server, model, document, "generate_stream")
+        assert (reply.status, reply.headers["content-type"]) == (status, "application/json")
 
 
 def test_a_slow_reader_pauses_its_model_and_a_departure_cancels_it(server):

@@ -39,9 +39,17 @@ def test_server_metadata(server):
 @pytest.mark.spec("srv-H03")
 def test_the_extensions_are_those_whose_routes_answer(server):
     asked = {name: server.request(method, path, b"{}") for name, (method, path) in EXTENSIONS.items()}
-    served = [name for name, reply in asked.items() if reply.body != b'{"error":"Not Found"}']
+    served = [name for name, reply in asked.items() if not reply.body.startswith(b'{"error":"Not Found')]
     assert server.get("/v2").json["extensions"] == served
     assert {"model_configuration", "binary_tensor_data", "parameters", "classification"} <= set(served)
+
+
+def test_the_names_of_the_models_that_serve(server):
+    reply = server.get("/v2/models")
+    index = server.request("POST", "/v2/repository/index", {"ready": True}).json
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.json == {"models": sorted({row["name"] for row in index})}
+    assert "identity" in reply.json["models"]
 
 
 @pytest.mark.spec("srv-H04")

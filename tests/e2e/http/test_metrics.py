@@ -100,6 +100,26 @@ LAG = {
 SANDBOX = {
     "pybackend_sandbox_missing_layers": ("gauge", "Number of layers of the model's sandbox that are not in force")
 }
+PROCESSES = {
+    "pybackend_process_resident_bytes": (
+        "gauge",
+        "Memory of the instance's process and of those that it started (Rss: shared pages count for each), in bytes",
+    ),
+    "pybackend_process_cpu_seconds_total": (
+        "counter",
+        "Processor time of the instance's process and of those that it started, in seconds",
+    ),
+}
+STORAGE = {
+    "pybackend_repository_answers": (
+        "gauge",
+        "1 if the repository in cloud storage answered when it was last asked, 0 if its last listing is in use",
+    ),
+    "pybackend_repository_listed_timestamp_seconds": (
+        "gauge",
+        "When the repository in cloud storage was last listed, in seconds since 1970",
+    ),
+}
 MACHINE = {
     "nv_pinned_memory_pool_total_bytes": ("gauge", "Pinned memory pool total memory size, in bytes"),
     "nv_pinned_memory_pool_used_bytes": ("gauge", "Pinned memory pool used memory size, in bytes"),
@@ -107,6 +127,30 @@ MACHINE = {
     "nv_cpu_memory_total_bytes": ("gauge", "CPU total memory (RAM), in bytes"),
     "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
 }
+CHILD_BYTES, CHILD_CPU_S = 96_000_000, 0.5
+PARENT = f"""
+import subprocess, sys, time
+CHILD = '''
+import sys, time
+kept = b"x" * {CHILD_BYTES}
+while time.process_time() < {CHILD_CPU_S}:
+    pass
+print("done", flush=True)
+sys.stdin.read()
+'''
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.child.stdout.readline()
+    def execute(self, requests):
+        end = time.process_time() + {CHILD_CPU_S}
+        while time.process_time() < end:
+            pass
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+    def finalize(self):
+        self.child.communicate()
+"""
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 ASKING = """
 import triton_python_backend_utils as pb_utils
@@ -145,6 +189,7 @@ def fresh(tmp_path_factory):
         output [ {tensors(SEEN=("TYPE_STRING", [1]), BLOB=("TYPE_STRING", [1]))} ]
     """
     write_model(repository, "failing", PROBE, probe)
+    write_model(repository, "parent", PARENT, identity_config("TYPE_FP32", "[ 1 ]"))
     write_model(repository, "broken", "raise ImportError('on purpose')", identity_config())
     with serving(repository, flags=("--exit-on-error=false",), ready=False) as server:
         server.wait_for(r"untouched +\| 2 ")
@@ -176,6 +221,8 @@ def test_families(fresh):
         **REFUSED,
         **LAG,
         **SANDBOX,
+        **PROCESSES,
+        **STORAGE,
         **MACHINE,
     }
     for name, (kind, description) in families.items():
@@ -255,8 +302,19 @@ def _of_models(server):
     return {
         line
         for line in page(server).splitlines()
-        if 'model="' in line and "memory_bytes" not in line and "pybackend_refused" not in line
+        if 'model="' in line and not re.match("[a-z_]+memory_bytes|pybackend_refused|pybackend_process", line)
     }
+
+
+def test_processes_count_with_their_children(fresh):
+    labels = '{instance_name="parent_0",model="parent",version="1"}'
+    before = fresh.metrics()
+    assert before["pybackend_process_resident_bytes" + labels] > CHILD_BYTES
+    assert before["pybackend_process_cpu_seconds_total" + labels] >= CHILD_CPU_S
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}
+    assert fresh.infer("parent", {"inputs": [tensor]}).status == 200
+    name = "pybackend_process_cpu_seconds_total" + labels
+    assert fresh.metrics()[name] - before[name] >= 0.9 * CHILD_CPU_S
 
 
 @pytest.mark.spec("srv-M06")

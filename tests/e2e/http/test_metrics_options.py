@@ -9,8 +9,9 @@ import math
 import pytest
 
 from pybackend.instance.devices import count_gpus
+from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
-from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
+from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -130,6 +131,8 @@ def test_counters_of_latencies_can_be_left_out(detailed):
     assert of(detailed, "nv_inference_exec_count", "plain") > 0
     for part in LATENCIES:
         assert of(detailed, f"nv_inference_{part}_duration_us", "plain") is None
+    page = detailed.request("GET", "/metrics", port=detailed.metrics_port).body.decode()
+    assert "_duration_us" not in page  # not even a description
 
 
 @pytest.mark.spec("srv-M06", "srv-M10")
@@ -167,6 +170,8 @@ def test_requests_that_wait_and_requests_that_are_refused(tmp_path):
     queue = "dynamic_batching { max_queue_delay_microseconds: 0 default_queue_policy { max_queue_size: 3 } }"
     config = f"{identity_config('TYPE_FP32', '[ 1 ]', 'max_batch_size: 1')} {queue} {OFF}"
     write_model(tmp_path, "waiting", WAITING, config)
+    one = tensors(IN=("TYPE_FP32", [1])), tensors(OUT=("TYPE_FP32", [1]))
+    write_ensemble(tmp_path, "whole", [step("waiting", {"IN": "IN"}, {"OUT": "OUT"})], *one, "max_batch_size: 1")
     with serving(tmp_path, flags=("--metrics-interval-ms=20",)) as server:
         place = tmp_path / "waiting"
         failures = {
@@ -176,6 +181,10 @@ def test_requests_that_wait_and_requests_that_are_refused(tmp_path):
 
         def pending():
             return server.metrics()['nv_inference_pending_request_count{model="waiting",version="1"}']
+
+        def of_whole():
+            metrics = server.metrics()
+            return {reason: metrics[name.replace("waiting", "whole")] for reason, name in failures.items()}
 
         clients = []
 
@@ -191,6 +200,9 @@ def test_requests_that_wait_and_requests_that_are_refused(tmp_path):
             wait_until(lambda count=count: pending() == count, f"{count} requests wait")
         assert server.infer("waiting", body()).status == 503
         assert server.metrics()[failures["REJECTED"]] == 1
+        assert server.infer("whole", body()).status == 503
+        assert server.metrics()[failures["REJECTED"]] == 2
+        assert of_whole() == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 1}
         clients.pop().close()
         wait_until(lambda: server.metrics()[failures["CANCELED"]] == 1, "the request of a client that left is dropped")
         assert pending() == 2
@@ -202,7 +214,7 @@ def test_requests_that_wait_and_requests_that_are_refused(tmp_path):
             client.close()
         metrics = server.metrics()
         assert {reason: metrics[name] for reason, name in failures.items()} == {
-            "REJECTED": 1,
+            "REJECTED": 2,
             "CANCELED": 1,
             "BACKEND": 0,
             "OTHER": 0,

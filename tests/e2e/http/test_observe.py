@@ -186,6 +186,53 @@ def test_prometheus_scrapes_and_answers_every_query(server, tmp_path):
         assert prometheus.firing() == set()
 
 
+@needs_prometheus
+@pytest.mark.spec("srv-M17")
+def test_the_alerts_follow_the_figures_of_half_an_hour(tmp_path):
+    """In Prometheus' own time: a state that changes does not clear an alert, and what an operator does is none."""
+    unavailable, ready = (
+        f'pybackend_model_ready{{model="m",version="1",state="{s}"}}' for s in ("UNAVAILABLE", "READY")
+    )
+    series = {
+        ready: "1 1 0 0 _x20 1x10",
+        unavailable: "_x4 0x19 _x11",
+        'pybackend_model_ready{model="slow",version="1",state="LOADING"}': "0x35",
+        'pybackend_model_ready{model="off",version="1",state="UNLOADED"}': "0x35",
+        'pybackend_oldest_execution_seconds{model="m",version="1"}': "0 60 120 180 0x30",
+    }
+    severities = {"PybackendModelNotReady": "critical", "PybackendExecutionHangs": "warning"}
+    down, hangs = severities
+    fires = {(down, minute): minute in range(4, 24) for minute in (3, 4, 5, 10, 20, 23, 26)}
+    fires |= {(hangs, minute): minute == 3 for minute in (1, 2, 3, 4)}
+
+    def expected(name):
+        return [{"exp_labels": {"severity": severities[name], "model": "m", "version": "1"}}]
+
+    rules = yaml.safe_load((OBSERVE / "alerts.yml").read_text())
+    for rule in rules["groups"][0]["rules"]:
+        rule.pop("annotations")  # their texts are no part of this
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules))
+    test = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": [
+                    {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": expected(name) if firing else []}
+                    for (name, minute), firing in fires.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 DIES = """
 import os
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -13,7 +13,8 @@ from tests.support.log_lines import server_tracebacks
 
 pytestmark = pytest.mark.e2e
 
-NOT_FOUND, NOT_ALLOWED = '{"error":"Not Found"}', '{"error":"Method Not Allowed"}'
+NOT_FOUND = '{"error":"Not Found. GET /v2/models lists the models that serve, and /docs all routes"}'
+NOT_ALLOWED = '{"error":"Method Not Allowed. The page /docs says which methods a route has"}'
 IDENTITY_REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 
 
@@ -126,8 +127,9 @@ def test_openapi_describes_the_routes(server):
     reply = server.get("/openapi.json")
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     paths = reply.json["paths"]
-    assert set(paths) == {
+    assert {path for path in paths if "{model_name}" in path or not path.endswith(("/infer", "/generate_stream"))} == {
         "/v2",
+        "/v2/models",
         "/v2/health/live",
         "/v2/health/ready",
         "/v2/logging",
@@ -162,6 +164,34 @@ def test_openapi_describes_the_routes(server):
     assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
     assert {"200", "400", "404", "500", "503"} <= set(infer["responses"])
     assert "Inference-Header-Content-Length" in {parameter["name"] for parameter in infer["parameters"]}
+
+
+def test_each_model_has_an_example_that_it_takes(server):
+    """A browser's page fills it in; what it makes up from the types of members is refused."""
+    paths = server.get("/openapi.json").json["paths"]
+    examples = {
+        path: operations["post"]
+        for path, operations in paths.items()
+        if re.fullmatch(r"/v2/models/[^{]+/\w+", path) and "post" in operations
+    }
+    served = server.get("/v2/models").json["models"]
+    named = {unquote(path.split("/")[3]) for path in examples}
+    assert {"identity", "add_sub", "batched", SPACED} <= named <= set(served)
+    for path in examples:
+        body = examples[path]["requestBody"]["content"]["application/json"]["example"]
+        reply = server.request("POST", path, body)
+        # A model may refuse what is in its inputs, but not their names, types and shapes.
+        assert reply.status == 200 or path.split("/")[3] in {"probe", "patient"}, (path, reply.body)
+
+
+def test_no_example_is_a_mistake_of_the_servers_own(server):
+    """Each route that takes JSON, with what the page fills in, and the name of a model that is not there."""
+    for path, operations in server.get("/openapi.json").json["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        if "{" in path and "application/json" in content:
+            body = content["application/json"]["schema"].get("example", {})
+            reply = server.request("POST", re.sub(r"{\w+}", "1", path), body)
+            assert reply.status not in {200, 500}, (path, reply.body)
 
 
 def test_documentation_page(server):
@@ -219,7 +249,6 @@ def test_every_error_is_json(server, ask):
         "wrong method": server.request("DELETE", "/v2"),
         "unknown model, ASGI": server.get("/v2/models/unknown"),
         "unknown model, infer": server.infer("unknown", b"{}"),
-        "not ready": server.get("/v2/models/unknown/ready"),
         "missing version": server.infer("identity/versions/9", b"{}"),
         "bad JSON": server.infer("identity", b"{"),
         "bad shape": server.infer("add_sub", b'{"inputs":[]}'),

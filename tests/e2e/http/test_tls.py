@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import ssl
 import urllib.request
@@ -14,6 +15,7 @@ import tritonclient.http
 import trustme
 from tritonclient.utils import InferenceServerException
 
+from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
@@ -97,6 +99,65 @@ def test_a_client_that_does_not_trust_the_server_and_one_without_tls(secure):
         plain.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not plain.recv(1000).startswith(b"HTTP")
     assert secure.metrics()  # its port stays as it is
+
+
+def presented(port, files):
+    """A connection to a port, and the certificate that it presents."""
+    trusting = ssl.create_default_context(cafile=files / "root.pem")
+    connection = trusting.wrap_socket(
+        socket.create_connection(("127.0.0.1", port), timeout=60), server_hostname="127.0.0.1"
+    )
+    return connection, connection.getpeercert(binary_form=True)
+
+
+def live(connection):
+    connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    return connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.spec("srv-H48")
+def test_certificates_are_read_again_and_connections_stay(files, repository, tmp_path):
+    """When they change, and on SIGHUP; of a pair that does not fit together the old one stays."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "root.pem")
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+
+    def renew(*, with_key=True):
+        issued = authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        if with_key:
+            issued.private_key_pem.write_to_path(key)
+        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+
+    first = renew()
+    with serving(repository, flags=(*flags(tmp_path, "http"), *flags(tmp_path, "grpc")), ready=False) as server:
+        server.wait_for("identity .*READY")
+        old, shown = presented(server.port, tmp_path)
+        with old, secure_client(server, tmp_path) as client:
+            assert client.is_server_live()
+            assert (shown, live(old)) == (first, True)
+            renewed = renew()
+            for service, port in (("HTTP", server.port), ("GRPC", int(server.grpc_url.rpartition(":")[2]))):
+                server.wait_for(f"Read the certificates of {service} in {certificate}, {key} again")
+                new, shown = presented(port, tmp_path)
+                new.close()
+                assert shown == renewed
+            renew(with_key=False)
+            server.wait_for(
+                f"The certificates of HTTP stay as they were: --http-server-cert {certificate} and --http-server-key {key} "
+                "cannot be used: .*Both are PEM files, and belong to each other"
+            )
+            server.wait_for("The certificates of GRPC stay as they were: ")
+            read = server.output.count("stay as they were")
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: server.output.count("stay as they were") == read + 2, "the files to be read again")
+            new, shown = presented(server.port, tmp_path)
+            with new:
+                assert (shown, live(new)) == (renewed, True)
+            assert live(old)
+            np.testing.assert_array_equal(
+                client.infer("identity", inputs(tritonclient.grpc, np.ones(3, np.float32))).as_numpy("OUT"), np.ones(3)
+            )
 
 
 def secure_client(server, files, name=None):

@@ -159,9 +159,9 @@ def ready(server, model):
     reply = server.get(f"/v2/models/{model}/ready")
     assert reply.status in {200, 400}
     if reply.status == 400:
-        assert reply.json == {"error": "Model version not ready"}
+        assert reply.json == {"name": model, "ready": False, "error": "Model version not ready"}
     else:
-        assert reply.body == b""
+        assert reply.json == {"name": model, "ready": True}
     return reply.status == 200
 
 

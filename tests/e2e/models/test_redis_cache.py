@@ -6,16 +6,20 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import closing
 
+import msgspec
 import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 
 from tests.e2e.models.test_response_cache import CACHED, CONFIG, COUNTER, array, count, metric, write_chain
+from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
-pytest.importorskip("redis")
+redis_client = pytest.importorskip("redis")
 
 REDIS = shutil.which("redis-server")
 
@@ -131,6 +135,67 @@ def test_a_redis_server_that_goes_away_costs_no_answer(redis, repository):
         counts = [count(server, "cached", array(1)) for _ in range(3)]
         assert counts[-1] > counts[0]
         server.wait_for(f"The response cache at 127.0.0.1:{redis.port} failed; requests are executed instead: ")
+
+
+def _entry(name="OUT", datatype="FP32", shape=(1,), data=b"\0\0\0\0", parameters=None, times=1):
+    return msgspec.msgpack.encode([[[name, datatype, shape, data]] * times, parameters])
+
+
+HOSTILE = {
+    "no MessagePack": b"\xff" * 100,
+    "another document": msgspec.msgpack.encode({"outputs": []}),
+    "deep": b"\x91" * 100_000,
+    "announced and missing": b"\xdd\xff\xff\xff\xff",
+    "too few bytes": _entry(data=b"\0"),
+    "too many bytes": _entry(data=b"\0" * 400_000),
+    "negative": _entry(shape=(-1, -1)),
+    "huge": _entry(shape=(2**62, 2**62), data=b""),
+    "unknown datatype": _entry(datatype="FP99"),
+    "no number of strings": _entry(datatype="BYTES", data=b"\xff\xff\xff\xff"),
+    "twice": _entry(times=2),
+    "no text": _entry().replace(b"OUT", b"\xff\xfe\xfd"),
+    "a list as a parameter": _entry(parameters={"a": [1]}),
+}
+
+
+def test_hostile_entries_are_no_answers(redis, repository):
+    """Whatever others write into Redis, requests are executed, and the log says why; over both ports."""
+    with serving(repository, flags=flags(redis)) as server, closing(redis_client.Redis(port=redis.port)) as client:
+        infer(server, "cached", {"IN": array(1)})
+        wait_until(lambda: client.keys("pybackend:response:*"), "the entry")
+        (key,) = client.keys("pybackend:response:*")
+        seen = set()
+        for value in HOSTILE.values():
+            client.set(key, value)
+            seen.add(count(server, "cached", array(1)))
+            wait_until(lambda value=value: client.get(key) != value, "the answer to take the place of the entry")
+        client.delete(key)
+        client.hset(key, "a", "b")  # another type of Redis
+        seen.add(count(server, "cached", array(1)))
+        assert len(seen) == len(HOSTILE) + 1  # every one was executed
+        server.wait_for("requests are executed instead: ")
+        assert "Traceback" not in server.output
+
+
+def test_values_of_models_in_an_entry_are_encoded(redis, repository):
+    """A sound entry with unusual numbers and names is an answer, over both ports."""
+    with serving(repository, flags=flags(redis)) as server, closing(redis_client.Redis(port=redis.port)) as client:
+        infer(server, "cached", {"IN": array(1)})
+        wait_until(lambda: client.keys("pybackend:response:*"), "the entry")
+        (key,) = client.keys("pybackend:response:*")
+        odd = {"large": 2**64 - 1, "small": -(2**63), "text\r\nX: y": "\0"}
+        client.set(key, _entry(name="OUT\r\n", parameters={**odd, "not a number": float("nan")}))
+        document = infer(server, "cached", {"IN": array(1)}).document
+        del document["parameters"]["not a number"]
+        assert document["parameters"] == odd
+        assert [output["name"] for output in document["outputs"]] == ["OUT\r\n"]
+        tensor = grpc_client.InferInput("IN", [*array(1).shape], "FP32")
+        tensor.set_data_from_numpy(array(1))
+        with grpc_client.InferenceServerClient(server.grpc_url) as grpc:
+            answer = grpc.infer("cached", [tensor]).get_response()
+        assert [output.name for output in answer.outputs] == ["OUT\r\n"]
+        assert answer.parameters["large"].uint64_param == 2**64 - 1
+        assert "Traceback" not in server.output
 
 
 def test_without_a_redis_server_there_is_no_start(repository):

@@ -7,11 +7,13 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
 from tests.e2e.observability.conftest import REQUEST, lines_of
 from tests.support.gates import wait_until
+from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, serving
 
 pytestmark = pytest.mark.e2e
@@ -99,10 +101,83 @@ def test_the_access_log(models, tmp_path):
         ("grpc", "POST", f"{service}/ModelMetadata", "INVALID_ARGUMENT", 11),
     ]
     assert lines[0]["sent_bytes"] > 50
-    assert lines[4]["sent_bytes"] == 0
+    assert lines[4]["sent_bytes"] == len(b'{"live":true}')
     for each in lines:
         assert re.fullmatch(r"127\.0\.0\.1:\d+", each["client"])
         assert 0 < each["duration_ms"] < 30_000
     assert re.fullmatch(
-        rf"http 127\.0\.0\.1:\d+ POST {infer} 200 in={len(body)} out=\d+ [\d.]+ ms", lines[0]["message"]
+        rf"http 127\.0\.0\.1:\d+ POST {infer} 200 in={len(body)} out=\d+ [\d.]+ ms model=identity version=1",
+        lines[0]["message"],
     )
+
+
+SAYING = """
+import asyncio
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("printed")
+        pb_utils.Logger.log_info("logged")
+        if requests[0].inputs()[0].as_numpy()[0] < 0:
+            raise ValueError("negative")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+ASYNC = SAYING.replace("def execute", "async def execute").replace("    print(", "    await asyncio.sleep(0); print(")
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE_ID = PARENT.split("-")[1]
+
+
+def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
+    """Those of the access log and of models, whether the model is asynchronous or not; also for failures, and over gRPC."""
+    for name, code in (("plain", SAYING), ("overlapping", ASYNC)):
+        write_model(tmp_path / "models", name, code, identity_config("TYPE_FP32", "[ -1 ]"))
+    collecting = pytest.importorskip("tests.e2e.observability.collector").collecting
+    with collecting() as collector:
+        path = tmp_path / "log"
+        flags = ("--log-format=json", "--log-access", f"--log-file={path}", "--trace-config=level=TIMESTAMPS")
+        otel = (
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url={collector.url}",
+            "--trace-config=rate=0",
+        )
+        server = ServerProcess([tmp_path / "models"], *flags, *otel)
+        try:
+            wait_until(lambda: any("models are ready" in line for line in lines_of(path)), "the models")
+            port, grpc_port = (
+                int(re.search(rf"Started {name} at [0-9.]+:(\d+)", path.read_text())[1])
+                for name in ("HTTPService", "GRPCInferenceService")
+            )
+            tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+            for model in ("plain", "overlapping"):
+                for number in (1, -1):
+                    body = {"id": f"{model} {number}", "inputs": [tensor | {"data": [number]}]}
+                    server.request("POST", f"/v2/models/{model}/infer", body, {"traceparent": PARENT}, port=port)
+            server.request("POST", "/v2/models/plain/generate", {"IN": [1.0], "id": "generated"}, port=port)
+            server.request("GET", "/v2/models/plain/versions/1/config", port=port)
+            with grpc_client.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+                given = grpc_client.InferInput("IN", [1], "FP32")
+                given.set_data_from_numpy(np.ones(1, np.float32))
+                client.infer("plain", [given], request_id="over gRPC", headers={"traceparent": PARENT})
+            wait_until(lambda: len(access_lines(path)) >= 7, "the access log")
+        finally:
+            assert server.stop() == 0
+    about = ("model", "version", "request_id", "trace_id")
+    assert [tuple(each.get(name) for name in about) for each in access_lines(path)] == [
+        *((model, "1", f"{model} {number}", TRACE_ID) for model in ("plain", "overlapping") for number in (1, -1)),
+        ("plain", "1", "generated", None),
+        ("plain", "1", None, None),
+        ("plain", "1", "over gRPC", TRACE_ID),
+    ]
+    assert access_lines(path)[0]["message"].endswith(
+        f" ms model=plain version=1 request_id=plain 1 trace_id={TRACE_ID}"
+    )
+    lines = [each for each in map(json.loads, lines_of(path)) if "instance" in each]
+    assert {(each["model"], each["version"]) for each in lines} == {("plain", "1"), ("overlapping", "1")}
+    for model in ("plain", "overlapping"):
+        said = [each for each in lines if each["model"] == model and each["message"] == "logged"]
+        assert [(each.get("request_id"), each.get("trace_id")) for each in said][:2] == [
+            (f"{model} {number}", TRACE_ID) for number in (1, -1)
+        ]
+        (failed,) = [each for each in lines if each["model"] == model and each["level"] == "ERROR"]
+        assert (failed["request_id"], failed["trace_id"]) == (f"{model} -1", TRACE_ID)
+        assert all("request_id" not in each for each in lines if each["message"] == "printed")

@@ -79,7 +79,7 @@ REFUSED = [
     ({"log_verbose_level": 2**32}, 400, "log_verbose_level is 4294967296: write a number up to 4294967295"),
     ({"log_verbose": 1}, 400, "'log_verbose' is no setting of the log. Did you mean 'log_verbose_level'?"),
     ({"x": 1}, 400, "'x' is no setting of the log. The settings are log_info, log_warning, log_error"),
-    ("x" * 70_000, 400, "the body exceeds 65536 bytes"),
+    ("x" * 70_000, 400, "the body exceeds 8192 bytes"),
 ]
 
 

@@ -13,11 +13,13 @@ import tritonclient.grpc as grpc_client
 
 from tests.e2e.observability.collector import collecting
 from tests.e2e.observability.conftest import REQUEST
+from tests.support.connection import connected
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
 
+BODY = json.dumps(REQUEST).encode()
 CONTEXT = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -194,6 +196,30 @@ def test_contexts_that_start_no_trace(server, wrong):
     reply = server.infer("context", REQUEST, {"traceparent": wrong})
     assert reply.json["outputs"][0]["data"] == ["None"]
     assert "traceparent" not in reply.headers
+
+
+@pytest.mark.spec("srv-M14")
+def test_a_repeated_context_counts_as_none(server, collector):
+    """A mesh that doubles the field must fail no request; nobody knows which one is right, so a new trace begins."""
+    twice = traceparent(5)[0], traceparent(6)[0]
+    fields = f"Content-Length: {len(BODY)}\r\ntraceparent: {twice[0]}\r\ntraceparent: {twice[1]}"
+
+    def contexts():
+        with connected(server.port) as connection:
+            for _ in range(3):  # the third head is known
+                connection.send(
+                    f"POST /v2/models/context/infer HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n".encode() + BODY
+                )
+                yield connection.reply().json["outputs"][0]["data"][0]
+
+    assert set(contexts()) == {"None"}  # the rate is 0
+    assert server.request("POST", "/v2/trace/setting", {"trace_rate": "1"}).status == 200
+    try:
+        found = [json.loads(context)["traceparent"].split("-")[1] for context in contexts()]
+    finally:
+        server.request("POST", "/v2/trace/setting", {"trace_rate": "0"})
+    assert len(set(found)) == 3
+    assert not set(found) & {traceparent(5)[1], traceparent(6)[1]}
 
 
 @pytest.mark.spec("srv-M14")

@@ -10,6 +10,7 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import shared_memory
 
 from tests.e2e.observability.conftest import REQUEST
+from tests.support.connection import connected, post
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
@@ -169,6 +170,31 @@ def test_a_request_over_http(server, reader):
         times = [ns for _, ns in trace.times]
         assert times == sorted(times)
         assert times[-1] - times[0] < 30e9
+
+
+@pytest.mark.spec("srv-M13")
+@pytest.mark.parametrize("large", [False, True])
+def test_traces_that_are_switched_on_while_a_request_arrives(server, reader, large):
+    """The time of an earlier request on the connection is none of its times."""
+
+    def switch(level):
+        assert server.request("POST", "/v2/trace/setting", {"trace_level": level}).status == 200
+
+    body = json.dumps(REQUEST).encode() + b" " * (100_000 if large else 0)
+    request = post("/v2/models/identity/infer", body)
+    with connected(server.port) as connection:
+        connection.send(request)
+        assert connection.reply().status == 200
+        (first,) = reader.next(1)
+        for _ in range(3):  # the third head is known
+            switch(["OFF"])
+            connection.send(request[:-10])
+            switch(["TIMESTAMPS"])
+            connection.send(request[-10:])
+            assert connection.reply().status == 200
+            (later,) = reader.next(1)
+            assert later.times[0][0] == "HTTP_RECV_START"
+            assert later.times[0][1] > first.times[-1][1]
 
 
 @pytest.mark.spec("srv-M13")

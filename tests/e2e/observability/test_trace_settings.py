@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import grpc
 import pytest
 import tritonclient.grpc as grpc_client
@@ -17,7 +19,8 @@ SERVER, MODEL = "/v2/trace/setting", "/v2/models/identity/trace/setting"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces") / "trace.json"
+    """Relative: settings show it as it was given."""
+    return f"./{os.path.relpath(tmp_path_factory.mktemp('traces') / 'trace.json')}"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def defaults(file):
         "trace_rate": "10",
         "trace_count": "-1",
         "log_frequency": "0",
-        "trace_file": str(file),
+        "trace_file": file,
         "trace_mode": "triton",
     }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.cli.commands import run
 from tests.support.gates import wait_until
 from tests.support.repositories import PREAMBLE, write_model
 from tests.support.s3_server import CREDENTIALS, Gate, S3Server, s3_server
@@ -164,6 +167,41 @@ def test_a_bucket_that_does_not_answer_delays_no_other_repository(storage, tmp_p
         storage.put("silent/far/1/text", "after")
         gate.answers.set()
         wait_until(lambda: text_of(server, "far") == "after", "the changed model of the bucket", deadline_s=60)
+
+
+def test_a_bucket_that_is_away_blinds_nobody(tmp_path, capsys):
+    """While it hangs, the index, status and top answer from the last listing; once it is gone, a server starts from its cache."""
+    flags = ("--model-control-mode=explicit", "--load-model=whole", f"--repository-cache-directory={tmp_path}")
+    with s3_server() as storage:
+        url = storage.url("away")
+        answers, reason = f'pybackend_repository_answers{{repository="{url}"}}', f"{url} has not answered for 2 s"
+        put_model(storage, "away", "part", {1: "1"})
+        put_model(storage, "away", "two", {1: "2"})
+        storage.put("away/whole/config.pbtxt", ENSEMBLE)
+        storage.put("away/whole/1/", "")
+        with serving(url, flags=flags, env=environment()) as server:
+            assert server.metrics()[answers] == 1
+            storage.process.send_signal(signal.SIGSTOP)
+            part, two, whole = server.request("POST", "/v2/repository/index").json
+            assert (part["name"], part["state"], part.get("reason", "")) == ("part", "READY", "")
+            assert (whole["name"], whole["state"]) == ("whole", "READY")
+            assert re.fullmatch(rf"as listed at \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d: {reason}", two["reason"])
+            assert (two["name"], two.get("state", "")) == ("two", "")
+            assert run(["status", f"--url={server.url}"]) == 0
+            assert reason in capsys.readouterr().out
+            metrics_url = f"--metrics-url=http://127.0.0.1:{server.metrics_port}"
+            assert run(["top", "--once", "--interval=0.01", f"--url={server.url}", metrics_url]) == 0
+            assert ": 2 of 3 ready" in capsys.readouterr().out
+            assert server.metrics()[answers] == 0
+            storage.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: server.metrics()[answers] == 1, "the bucket to answer again")
+            assert server.request("POST", "/v2/repository/index").json[1].get("reason", "") == ""
+    with serving(url, flags=flags, env=environment()) as server:
+        assert text_of(server, "whole") == "1"
+        assert server.metrics()[answers] == 0
+        assert server.metrics()[answers.replace("answers", "listed_timestamp_seconds")] > 0
+        assert "The server starts with the models in its cache" in server.output
+        assert "cannot be read: " in control(server, "two", "load")
 
 
 def test_a_missing_bucket_ends_the_start_with_one_sentence(storage, tmp_path):

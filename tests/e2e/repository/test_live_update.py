@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -27,8 +29,13 @@ output [ {tensors(OUT=("TYPE_INT32", [2]))} ]
 """
 
 
-def grouped(count):
-    return f"{TENSORS} instance_group {{ kind: KIND_CPU count: {count} }}"
+def grouped(count, extra=""):
+    return f"{TENSORS} instance_group {{ kind: KIND_CPU count: {count} {extra} }}"
+
+
+LIMITED = 'rate_limiter { resources [ { name: "R" count: 1 } ] }'
+OLDEST = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 } }"
+DIRECT = "max_batch_size: 2 sequence_batching { max_sequence_idle_microseconds: 60000000 direct { } }"
 
 
 def telling(number, before=""):
@@ -46,6 +53,19 @@ class TritonPythonModel:
 """
 
 
+COUNTED = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+        print("begins", args["model_name"], self.name, flush=True)
+        self.name = f"{args['model_name']} {self.name}"
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((len(requests), 2), np.int32))])]
+
+    def finalize(self):
+        print("ends", self.name, flush=True)
+"""
 SUMMING = """
 import os
 
@@ -58,7 +78,7 @@ class TritonPythonModel:
         for request in requests:
             key = request.correlation_id()
             number = int(request.inputs()[0].as_numpy().ravel()[0])
-            self.sums[key] = number + (0 if request.flags() & 1 else self.sums[key])
+            self.sums[key] = number + (0 if request.flags() & 1 else self.sums.get(key, 0))
             answer = np.array([self.sums[key], os.getpid()], np.int32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]))
         return responses
@@ -86,7 +106,7 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     repository = tmp_path_factory.mktemp("live")
-    with serving(repository, flags=("--model-control-mode=explicit",)) as server:
+    with serving(repository, flags=("--model-control-mode=explicit", "--rate-limit=execution_count")) as server:
         server.repository = repository
         yield server
 
@@ -186,15 +206,56 @@ def test_no_request_fails_while_a_model_is_replaced(server):
 
 
 @pytest.mark.spec("srv-R10")
-@pytest.mark.parametrize("batching", ["", "dynamic_batching { }"])
-def test_instances_are_added_and_removed_in_place(server, batching):
-    name = "batched" if batching else "plain"
-    directory = write_model(server.repository, name, telling(1), grouped(1) + batching)
+@pytest.mark.parametrize(
+    ("name", "limiter", "scheduling"),
+    [
+        ("one", "", ""),
+        ("two", "", "dynamic_batching { }"),
+        ("three", LIMITED, ""),
+        ("four", "", OLDEST),
+        ("five", "", DIRECT),
+    ],
+)
+def test_instances_begin_and_end_one_to_one_and_load_waits_for_idle_ones(server, name, limiter, scheduling):
+    """However instances come and go: what left has been finalized when the load returns, and nothing else has."""
+
+    def groups(*counts):
+        text = (
+            f"{{ name: 'g{number}' count: {count} kind: KIND_CPU {limiter} }}"
+            for number, count in enumerate(counts)
+            if count
+        )
+        return f"{TENSORS} instance_group [ {', '.join(text)} ] {scheduling}"
+
+    def said(word):
+        return Counter(re.findall(rf"{word} {name} (\w+)", server.output))
+
+    directory = write_model(server.repository, name, COUNTED, groups(3))
+    present, begun, ended = set(), Counter(), Counter()
+    for counts in ((3,), (4,), (2,), (1,), (1, 1), (1, 0), (1, 1), (0, 2), (1, 2)):
+        (directory / "config.pbtxt").write_text(groups(*counts))
+        load(server, name)
+        wanted = {f"g{number}_{index}" for number, count in enumerate(counts) for index in range(count)}
+        begun.update(wanted - present)
+        ended.update(present - wanted)
+        present = wanted
+        assert len(server.stub_pids()) == len(wanted), counts
+        assert (said("begins"), said("ends")) == (begun, ended), counts
+    assert server.output.count(f"loading: {name}:1") == 1
+
+
+@pytest.mark.spec("srv-R10")
+@pytest.mark.parametrize(
+    ("name", "limiter", "batching"),
+    [("plain", "", ""), ("batched", "", "dynamic_batching { }"), ("limited", LIMITED, "")],
+)
+def test_instances_are_added_and_removed_in_place(server, name, limiter, batching):
+    directory = write_model(server.repository, name, telling(1), grouped(1, limiter) + batching)
     load(server, name)
     (first,) = lives(server, name)
     with Crowd(server, name, size=8) as crowd:
         for count in (3, 2, 1, 2):
-            (directory / "config.pbtxt").write_text(grouped(count) + batching)
+            (directory / "config.pbtxt").write_text(grouped(count, limiter) + batching)
             crowd.wait_answered()
             load(server, name)
             crowd.wait_answered()
@@ -226,8 +287,47 @@ def test_instances_that_cannot_be_added_leave_the_others_serving(server):
     wait_until(lambda: len(server.stub_pids()) == 2, lambda: f"processes: {server.stub_pids()}")
 
 
+@pytest.mark.spec("srv-R10")
+@pytest.mark.parametrize("batching", [OLDEST, DIRECT])
+def test_sequences_stay_at_an_instance_that_leaves(server, batching):
+    name = "staying_oldest" if batching == OLDEST else "staying_direct"
+    shape = [1] if batching == OLDEST else [1, 1]
+    model = (
+        SUMMING
+        if batching == OLDEST
+        else SUMMING.replace(
+            "np.array([self.sums[key], os.getpid()], np.int32)", "np.array([[self.sums[key], os.getpid()]], np.int32)"
+        )
+    )
+    directory = write_model(server.repository, name, model, grouped(2) + batching)
+    load(server, name)
+
+    def send(key, number, **flags):
+        members = {"sequence_id": key, **{f"sequence_{flag}": value for flag, value in flags.items()}}
+        return (
+            infer(server, name, {"IN": np.full(shape, number, np.float32)}, parameters=members)["OUT"].ravel().tolist()
+        )
+
+    began = dict(send(key, key, start=True) for key in (1, 2))  # the sums are the keys
+    assert len(set(began.values())) == 2
+    (directory / "config.pbtxt").write_text(grouped(1) + batching)
+    load(server, name)
+    assert [send(key, 10) for key in (1, 2)] == [[key + 10, began[key]] for key in (1, 2)]
+    (stays,) = {send(key, 5, start=True, end=True)[1] for key in (3, 4, 5)}
+    (leaves,) = set(began.values()) - {stays}
+    assert set(server.stub_pids()) == {stays, leaves}
+    (directory / "config.pbtxt").write_text(grouped(2) + batching)
+    load(server, name)
+    assert [send(key, 100, end=True) for key in (1, 2)] == [[key + 110, began[key]] for key in (1, 2)]
+    wait_until(lambda: leaves not in server.stub_pids(), "the instance that left does not end")
+    assert len(server.stub_pids()) == 2
+    both = {send(key, 1, start=True)[1] for key in (6, 7)}
+    assert both == set(server.stub_pids())
+    assert server.output.count(f"loading: {name}:1") == 1
+
+
 def test_a_sequence_ends_on_the_version_on_which_it_began(server):
-    batching = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 } }"
+    batching = OLDEST
     write_model(server.repository, "summing", SUMMING, grouped(1) + batching)
     load(server, "summing")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -105,9 +107,37 @@ def test_a_namespace_names_the_model_over_http(place):
         reply = place.server.get(f"/v2/models/add{path}")
         assert (reply.status, reply.error) == (400, place.ambiguous("add")), path
         assert place.server.get(f"/v2/models/team_b::add{path}").status == 200, path
+    slashed = quote(f"{place.a}::add", safe="")
+    for path in "", "/config", "/stats", "/trace/setting", "/versions/1", "/ready", "/sandbox":
+        assert place.server.get(f"/v2/models/{slashed}{path}").status == 200, path
+    reply = place.server.request("POST", f"/v2/models/{slashed}/generate", {"IN": 0})
+    assert reply.json["OUT"] == 1
     document = place.server.infer("team_b::add", '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[0]}]}')
     assert document.json["model_name"] == "add"
     assert place.server.get("/v2/models/team_b::add").json["name"] == "add"
+
+
+def test_refusals_of_a_model_are_counted_under_its_full_name(place):
+    def counts():
+        found = Counter()
+        for sample, value in place.server.metrics().items():
+            if sample.startswith("pybackend_refused_requests_total") and 'reason="invalid"' in sample:
+                found[sample.partition('model="')[2].partition('"')[0]] += value
+        return found
+
+    before = counts()
+    for name in ("only_b", "team_b::only_b", quote(f"{place.b}::only_b", safe="")):
+        for action in ("infer", "generate"):
+            assert place.server.request("POST", f"/v2/models/{name}/{action}", b"{").status == 500
+        large = b'{"inputs": [' + b" " * 100_000
+        assert place.server.request("POST", f"/v2/models/{name}/infer", large).status == 500
+    with grpcclient.InferenceServerClient(place.server.grpc_url) as client:
+        for name in ("only_b", "team_b::only_b"):
+            tensor = grpcclient.InferInput("OTHER", [2], "FP32")
+            tensor.set_data_from_numpy(np.zeros(2, np.float32))
+            with pytest.raises(InferenceServerException):
+                client.infer(name, [tensor])
+    assert counts() - before == {f"{place.b}::only_b": 11}
 
 
 @pytest.mark.spec("srv-R24")

@@ -152,6 +152,18 @@ def test_requests_without_a_version_are_distributed_by_weight(server, door):
     assert {door("plain")[0] for _ in range(4)} == {2}
 
 
+def test_requests_that_are_refused_have_no_share(server, door):
+    """A client that sends something wrong would else take away the turn of a version."""
+    assert traffic(server, "plain", {"weights": {"1": 1, "2": 1}}).status == 200
+    versions = []
+    for _ in range(6):
+        versions.append(door("plain")[0])
+        assert server.infer("plain", b"{").status == 500
+        assert server.request("POST", "/v2/models/plain/generate", b"{").status == 500
+    assert sorted(versions[:2]) == sorted(versions[2:4]) == sorted(versions[4:]) == [1, 2]
+    assert traffic(server, "plain", {"reset": True}).status == 200
+
+
 def test_large_requests_are_distributed_too(door):
     values = np.ones(300_000, np.float32)
     assert Counter(door("split", values)[::2] for _ in range(4)) == {(1, 300_000.0): 3, (2, 300_000.0): 1}

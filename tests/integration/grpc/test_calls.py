@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from pybackend.engine.admission import CLIENT
 from pybackend.frontend.pace import IDLE_SECONDS, SLOW_AFTER_SECONDS, STALLED_SECONDS
+from pybackend.protocol.grpc_message import written_varint
 from tests.support import http2
 from tests.support.engine import engine_on
 from tests.support.grpc_calls import INFER, REFLECTION, SERVER_LIVE, STREAM_INFER, framed, grpc_port
@@ -389,3 +391,66 @@ class TritonPythonModel:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(scenario(), 60))
+
+
+SMALL_METHODS = (
+    "ServerLive",
+    "ModelReady",
+    "ModelConfig",
+    "ModelStatistics",
+    "RepositoryIndex",
+    "LogSettings",
+    "TraceSetting",
+    "SystemSharedMemoryRegister",
+)
+
+
+def test_a_small_method_refuses_a_large_message_by_its_prefix(port):
+    """Reading a million settings would hold up everybody else."""
+    too_large = ("8", "a message of 8193 bytes exceeds the largest possible one of 8192 bytes")
+
+    async def scenario(port):
+        async with client_of(port) as client:
+            for name in SMALL_METHODS:
+                call = client.open(f"/inference.GRPCInferenceService/{name}")
+                client.send(call, framed(bytes(8193))[:5])  # the rest does not come
+                assert await client.status(call) == too_large, name
+            assert await client.status(client.call(SERVER_LIVE, framed(bytes(8193)))) == too_large
+            bomb = framed(gzip.compress(bytes(20_000)), 1)
+            status, _ = await client.status(client.call(SERVER_LIVE, bomb, ("grpc-encoding", "gzip")))
+            assert status == "8"
+
+    port(scenario)
+
+
+def test_what_the_mode_refuses_is_refused_before_the_message(port):
+    async def scenario(port):
+        async with client_of(port) as client:
+            for name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+                call = client.open(f"/inference.GRPCInferenceService/{name}")
+                client.send(call, framed(bytes(8193))[:5])  # the rest does not come
+                status, message = await client.status(call)
+                assert status == "14"
+                assert "not allowed" in message
+
+    port(scenario)
+
+
+def test_the_parts_of_a_load_are_counted_before_they_are_read(tmp_path):
+    """Protobuf would hold up everybody else while it reads millions of them, wherever they are."""
+
+    def field(number, payload):
+        return bytes([number << 3 | 2]) + written_varint(len(payload)) + payload
+
+    junk = b"\x78\x01" * 100_000  # a field that nobody knows
+    messages = (junk, field(3, field(1, b"file:a") + junk), field(3, field(1, b"file:a") + field(2, junk)))
+
+    async def scenario():
+        async with engine_on(tmp_path, explicit=True) as engine, grpc_port(engine) as port, client_of(port) as client:
+            for message in messages:
+                call = client.call("/inference.GRPCInferenceService/RepositoryModelLoad", framed(message))
+                status, text = await client.status(call)
+                assert status == "3"
+                assert text.startswith("the request has more than 16384 inputs, outputs, parameters and tensors")
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

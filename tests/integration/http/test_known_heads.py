@@ -15,7 +15,7 @@ from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestReader
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
@@ -61,7 +61,8 @@ def serve(tmp_path, monkeypatch, run):
         async def main():
             limits, kept = BodyLimits(), KeptBytes(1 << 30)
             async with engine_on(tmp_path) as engine:
-                server = HttpServer(make_app(engine, limits, kept), HttpPort(kept), InferService(engine, limits))
+                frontend = InferFrontend(engine, limits, kept)
+                server = HttpServer(make_app(frontend), HttpPort(kept), frontend)
                 sock = bind("127.0.0.1", 0, "HTTP")
                 await server.start(sock)
                 clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
@@ -143,7 +144,8 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
             guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
             forwarded = forwards and ForwardedHeaders(forwards)
             kept, port = KeptBytes(1 << 30), HttpPort(KeptBytes(1 << 30), guard=guard)
-            server = HttpServer(make_app(engine, limits, kept), port, InferService(engine, limits, forwards=forwarded))
+            frontend = InferFrontend(engine, limits, kept, forwards=forwarded)
+            server = HttpServer(make_app(frontend), port, frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             reader, writer = await asyncio.open_connection(*sock.getsockname())

@@ -12,7 +12,7 @@ import pytest
 from pybackend.engine.admission import Route
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
-from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -116,9 +116,8 @@ def shortcuts(monkeypatch):
 async def serving(repository, startup_models=("m",), **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
-        server = HttpServer(
-            make_app(engine, limits, KeptBytes(1 << 30)), HttpPort(KeptBytes(1 << 30)), InferService(engine, limits)
-        )
+        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+        server = HttpServer(make_app(frontend), HttpPort(frontend.kept), frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))

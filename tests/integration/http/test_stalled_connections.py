@@ -49,7 +49,7 @@ async def settle(address):
     loop = asyncio.get_running_loop()
     with socket.create_connection(address) as client:
         client.setblocking(False)
-        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await loop.sock_recv(client, 1000)
 
 
@@ -76,8 +76,8 @@ async def client_of(address, data):
 STALLED = {
     "half a head": b"GET / HTTP/1.1\r\nHo",
     "half an empty line": b"GET / HTTP/1.1\r\n\r",
-    "half a body": b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\n12345",
-    "half a chunk": b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12",
+    "half a body": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345",
+    "half a chunk": b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12",
 }
 
 
@@ -95,7 +95,10 @@ def test_unfinished_request(run, data):
 
 def test_reply_that_nobody_reads(run):
     async def check():
-        async with serving() as (address, advance), client_of(address, b"GET /huge HTTP/1.1\r\n\r\n") as client:
+        async with (
+            serving() as (address, advance),
+            client_of(address, b"GET /huge HTTP/1.1\r\nhost: x\r\n\r\n") as client,
+        ):
             advance(STALLED_SECONDS)
             loop, received = asyncio.get_running_loop(), 0
             with pytest.raises((ConnectionResetError, EOFError)):  # noqa: PT012  it may say more before it ends
@@ -122,7 +125,10 @@ def test_request_that_takes_its_time(run):
     """A model may compute for as long as it likes; only clients are hurried."""
 
     async def check():
-        async with serving() as (address, advance), client_of(address, b"GET /wait HTTP/1.1\r\n\r\n") as client:
+        async with (
+            serving() as (address, advance),
+            client_of(address, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n") as client,
+        ):
             advance(10 * IDLE_SECONDS)
             assert await is_open(address, client)
 
@@ -135,7 +141,10 @@ def test_reply_that_is_read_slowly(run, piece_bytes):
     pause_s = STALLED_SECONDS // 3  # the kernel's windows open in steps, so that progress may show a turn later
 
     async def check():
-        async with serving() as (address, advance), client_of(address, b"GET /huge HTTP/1.1\r\n\r\n") as client:
+        async with (
+            serving() as (address, advance),
+            client_of(address, b"GET /huge HTTP/1.1\r\nhost: x\r\n\r\n") as client,
+        ):
             loop, left = asyncio.get_running_loop(), 40 * piece_bytes
             while left > 0:
                 wanted = min(left, piece_bytes)
@@ -152,7 +161,7 @@ def test_reply_that_is_read_slowly(run, piece_bytes):
 
 
 @pytest.mark.parametrize(
-    "head", [b"GET /", b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n"], ids=["head", "body"]
+    "head", [b"GET /", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"], ids=["head", "body"]
 )
 def test_bytes_that_trickle(run, head):
     """A byte now and then does not keep a connection; the lowest rate does, however it is kept."""

@@ -14,7 +14,7 @@ from pybackend.engine.admission import Admission
 from pybackend.frontend import slices
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
-from pybackend.frontend.http.infer_exchange import InferService
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
@@ -47,8 +47,8 @@ async def client_of(repository):
     limits = BodyLimits()
     async with engine_on(repository) as engine:
         kept = KeptBytes(1 << 30)
-        port = HttpPort(kept)
-        server = HttpServer(make_app(engine, limits, kept), port, InferService(engine, limits))
+        port, frontend = HttpPort(kept), InferFrontend(engine, limits, kept)
+        server = HttpServer(make_app(frontend), port, frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         try:

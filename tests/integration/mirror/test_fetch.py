@@ -6,16 +6,17 @@ import asyncio
 import errno
 import os
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror import download
+from pybackend.mirror import bucket, download
 from pybackend.mirror.bucket import Patience
 from pybackend.mirror.mirrors import Mirrors
-from tests.support.s3_server import CREDENTIALS, Gate, S3Server, s3_server
+from tests.support.s3_server import BUCKET, CREDENTIALS, Gate, S3Server, s3_server
 
 IMPATIENT = Patience(total_s=0.3, first_pause_s=0.01)
 LARGE = os.urandom(3_000_000)
@@ -91,7 +92,7 @@ def copy(gate, prefix, tmp_path):
 def cached(directory: Path) -> list[Path]:
     """The objects in the cache."""
     files = (directory / "cache" / "objects").rglob("*")
-    return [path for path in files if path.is_file() and path.suffix != ".lock"]
+    return [path for path in files if path.is_file() and path.suffix not in {".lock", ".json"}]
 
 
 WHOLE = {"m/config.pbtxt": b"config", "m/2/model.py": b"two", "m/2/weights/large.bin": LARGE}
@@ -218,6 +219,88 @@ def test_one_bad_name_does_not_hide_other_models(server, prefix, copy):
         ModelLoadError, match=r"'bad' in s3://.* has an object with a name that cannot be a file's path"
     ):
         copy.fetch("bad")
+
+
+@pytest.mark.parametrize("bad", ["/stray", "//stray", "../stray", "./stray"])
+def test_a_bad_name_at_the_top_does_not_hide_the_models(server, prefix, tmp_path, caplog, bad):
+    server.put(f"{prefix}/{bad}", "x")
+    server.put(f"{prefix}/n/1/model.py", "n")
+    copy = Copy(server.url(prefix), tmp_path / "cache")
+    try:
+        copy.fetch()
+        assert copy.files() == WHOLE
+        (listing,) = copy.mirrors.listings.values()
+        assert listing.names >= {"m", "n"}
+        assert {path.name for path in asyncio.run(copy.mirrors.digests())} >= {"m", "n"}
+    finally:
+        copy.mirrors.close()
+    (line,) = [record.message for record in caplog.records if "cannot be a file's path" in record.message]
+    assert line.startswith(f"{server.url(prefix)} has an object with a name that cannot be a file's path: ")
+
+
+def test_a_long_listing_is_named_and_ends(gate, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(bucket, "LINE_S", 0.01)
+    monkeypatch.setattr(bucket, "LONGEST_LISTING_S", 0.5)
+    gate.answers.clear()
+    with pytest.raises(
+        ServerError, match=r"the listing of s3://.* has not ended after 0.5 s: name a path in the bucket"
+    ):
+        Copy(gate.url("models"), tmp_path / "cache")
+    assert any(
+        record.message.startswith(f"listing {gate.url('models')}: it goes on after") for record in caplog.records
+    )
+    assert not list((tmp_path / "cache" / "rooms").iterdir())
+
+
+def test_a_start_without_the_storage_uses_the_cache(gate, prefix, tmp_path, caplog):
+    """Also with a model that nobody has loaded, and with one whose cache is damaged: those alone fail."""
+    first = Copy(gate.url(prefix), tmp_path / "cache")
+    first.fetch()
+    first.mirrors.close()
+    gate.refusal = (503, "SlowDown")
+    copy = Copy(gate.url(prefix), tmp_path / "cache")
+    try:
+        (listing,) = copy.mirrors.listings.values()
+        assert (listing.names, listing.doubt) == ({"m"}, f"{gate.url(prefix)} cannot be read: SlowDown")
+        assert 0 < listing.listed_s <= time.time()
+        gate.taken()
+        copy.fetch()
+        assert (copy.files(), gate.taken()) == (WHOLE, [])
+        assert "The server starts with the models in its cache" in caplog.text
+        assert f"model 'm' is loaded from the cache: {gate.url(prefix)} does not answer" in caplog.text
+        with pytest.raises(ModelLoadError, match="SlowDown"):  # an update is what the caller wants
+            copy.fetch()
+        gate.refusal = None
+        asyncio.run(copy.mirrors.look())
+        (listing,) = copy.mirrors.listings.values()
+        assert listing.doubt == ""
+        copy.fetch()
+        assert copy.files() == WHOLE
+    finally:
+        copy.mirrors.close()
+    next(path for path in cached(tmp_path) if path.stat().st_size == len(LARGE)).unlink()
+    gate.refusal = (503, "SlowDown")
+    copy = Copy(gate.url(prefix), tmp_path / "cache")
+    try:
+        with pytest.raises(ModelLoadError, match="SlowDown"):
+            copy.fetch()
+    finally:
+        copy.mirrors.close()
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_the_variable_of_other_clients_names_the_server(server, prefix, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, server.address)
+    copy = Copy(f"s3://{BUCKET}/{prefix}", tmp_path / "cache")
+    try:
+        copy.fetch()
+        assert copy.files() == WHOLE
+    finally:
+        copy.mirrors.close()
+    monkeypatch.setenv(name, "localhost:9000")
+    with pytest.raises(ServerError, match=rf"^{name} is 'localhost:9000', which is no URL of a server: write http://"):
+        Mirrors([f"s3://{BUCKET}/{prefix}"])
 
 
 def test_a_deleted_model_goes_when_no_version_is_alive(server, prefix, copy, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -14,7 +15,7 @@ import pytest
 from pybackend.engine.engine import InferenceEngine
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.long_executions import LONG_NS
+from pybackend.instance.execution_watch import LONG_NS
 from pybackend.model.model import Model, ModelState
 from tests.integration.models.conftest import Run, running_engine
 from tests.support.engine import input_tensor
@@ -115,6 +116,28 @@ def test_the_log_says_once_where_it_hangs(
         line,
     ), line
     assert len(said()) == 1
+
+
+def test_a_process_that_dies_while_it_is_asked(lab: tuple[InferenceEngine, Run, Path]) -> None:
+    engine, run, repository = lab
+    write_model(repository, "dies", WAITS + KINDS["holding"], identity_config())
+
+    async def scenario() -> None:
+        await engine.load_model("dies")
+        instance = engine.repository.find("dies").instances[0]
+        begin(engine, "dies")
+        await until(lambda: Gate(repository / "dies", "never").arrivals)
+        asked = [asyncio.create_task(engine.stacks("dies")) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert instance.pid
+        os.kill(instance.pid, 9)
+        for (document,) in await asyncio.gather(*asked):
+            assert document["stacks"] == []
+        await until(lambda: instance.session is not None and engine.repository.find("dies").is_ready)
+        (document,) = await engine.stacks("dies")
+        assert document["stacks"]
+
+    run(scenario())
 
 
 def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Run, Path]) -> None:

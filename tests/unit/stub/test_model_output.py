@@ -104,7 +104,7 @@ assert model_output.write_record(0, "model.py", 7, "text")
     assert process.wait(30) == 0
     reader.join(30)
     os.close(reading)
-    assert bytes(seen).endswith(b'"text",0]\n')
+    assert bytes(seen).endswith(b'"text",0,"",""]\n')
 
 
 def test_logging_imported_early_late_or_not_at_all():

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from pybackend.errors import ServerError
 from pybackend.frontend.access.restrictions import Headers, only_value
 from pybackend.frontend.access.secrets import Secrets, bearer_key
+from pybackend.frontend.followed_files import FollowedFiles
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ LEAST_CHARACTERS = 16
 """Shorter keys can be guessed."""
 
 _MOST_FILE_BYTES = 1024 * 1024
-_LOOK_S = 2.0
 _KEY = re.compile(rb"[\x21-\x7e]+")
 
 NO_KEY = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
@@ -38,6 +36,7 @@ class ApiKeys:
         file: one key a line; empty lines and those that begin with ``#`` are comments.
 
     Attributes:
+        files: reads the file again when it changes.
         on_change: called after the keys have changed: decisions that were made with the old ones are void.
 
     Raises:
@@ -46,10 +45,9 @@ class ApiKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._stamp: tuple[int, ...] = ()
-        self._reread = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []
-        self._secrets = self._read()
+        self.files = FollowedFiles("API keys", [file], self._read, self._take)
+        self._secrets = self.files.first
 
     def refusal(self, headers: Headers) -> str | None:
         """The message for a call without a key of this server; None for one that may pass."""
@@ -60,33 +58,12 @@ class ApiKeys:
             return None
         return WRONG_KEY if given else NO_KEY
 
-    def read_again(self) -> None:
-        """Read the file soon, whether or not it seems to have changed."""
-        self._stamp = ()
-        self._reread.set()
-
-    async def follow(self) -> None:
-        """Read the file again whenever it changes, until cancelled. A file that cannot be used changes nothing."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await self._reread.wait()
-            self._reread.clear()
-            try:
-                await self._look()
-            except ServerError as error:
-                log.error("The API keys stay as they were: %s", error)  # noqa: TRY400  the operator's mistake
-
-    async def _look(self) -> None:
-        if await asyncio.to_thread(_stamp_of, self._file) == self._stamp:
-            return
-        self._secrets = await asyncio.to_thread(self._read)
-        log.info("Read the API keys in %s again.", self._file)
+    def _take(self, secrets: Secrets) -> None:
+        self._secrets = secrets
         for changed in self.on_change:
             changed()
 
     def _read(self) -> Secrets:
-        self._stamp = _stamp_of(self._file)
         try:
             with self._file.open("rb") as opened:
                 mode = os.fstat(opened.fileno()).st_mode
@@ -97,15 +74,6 @@ class ApiKeys:
         if mode & stat.S_IROTH:
             log.warning("Every user of this machine can read the API keys in %s: `chmod o-r` it.", self._file)
         return Secrets(keys)
-
-
-def _stamp_of(file: Path) -> tuple[int, ...]:
-    """Changes with the file; empty if there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _keys(text: bytes, file: Path) -> list[bytes]:

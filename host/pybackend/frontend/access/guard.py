@@ -64,3 +64,8 @@ class Guard:
                 return Denial(message, lacks_key=True)
         message = self._restrictions.refusal(group, headers)
         return None if message is None else Denial(message, lacks_key=False)
+
+    def needs(self, path: str) -> tuple[bool, str]:
+        """Whether calls of a path need an API key, and the name of the header that they need, ``""`` for none."""
+        group = self._group_of(path)
+        return self._keys is not None and group not in self._open_groups, self._restrictions.header_of(group)

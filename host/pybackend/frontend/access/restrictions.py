@@ -47,6 +47,11 @@ class Restrictions:
         """The headers that carry the secrets, in lower case."""
         return frozenset(lower for _, lower, _ in self._by_group.values())
 
+    def header_of(self, group: ApiGroup | None) -> str:
+        """The name of the header that calls of a group need, ``""`` if they need none."""
+        needed = None if group is None else self._by_group.get(group)
+        return "" if needed is None else needed[0]
+
     def refusal(self, group: ApiGroup | None, headers: Headers) -> str | None:
         """The message for a call that lacks its header; None for one that may pass."""
         needed = None if group is None else self._by_group.get(group)

@@ -20,7 +20,7 @@ from pybackend.frontend.grpc.errors import (
     trailers,
     trailers_only,
 )
-from pybackend.frontend.grpc.framing import PREFIX, MessageReader, whole_message
+from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.watch import Exchange
 from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
@@ -78,6 +78,8 @@ class Call:
         """
         raise NotImplementedError
 
+    most_bytes = LARGEST_MESSAGE_BYTES
+    """The limit of a message, which is refused before it has arrived."""
     receives_large = False
     """Large messages are infer requests, which :meth:`begin_large` receives; others are collected."""
 
@@ -130,7 +132,7 @@ class Call:
                 self.stream.give_back(size)
         if message is None and payload:
             if self._reader is None:
-                self._reader = MessageReader(self.head.encoding, self.connection.frontend.limits)
+                self._reader = MessageReader(self.head.encoding, self.connection.frontend.limits, self.most_bytes)
             self._reader.feed(payload)
         self.go_on(message)
 

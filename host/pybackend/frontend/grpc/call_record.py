@@ -5,6 +5,7 @@ Used by ``call`` and its subclasses, and only for calls of which anything is not
 
 from __future__ import annotations
 
+from pybackend.engine.admission import Admission
 from pybackend.frontend.grpc.errors import HEAD, head_with
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.traced import begin_trace
@@ -20,14 +21,18 @@ def begin_call_trace(
     tracer: Tracer, head: CallHead, request: InferenceRequest, model: str, began_ns: int = 0
 ) -> RequestTrace | None:
     """Begin the trace of a chosen request; see :func:`pybackend.frontend.traced.begin_trace`."""
-    parent = head.metadata.get(b"traceparent")
-    fields = None if parent is None else (parent, head.metadata.get(b"tracestate", b""))
-    return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=fields)
+    return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=head.context)
+
+
+def note_request(exchange: Exchange, head: CallHead, admission: Admission, request: InferenceRequest) -> None:
+    """A request of the call has been read."""
+    exchange.asks(admission.model_name, admission.model_version, request.id)
+    exchange.continues(head.metadata.get(b"traceparent"))
 
 
 def is_chosen(tracer: Tracer, head: CallHead, model: str) -> bool:
     """Whether a request to a model, given by its full name, may be traced. The tracer is active."""
-    return b"traceparent" in head.metadata or tracer.takes(model)
+    return head.context is not None or tracer.takes(model)
 
 
 def answer_head(exchange: Exchange | None) -> HeaderBlock:

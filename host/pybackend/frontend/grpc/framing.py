@@ -33,12 +33,21 @@ def whole_message(payload: bytes | memoryview) -> bytes | None:
     return None if flag or size != len(payload) - PREFIX_BYTES else payload[PREFIX_BYTES:]
 
 
+def too_large_error(nbytes: int, most_bytes: int) -> CallError:
+    """The error for a message that is larger than its method takes."""
+    return CallError(
+        GrpcStatus.RESOURCE_EXHAUSTED,
+        f"a message of {nbytes} bytes exceeds the largest possible one of {most_bytes} bytes",
+    )
+
+
 class MessageReader:
     """Cuts the data of one stream into messages.
 
     Args:
         encoding: value of ``grpc-encoding``: one of :data:`ENCODINGS`.
         limits: bound of decompressed messages.
+        most_bytes: bound of messages, before and after decompression.
 
     Attributes:
         held_bytes: bytes that were fed and not yet returned.
@@ -52,13 +61,15 @@ class MessageReader:
         "_inflater",
         "_inflating_bytes",
         "_limits",
+        "_most_bytes",
         "_parts",
         "held_bytes",
     )
 
-    def __init__(self, encoding: bytes, limits: BodyLimits) -> None:
+    def __init__(self, encoding: bytes, limits: BodyLimits, most_bytes: int = LARGEST_MESSAGE_BYTES) -> None:
         self._encoding = encoding
         self._limits = limits
+        self._most_bytes = most_bytes
         self._head: bytes | memoryview | bytearray = b""
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
@@ -142,11 +153,8 @@ class MessageReader:
         flag, size = PREFIX.unpack_from(self._head, self._at)
         if flag > 1:
             raise CallError(GrpcStatus.INTERNAL, f"a message has the flag {flag}; it is 0, or 1 for a compressed one")
-        if size > LARGEST_MESSAGE_BYTES:
-            raise CallError(
-                GrpcStatus.RESOURCE_EXHAUSTED,
-                f"a message of {size} bytes exceeds the largest possible one of {LARGEST_MESSAGE_BYTES} bytes",
-            )
+        if size > self._most_bytes:
+            raise too_large_error(size, self._most_bytes)
         if self.held_bytes < PREFIX_BYTES + size:
             return None
         if flag:
@@ -199,6 +207,8 @@ class MessageReader:
             data = inflater.step()
             if data is not None:
                 self._inflated.write(data)
+                if self.inflated_bytes > self._most_bytes:
+                    raise too_large_error(self.inflated_bytes, self._most_bytes)
                 if not inflater.is_idle:
                     return None
             inflater.finish()

@@ -13,6 +13,7 @@ from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.secrets import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
+from pybackend.frontend.traced import ContextFields, trace_context
 from pybackend.http2 import Fields, HeaderBlock, RequestHead
 from pybackend.protocol.grpc_status import GrpcStatus
 
@@ -115,6 +116,7 @@ class CallHead:
         encoding: how the client compresses messages.
         timeout_s: the client's deadline, from the call's beginning; None if it has none.
         metadata: the other fields, by name; of repeated ones, the last.
+        context: the fields of the trace context; None if there are none.
         refusal: the end of a call that cannot be served; None if it can.
         forwarded: metadata that become parameters of its requests; None for none.
         takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.shortcut`).
@@ -124,11 +126,12 @@ class CallHead:
         policy: the port's rules; None if it has none.
     """
 
-    __slots__ = ("encoding", "forwarded", "metadata", "path", "refusal", "takes_shortcut", "timeout_s")
+    __slots__ = ("context", "encoding", "forwarded", "metadata", "path", "refusal", "takes_shortcut", "timeout_s")
 
     def __init__(self, head: RequestHead, policy: CallPolicy | None = None) -> None:
         self.path = head.path.decode("latin-1")
         self.metadata = dict(head.fields)
+        self.context = _context(head.fields) if b"traceparent" in self.metadata else None
         self.forwarded: Mapping[str, str] | None = None
         self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s: float | None = None
@@ -158,6 +161,11 @@ class CallHead:
                     self.forwarded = policy.forwarded(self.path, head.fields)
             except CallError as error:
                 self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
+
+
+def _context(fields: Fields) -> ContextFields | None:
+    parents, states = ([value for each, value in fields if each == name] for name in (b"traceparent", b"tracestate"))
+    return trace_context(parents, states)
 
 
 def _timeout(value: bytes) -> float:

@@ -10,7 +10,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call
-from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen
+from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen, note_request
 from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.shortcut import KnownRequest, known_request, shorten
@@ -131,6 +131,8 @@ class InferCall(Call):
         if self.head.forwarded is not None:
             add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
+        if self._exchange is not None:
+            note_request(self._exchange, self.head, admission, plan.request)
         tracer = self.connection.frontend.engine.tracer
         if tracer.active and is_chosen(tracer, self.head, admission.full_name):
             trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name, self._began_ns)
@@ -139,6 +141,8 @@ class InferCall(Call):
         self._pending = admission.submit(plan.request, self._on_response, plan.checked)
 
     def _refuse(self, error: InferenceError, model_name: str) -> None:
+        if self._exchange is not None and model_name and not self._exchange.about:
+            self._exchange.asks(model_name)
         self.connection.frontend.refused(error, self.connection.address, model_name)
         self.fail(CallError.of(error))
 

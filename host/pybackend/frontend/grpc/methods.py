@@ -9,9 +9,11 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.statistics import NAMESPACE
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection, settings_methods
+from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.shared_memory import shared_memory_methods
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
+from pybackend.protocol.grpc_message import check_load_fields
 from pybackend.protocol.metadata import tensor_documents
 from pybackend.protocol.repository_request import (
     CONFIG,
@@ -57,12 +59,23 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "ModelConfig": served.model_config,
             "ModelStatistics": served.model_statistics,
             "RepositoryIndex": served.repository_index,
-            "RepositoryModelLoad": served.load_model,
-            "RepositoryModelUnload": served.unload_model,
             "LogSettings": settings_methods.log_settings,
             **shared_memory_methods(engine),
             "TraceSetting": settings_methods.TraceMethods(engine).trace_setting,
         }.items()
+    }
+    control = engine.check_control
+    found |= {
+        f"/{INFERENCE}/RepositoryModelLoad": Method(
+            "inference.RepositoryModelLoadRequest",
+            served.load_model,
+            most_bytes=LARGEST_MESSAGE_BYTES,
+            check=control,
+            check_fields=check_load_fields,
+        ),
+        f"/{INFERENCE}/RepositoryModelUnload": Method(
+            "inference.RepositoryModelUnloadRequest", served.unload_model, check=control
+        ),
     }
     found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)
     found[f"/{HEALTH}/List"] = Method("grpc.health.v1.HealthListRequest", served.health_list)
@@ -174,7 +187,6 @@ class _Methods:
 
     async def unload_model(self, request: Any) -> Any:
         _refuse_repository(request)
-        self._engine.check_control()
         parameters = request.parameters
         dependents = UNLOAD_DEPENDENTS in parameters and _parameter(
             UNLOAD_DEPENDENTS, parameters[UNLOAD_DEPENDENTS], "bool_param"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from contextlib import suppress
 
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.dispatch import CompressingDispatch, Dispatch
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.listener import Listener, listen
+from pybackend.frontend.tls import PortCertificates
 from pybackend.observability.unexpected import repeat
 
 
@@ -26,7 +26,7 @@ class GrpcServer:
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def start(self, sock: socket.socket, tls: PortCertificates | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
         engine, level = self._frontend.engine, self._frontend.settings.compression_level

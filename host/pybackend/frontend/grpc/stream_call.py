@@ -12,7 +12,7 @@ from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
-from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen
+from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen, note_request
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
@@ -108,6 +108,8 @@ class StreamInferCall(Call):
             add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
+        if self._exchange is not None:
+            note_request(self._exchange, self.head, admission, plan.request)
         tracer = self.connection.frontend.engine.tracer
         if tracer.active and is_chosen(tracer, self.head, admission.full_name):
             request.trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name)

@@ -13,8 +13,10 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.framing import too_large_error
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
+from pybackend.protocol.grpc_message import check_field_count
 from pybackend.protocol.grpc_status import GrpcStatus
 from pybackend.schema.messages import message_class
 
@@ -24,6 +26,10 @@ _ON_LOOP_BYTES = 64 * 1024
 """A longer message, such as a load request with files, is read on a thread."""
 
 
+SMALL_MESSAGE_BYTES = 8 * 1024
+"""The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
+
+
 class Method:
     """A method that is answered by a coroutine.
 
@@ -31,19 +37,36 @@ class Method:
         request: full name of the request's message.
         answer: makes the response's message of the request's.
         streams: the method takes and gives any number of messages.
+        most_bytes: the limit of a message.
+        check: raises an error if the server takes no such calls now. A small one is read all the same: it may be an exception.
+        check_fields: raises an error if a message has more parts than the method needs.
     """
 
-    def __init__(self, request: str, answer: Callable[[Any], Awaitable[Any]], *, streams: bool = False) -> None:
+    def __init__(
+        self,
+        request: str,
+        answer: Callable[[Any], Awaitable[Any]],
+        *,
+        streams: bool = False,
+        most_bytes: int = SMALL_MESSAGE_BYTES,
+        check: Callable[[], None] | None = None,
+        check_fields: Callable[[bytes], None] = check_field_count,
+    ) -> None:
         self._request = request
         self.answer = answer
         self.streams = streams
+        self.most_bytes = most_bytes
+        self.check = check
+        self._check_fields = check_fields
 
     def read(self, message: bytes) -> Any:
         """The request's message.
 
         Raises:
             CallError: the bytes are no such message.
+            InferenceError: INVALID_ARG; it has too many parts.
         """
+        self._check_fields(message)
         try:
             return message_class(self._request).FromString(message)
         except (DecodeError, UnicodeDecodeError) as error:
@@ -57,9 +80,15 @@ class MethodCall(Call):
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         super().__init__(connection, stream, head)
         self._method = method
+        self.most_bytes = method.most_bytes
         self._count = 0
         self._waiting: bytes | None = None
         self._task: asyncio.Task[None] | None = None
+        if method.check is not None:
+            try:
+                method.check()
+            except InferenceError as error:
+                self.fail(CallError.of(error))
 
     def accepts_messages(self) -> bool:
         """Messages are answered one after the other."""
@@ -67,6 +96,8 @@ class MethodCall(Call):
 
     def on_message(self, message: bytes) -> None:
         """Answer a message."""
+        if len(message) > self.most_bytes:
+            raise too_large_error(len(message), self.most_bytes)
         self._count += 1
         if self._count > 1 and not self._method.streams:
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")

@@ -15,7 +15,6 @@ from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.http import (
     documentation,
     generate_route,
@@ -24,13 +23,13 @@ from pybackend.frontend.http import (
     settings_routes,
     shared_memory_route,
 )
+from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.errors import INTERNAL, STATUS
 from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
-from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.protocol.limits import BodyLimits
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.model_path import SlashesInNames, client_address, model_name, model_path, version
 from pybackend.protocol.metadata import (
     encode_error,
     environment_document,
@@ -41,19 +40,18 @@ from pybackend.protocol.metadata import (
 
 _JSON = "application/json"
 
+_ADVICE = {
+    404: ". GET /v2/models lists the models that serve, and /docs all routes",
+    405: ". The page /docs says which methods a route has",
+}
+"""Advice behind the reason of a refusal, by status."""
 
-def make_app(
-    engine: InferenceEngine, limits: BodyLimits, kept: KeptBytes, forwards: ForwardedHeaders | None = None
-) -> FastAPI:
-    """The application for an engine.
 
-    Args:
-        engine: handles the requests.
-        limits: bounds of bodies.
-        kept: the account of bytes buffered for clients.
-        forwards: headers of infer requests that become their parameters; None for none.
-    """
-    app = FastAPI(
+def make_app(frontend: InferFrontend) -> FastAPI:
+    """The application; ``frontend`` is what its routes share with the connections, and has the engine."""
+    engine = frontend.engine
+    app = documentation.DocumentedApp(
+        frontend,
         title="pybackend",
         version=__version__,
         description="The v2 inference protocol (KServe) with the binary tensor extension.",
@@ -64,20 +62,21 @@ def make_app(
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        detail = error.detail + _ADVICE.get(error.status_code, "")
+        path = request.scope.get("raw_path") or request.url.path.encode()
+        message = f"{request.method} {path.decode('latin-1')}: {error.detail}"
         engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
-        return Response(encode_error(error.detail), error.status_code, headers=error.headers, media_type=_JSON)
+        return Response(encode_error(detail), error.status_code, headers=error.headers, media_type=_JSON)
 
+    app.add_middleware(SlashesInNames)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
+    app.add_exception_handler(Exception, _unexpected_error)
     _add_health(app, engine)
     _add_metadata(app, engine)
     _add_processes(app, engine)
-    infer_route.add(app, engine, limits, forwards)
-    generate_route.add(app, engine, limits)
-    repository_route.add(app, engine, limits, kept)
-    settings_routes.add(app, engine)
-    shared_memory_route.add(app, engine)
+    for routes in (infer_route, generate_route, repository_route, settings_routes, shared_memory_route):
+        routes.add(app, frontend)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)
@@ -98,22 +97,30 @@ def _get(app: FastAPI, path: str, tag: str, summary: str, answer: Callable[[Requ
 
 
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
+    """Add the routes for probes. Those look at the status; the Open Inference Protocol and KServe's client at the bodies."""
+
+    def answer(fact: str, holds: bool, reason: str = "", **names: str) -> Response:
+        status = 200 if holds else 400
+        if engine.state is EngineState.EXITING:
+            holds, reason, status = False, "Server exiting", 503
+        members: dict[str, Any] = {**names, fact: holds}
+        if reason and not holds:
+            members["error"] = reason
+        return Response(msgspec.json.encode(members), status, media_type=_JSON)
+
     async def live(_request: Request) -> Response:
-        _refuse_while_exiting(engine)
-        return Response()
+        return answer("live", True)
 
     async def ready(_request: Request) -> Response:
-        _refuse_while_exiting(engine)
-        return Response(status_code=200 if await engine.is_ready() else 400)
+        return answer("ready", await engine.is_ready())
 
     async def model_ready(request: Request) -> Response:
-        _refuse_while_exiting(engine)
+        name = model_name(request)
         try:
-            if await engine.would_answer(model_name(request), version(request)):
-                return Response()
+            is_ready = await engine.would_answer(name, version(request))
         except InferenceError:
-            pass  # an unknown model is not ready; the reason does not matter
-        raise InferenceError("Model version not ready", ErrorCode.INVALID_ARG)
+            is_ready = False  # an unknown model is not ready; the reason does not matter
+        return answer("ready", is_ready, "Model version not ready", name=name)
 
     _get(app, "/v2/health/live", "health", "Is the server running?", live)
     _get(app, "/v2/health/ready", "health", "Should clients send requests?", ready)
@@ -128,6 +135,9 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         document = server_metadata(engine.server_id, __version__, served_extensions(app))
         return Response(document, media_type=_JSON)
 
+    async def models(_request: Request) -> Response:
+        return Response(msgspec.json.encode({"models": engine.serving_names}), media_type=_JSON)
+
     async def metadata(request: Request) -> Response:
         model = engine.describe(model_name(request), version(request))
         return Response(model_metadata(model.signature, model.versions, model.platform), media_type=_JSON)
@@ -137,8 +147,8 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         return Response(msgspec.json.encode(model.document), media_type=_JSON)
 
     async def statistics(request: Request) -> Response:
-        name: str = request.path_params.get("model_name", "")
-        parts = [msgspec.json.encode(part)[1:-1] async for part in engine.statistics(name, version(request))]
+        rows = engine.statistics(model_name(request), version(request))
+        parts = [msgspec.json.encode(part)[1:-1] async for part in rows]
         return Response(b'{"model_stats":[%b]}' % b",".join(parts), media_type=_JSON)
 
     _get(app, "/v2/models/stats", "statistics", "Statistics of all models", statistics)
@@ -151,6 +161,7 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         statistics,
     )
     _get(app, "/v2", "metadata", "Name, version and extensions of the server", server)
+    _get(app, "/v2/models", "metadata", "The names of the models that serve", models)
     _get(app, "/v2/models/{model_name}", "metadata", "Inputs and outputs of a model", metadata)
     _get(
         app,
@@ -196,12 +207,16 @@ def _with_processes(engine: InferenceEngine, request: Request) -> ModelDescripti
     return model
 
 
-def _refuse_while_exiting(engine: InferenceEngine) -> None:
-    if engine.state is EngineState.EXITING:
-        raise InferenceError("Server exiting", ErrorCode.UNAVAILABLE)
-
-
 async def _inference_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)
-    headers = {"accept-encoding": ACCEPTED} if isinstance(error, UnsupportedCodingError) else None
+    headers = {}
+    if isinstance(error, UnsupportedCodingError):
+        headers["accept-encoding"] = ACCEPTED
+    elif isinstance(error, SlowSenderError):
+        headers["connection"] = "close"
     return Response(encode_error(error.message), STATUS[error.code], headers, media_type=_JSON)
+
+
+async def _unexpected_error(_request: Request, _error: Exception) -> Response:
+    """The answer to a mistake of the server's own, which is logged by the server that runs the application."""
+    return Response(encode_error(INTERNAL), 500, {"connection": "close"}, media_type=_JSON)

@@ -17,6 +17,7 @@ from pybackend.engine.answers import Answers
 from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead
+from pybackend.frontend.watch import RECORD
 
 _KEY = "exchange"
 
@@ -51,12 +52,25 @@ class AsgiApp:
     async def _observed(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application; the exchange learns what it answers."""
         exchange: AsgiExchange = scope["state"].pop(_KEY)
+        record = exchange.record
+        if record is not None:
+            scope[RECORD] = record
+            for name, value in scope["headers"]:
+                if name == b"traceparent":
+                    record.continues(value)
+        if exchange.is_1_0:
+            scope["http_version"] = "1.0"
 
         async def noting(message: Any) -> None:
             starts = message["type"] == "http.response.start"
             if starts:
                 self._answers.add(str(int(message["status"])))
                 exchange.on_answer_begun(message["status"])
+                known = scope.get("path_params", {})
+                if record is not None and "model_name" in known and "model" not in record.about:
+                    record.asks(known["model_name"], known.get("version", ""))
+                if exchange.is_1_0:
+                    message = _kept_alive(message)
             else:
                 exchange.sent_bytes += len(message.get("body", b""))
             await send(message)
@@ -77,10 +91,12 @@ class AsgiExchange(Exchange):
     """A request and its answer.
 
     Attributes:
+        record: of the request, for the log; None if nobody wants it.
+        is_1_0: the client speaks HTTP/1.0, and wants to keep the connection.
         sent_bytes: size of the answer's body so far.
     """
 
-    __slots__ = ("_chunked", "_connection", "_protocol", "_status", "sent_bytes")
+    __slots__ = ("_chunked", "_connection", "_protocol", "_status", "is_1_0", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         try:
@@ -89,6 +105,8 @@ class AsgiExchange(Exchange):
             raise MalformedRequestError(400, "Invalid HTTP request received: its target is not a path") from None
         self._connection = connection
         self._chunked = head.chunked
+        self.record = connection.record
+        self.is_1_0 = head.version == "1.0" and head.keep_alive
         self._status: int | None = None
         self.sent_bytes = 0
         self._protocol: HttpToolsProtocol | None = app.protocol(self)
@@ -135,9 +153,8 @@ class AsgiExchange(Exchange):
 
     def _end(self, error: Exception | None) -> None:
         protocol, self._protocol = self._protocol, None  # they refer to each other
-        record = self._connection.record
-        if record is not None:
-            record.status, record.sent_bytes = self._status, self.sent_bytes
+        if self.record is not None:
+            self.record.status, self.record.sent_bytes = self._status, self.sent_bytes
         assert protocol is not None
         protocol.connection_lost(error)
 
@@ -176,6 +193,23 @@ class _Transport:
 
 
 def _as_bytes(head: RequestHead) -> bytes:
-    """The head without the field that offers another protocol, which this server never takes."""
+    """The head without the field that offers another protocol, which this server never takes.
+
+    uvicorn closes connections of HTTP/1.0, so a client that wants to keep one seems to speak HTTP/1.1.
+    """
     fields = [b"%b: %b\r\n" % field for field in head.headers if field[0].lower() != b"upgrade"]
-    return b"%b %b HTTP/%b\r\n%b\r\n" % (head.method, head.target, head.version.encode(), b"".join(fields))
+    version = b"1.1" if head.keep_alive else head.version.encode()
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (head.method, head.target, version, b"".join(fields))
+
+
+def _kept_alive(start: Any) -> Any:
+    """The beginning of an answer to HTTP/1.0: it says whether the connection is kept.
+
+    It is not if only its end can tell where the answer ends.
+    """
+    headers = start.get("headers", ())
+    names = {name.lower() for name, _ in headers}
+    if b"connection" in names:
+        return start
+    word = b"keep-alive" if b"content-length" in names else b"close"
+    return {**start, "headers": [*headers, (b"connection", word)]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Response
 from starlette.routing import Match
@@ -73,6 +73,7 @@ class CloudApp:
             return _refusal(404, "Not Found")
         if scope["method"] != method:
             return _refusal(405, "Method Not Allowed")
+        raw_path = ""
         if not path:
             redirect = only_value(headers, settings.redirect_header.encode()) if settings.redirect_header else None
             if redirect is not None:
@@ -82,12 +83,13 @@ class CloudApp:
                     return _refusal(403, refusal)
                 method = self._method(path, headers)
             else:
-                path = f"/v2/models/{self._model()}/{settings.action}"
+                raw_path = f"/v2/models/{quote(self._model(), safe='')}/{settings.action}"
+                path = unquote(raw_path)
         return {
             **scope,
             "method": method,
             "path": path,
-            "raw_path": quote(path).encode(),
+            "raw_path": (raw_path or quote(path)).encode(),
             "query_string": b"",
             "headers": self._request_headers(headers),
         }

@@ -15,6 +15,7 @@ from typing import Any
 from pybackend.engine.admission import Admission
 from pybackend.engine.answers import Answers
 from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.lingering import LingeringProtocol
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 MAX_KEPT_BYTES = 64 * 1024
 """Bytes of further requests that are kept while one is being answered; beyond, reading pauses."""
 
-INTERNAL_ERROR = "internal error: see the server's log"
-
 _PHRASES = {
     400: b"Bad Request",
     401: b"Unauthorized",
@@ -44,6 +43,7 @@ _PHRASES = {
     500: b"Internal Server Error",
     501: b"Not Implemented",
     503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
 }
 
 _NOBODY = Exchange()
@@ -131,6 +131,7 @@ class HttpConnection(asyncio.Protocol):
         port: the state that all connections of the port share.
         state: how far the current request is.
         keep_alive: further requests may follow the current one.
+        is_1_0: the client speaks HTTP/1.0: answers say that the connection is kept.
         answer_fields: fields for the current answer's head, each with its line end.
         record: of the current request, for the log and its trace; None if nobody wants it.
         pace: the client's transfer rate.
@@ -142,6 +143,7 @@ class HttpConnection(asyncio.Protocol):
         self.port = port
         self.state = State.IDLE
         self.keep_alive = True
+        self.is_1_0 = False
         self.answer_fields = b""
         self.record: Record | None = None
         self.pace = Pace()
@@ -251,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead) -> None:
         """Decide who reads and answers a request."""
         port = self.port
-        self.keep_alive = head.keep_alive
+        self.keep_alive, self.is_1_0 = head.keep_alive, head.version == "1.0"
         self.answer_fields = b"" if port.cors is None else port.cors.answer_fields(head.headers)
         if port.watch.on:
             self.begin_record(head.method, head.target, head.content_length)
@@ -341,7 +343,9 @@ class HttpConnection(asyncio.Protocol):
 
     def own_fields(self) -> bytes:
         """The fields of this answer's head that others lack, each with its line end."""
-        return self.answer_fields if self.keep_alive else self.answer_fields + b"connection: close\r\n"
+        if not self.keep_alive:
+            return self.answer_fields + b"connection: close\r\n"
+        return self.answer_fields + b"connection: keep-alive\r\n" if self.is_1_0 else self.answer_fields
 
     def write_views(self, pieces: Sequence[Buffer], then: Callable[[], None]) -> None:
         """Write views of memory, and call ``then`` once the kernel has taken the last byte, or the connection has ended.
@@ -442,7 +446,7 @@ class HttpConnection(asyncio.Protocol):
         if has_begun or self.state in {State.ANSWERED, State.CLOSING, State.CLOSED}:
             self.transport.abort()
         else:
-            self._deny(500, INTERNAL_ERROR)
+            self._deny(500, INTERNAL)
 
     # The client's speed, and its share of the memory
 

@@ -16,3 +16,6 @@ STATUS: dict[ErrorCode, HTTPStatus] = {
     ErrorCode.ALREADY_EXISTS: HTTPStatus.BAD_REQUEST,
     ErrorCode.CANCELLED: HTTPStatus.BAD_REQUEST,
 }
+
+INTERNAL = "internal error: see the server's log"
+"""The answer to a mistake of the server's own."""

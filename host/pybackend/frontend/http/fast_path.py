@@ -20,8 +20,9 @@ from pybackend.engine.admission import Admission, Route
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
 from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAnswer
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES
-from pybackend.frontend.http.infer_exchange import InferExchange, InferHead, InferService
+from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES
+from pybackend.frontend.http.infer_exchange import InferExchange, InferHead
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
@@ -80,13 +81,13 @@ class FastPath:
     """The memory of one port. A head with credentials is remembered by a digest.
 
     Args:
-        service: the state that infer requests of the port share.
+        frontend: the state that infer requests share.
         plans: its plans.
         credentials: the headers that may carry secrets, in lower case.
     """
 
-    def __init__(self, service: InferService, plans: PlanCaches, credentials: frozenset[bytes]) -> None:
-        self._service = service
+    def __init__(self, frontend: InferFrontend, plans: PlanCaches, credentials: frozenset[bytes]) -> None:
+        self._frontend = frontend
         self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
@@ -96,7 +97,7 @@ class FastPath:
         ).search
         self._digest_key = token_bytes(32)
         self._has_digests = False
-        self._longest_text = min(SMALL_BODY_BYTES, service.limits.max_input_size_bytes)
+        self._longest_text = min(SMALL_BODY_BYTES, frontend.limits.max_input_size_bytes)
 
     def take(self, connection: HttpConnection, data: bytes) -> bytes:
         """Begin the request with which these bytes start, if its head is known.
@@ -117,15 +118,15 @@ class FastPath:
             known.shortcut is not None
             and end + body_bytes == len(data)
             and not connection.port.watch.on
-            and not self._service.engine.tracer.active
+            and not self._frontend.engine.tracer.active
             and self._submit_whole(connection, known, known.shortcut, data, end)
         ):
             return b""
         if connection.port.watch.on:
             method, target, *_ = data.split(b" ", 2)
             connection.begin_record(method, target, body_bytes)
-        connection.answer_fields = known.answer_fields
-        exchange = InferExchange(connection, self._service, known.head)
+        connection.answer_fields, connection.is_1_0 = known.answer_fields, not known.head.takes_chunks
+        exchange = InferExchange(connection, self._frontend, known.head)
         if exchange.admission is not None and known.shortcut is None:
             self._shorten(known, exchange.admission)
         connection.begin_known(exchange, body_bytes)
@@ -139,13 +140,12 @@ class FastPath:
         plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
         if plan is None or plan.checked is not Checked.ALL:
             return False
-        answer = _FastAnswer(connection, self._service.answers, plan.output_format, None, known.head.takes_chunks)
+        answer = _FastAnswer(connection, self._frontend.answers, plan.output_format, None, known.head.takes_chunks)
         try:
             pending = route.submit(plan.request, answer.on_response)
         except InferenceError as error:
             connection.begin_known(answer, 0)
-            name = known.head.model_name
-            self._service.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, connection.address)
+            self._frontend.refused(known.head.model_name, error, connection.address)
             answer.fail(error)
             return True
         if pending is None:
@@ -187,7 +187,7 @@ class FastPath:
             return
         meaning = exchange.head
         # The length of text differs from time to time, that of tensors does not.
-        has_length = meaning.header_length is not None or meaning.forwarded is not None
+        has_length = meaning.fields.header_length is not None or meaning.forwarded is not None
         key = head.raw if has_length else _split_length(head.raw)[0]
         if len(key) > LARGEST_HEAD_BYTES or self._shows_credentials(meaning):
             return
@@ -211,12 +211,13 @@ class FastPath:
     def _shorten(self, known: _KnownHead, admission: Admission) -> None:
         """Make the shortcut for the next requests with a known head."""
         head = known.head
-        if head.coding or head.forwarded or known.answer_fields or head.context is not None:
+        unusual = head.coding or head.forwarded or known.answer_fields or head.fields.context is not None
+        if unusual or not head.takes_chunks:
             return
         json_bytes = 0
-        if head.header_length is not None:
+        if head.fields.header_length is not None:
             try:
-                json_bytes = parse_header_length(head.header_length, known.body_bytes)
+                json_bytes = parse_header_length(head.fields.header_length, known.body_bytes)
             except InferenceError:
                 return  # every request with this head is refused
             if not json_bytes:

@@ -12,14 +12,15 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pybackend.engine.admission import Sender
-from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.http.arrival import Arrival, done
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS, disconnected
-from pybackend.frontend.http.model_path import client_address, context_fields, model_name, model_path, version
-from pybackend.frontend.traced import begin_trace, is_chosen
+from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.watch import RECORD
+from pybackend.inference.validation import Checked
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
-from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.metadata import encode_error
 
 _SENDER = Sender("http")
@@ -33,14 +34,14 @@ _OBJECT = {"schema": {"type": "object", "description": "members are inputs, outp
 _EVENTS = {"schema": {"type": "string", "description": "an event `data: {...}` for each response"}}
 
 
-def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
+def add(app: FastAPI, frontend: InferFrontend) -> None:
     """Add the generate routes to an application."""
 
     async def generate(request: Request) -> Response:
-        return await _answer(engine, limits, request, _one_object)
+        return await _answer(frontend, request, _one_object)
 
     async def generate_stream(request: Request) -> Response:
-        return await _answer(engine, limits, request, _events)
+        return await _answer(frontend, request, _events)
 
     for prefix in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
         for name, summary, route, reply in (
@@ -69,43 +70,39 @@ def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits) -> None:
 _Reply = Callable[[ResponseStream, Request, AsyncExitStack], Awaitable[Response]]
 
 
-async def _answer(engine: InferenceEngine, limits: BodyLimits, request: Request, reply: _Reply) -> Response:
+async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> Response:
     async with AsyncExitStack() as stack:
-        try:
-            stream = await stack.enter_async_context(await _submitted(engine, limits, request, stack))
-        except InferenceError as error:
-            engine.refusals.add_error(_SENDER.protocol, model_name(request), error, client_address(request))
-            raise
-        return await reply(stream, request, stack)
+        return await reply(await _submitted(frontend, request, stack), request, stack)
 
 
-async def _submitted(
-    engine: InferenceEngine, limits: BodyLimits, request: Request, stack: AsyncExitStack
-) -> ResponseStream:
+async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
     """The responses to a request, once its body has arrived.
 
     Raises:
         InferenceError: the request is refused.
     """
-    admission = engine.open(model_name(request), version(request), _SENDER)
-    if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
-        raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise InferenceError(
-                f"the body exceeds {MAX_BODY_BYTES} bytes, the most that generate accepts: use /infer for large tensors",
-                ErrorCode.INVALID_ARG,
-            )
-    admission.renew()
-    parsed = parse_generate(bytes(body), admission.signature, admission.model_version, limits)
-    fields = context_fields(request)
-    if is_chosen(engine.tracer, admission.full_name, fields):
-        trace = begin_trace(engine.tracer, parsed, admission.full_name, "HTTP", fields=fields)
+    name = model_name(request)
+    try:
+        admission = frontend.engine.open(name, version(request), _SENDER)
+        name = admission.full_name
+        if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
+            raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
+        with Arrival(frontend, request) as arrival:
+            fields = arrival.fields
+            body = await arrival.whole(MAX_BODY_BYTES, "use /infer for large tensors")
+            admission.renew()
+            signature, limits = admission.signature, frontend.limits
+            parsed = await done(parse_generate(body, signature, admission.model_version, limits))
+        if RECORD in request.scope:
+            request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
+        trace = frontend.traced(admission, parsed, fields.context)
         if trace is not None:
             stack.callback(trace.sent)
-    return ResponseStream(lambda on_response: admission.submit(parsed, on_response))
+        stream = ResponseStream(lambda on_response: admission.submit(parsed, on_response, Checked.HEADER))
+        return await stack.enter_async_context(stream)
+    except InferenceError as error:
+        frontend.refused(name, error, client_address(request))
+        raise
 
 
 async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExitStack) -> Response:

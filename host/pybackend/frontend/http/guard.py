@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import httptools
 
@@ -11,7 +10,7 @@ from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.model_path import INFER_TARGET
+from pybackend.frontend.http.model_path import infer_target, routed_path
 
 
 class Refused(NamedTuple):
@@ -49,6 +48,10 @@ class HttpGuard:
         """The headers that may carry secrets, in lower case."""
         return self._guard.credentials
 
+    def needs(self, path: str) -> tuple[bool, str]:
+        """As :meth:`Guard.needs`."""
+        return self._guard.needs(path)
+
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
 
@@ -75,7 +78,7 @@ def _path(target: bytes) -> str:
     Raises:
         httptools.HttpParserInvalidURLError: the target is no path.
     """
-    if INFER_TARGET.fullmatch(target):
+    if infer_target(target) is not None:
         return "/v2/models/-/infer"
-    path: str = httptools.parse_url(target).path.decode("latin-1")
-    return unquote(path) if "%" in path else path
+    path: bytes = httptools.parse_url(target).path
+    return routed_path(path) if b"%" in path else path.decode("latin-1")

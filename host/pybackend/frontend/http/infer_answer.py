@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
-from pybackend.frontend.http.connection import INTERNAL_ERROR, MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
 from pybackend.frontend.http.content_coding import ACCEPTED, LEVEL, UnsupportedCodingError, compressed
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.errors import INTERNAL, STATUS
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.listener import is_secure
 from pybackend.inference.pending import PendingRequest
@@ -121,7 +121,7 @@ class InferAnswer(Exchange):
         except Exception:  # the client gets an answer, whatever the model's outputs do to the encoder
             log.exception("A response of model '%s' cannot be encoded", response.model_name)
             response.release()
-            self.fail(InferenceError(INTERNAL_ERROR))
+            self.fail(InferenceError(INTERNAL))
         else:
             self.send(encoded, response)
 
@@ -239,7 +239,7 @@ class _Pieces:
             self._fail(error)
         except Exception:  # the client gets an answer, whatever the model's outputs do to the encoder
             log.exception("A response of model '%s' cannot be encoded", self._response.model_name)
-            self._fail(InferenceError(INTERNAL_ERROR))
+            self._fail(InferenceError(INTERNAL))
         return False
 
     def _take(self, piece: bytes | None) -> bool:

@@ -5,116 +5,58 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote
 
 from msgspec import Struct
 
 from pybackend.engine.admission import Admission
-from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
-from pybackend.frontend.access.forwarded_headers import ForwardedHeaders, add_parameters
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
-from pybackend.frontend.http.compressed_body import Body, CompressedBody
-from pybackend.frontend.http.connection import INTERNAL_ERROR, MAX_KEPT_BYTES, HttpConnection
-from pybackend.frontend.http.content_coding import answer_coding, request_coding
+from pybackend.frontend.http.compressed_body import Body
+from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.http.content_coding import answer_coding
+from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.head_fields import HeadFields, read_fields
 from pybackend.frontend.http.infer_answer import InferAnswer
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
-from pybackend.frontend.http.model_path import INFER_TARGET, plain_version
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.model_path import infer_target
 from pybackend.frontend.http.request_reader import RequestHead
-from pybackend.frontend.slow_senders import SlowSenders
-from pybackend.frontend.traced import ContextFields, begin_trace
-from pybackend.inference.request import InferenceRequest
 from pybackend.protocol.infer_plan import ALL_JSON, InferPlan
-from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.plan_cache import PlanCaches
 
 log = logging.getLogger(__name__)
 
 _DONE = object()
 
 
-class InferService:
-    """The state that infer requests of a port share.
-
-    Attributes:
-        engine: handles the requests.
-        limits: bounds of request bodies.
-        answers: counts the answers by status.
-        senders: connections of all ports whose requests arrive in models' memory.
-        forwards: the headers that become request parameters; None for none.
-        plans: of earlier requests; None if nothing is remembered.
-    """
-
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        limits: BodyLimits,
-        *,
-        senders: SlowSenders | None = None,
-        forwards: ForwardedHeaders | None = None,
-        remembers: bool = True,
-    ) -> None:
-        self.engine = engine
-        self.limits = limits
-        self.answers = engine.answers[HTTP_CLIENT.protocol]
-        self.senders = SlowSenders() if senders is None else senders
-        self.forwards = forwards
-        self.plans = PlanCaches() if remembers else None
-
-
 class InferHead(Struct, eq=False):
     """The meaning of an infer request's head.
 
     Attributes:
-        header_length: says how long the JSON part is; None if the client does not say.
+        fields: those that matter to infer.
         takes_chunks: the client speaks HTTP/1.1.
         coding: the compression that the client wants for the answer; None for none.
         forwarded: the parameters that headers have become; None for none.
-        context: the fields of the trace context; None if there are none.
-        encodings: how the body is compressed; empty if it is not.
     """
 
     model_name: str
     model_version: str
-    header_length: bytes | None
+    fields: HeadFields
     takes_chunks: bool
     coding: Coding | None
-    forwarded: Mapping[str, str] | None
-    context: ContextFields | None
-    encodings: bytes
+    forwarded: Mapping[str, str] | None = None
 
 
 def read_head(head: RequestHead) -> InferHead | None:
     """The meaning of a head, without forwarded headers; None if it is not an infer request."""
-    found = INFER_TARGET.fullmatch(head.target)
-    if found is None or head.method != b"POST":
+    target = infer_target(head.target)
+    if target is None or head.method != b"POST":
         return None
-    header_length, encodings, accepted = None, [], []
-    parent = state = b""
-    for field, value in head.headers:
-        size = len(field)  # tells most fields apart, at less cost than their names
-        if size == 31 and field.lower() == b"inference-header-content-length":
-            header_length = value
-        elif size == 16 and field.lower() == b"content-encoding":
-            encodings.append(value)
-        elif size == 15 and field.lower() == b"accept-encoding":
-            accepted.append(value)
-        elif size == 11 and field.lower() == b"traceparent":
-            parent = value
-        elif size == 10 and field.lower() == b"tracestate":
-            state = value
+    fields = read_fields(head.headers)
     takes_chunks = head.version == "1.1"
-    return InferHead(
-        unquote(found[1].decode("latin-1"), "utf-8", "replace"),
-        plain_version(found[2].decode()) if found[2] else "",
-        header_length,
-        takes_chunks,
-        answer_coding(b",".join(accepted)) if accepted and takes_chunks else None,
-        None,
-        (parent, state) if parent else None,
-        b",".join(encodings),
-    )
+    coding = answer_coding(fields.accepted) if fields.accepted and takes_chunks else None
+    return InferHead(*target, fields, takes_chunks, coding)
 
 
 class InferExchange(Exchange):
@@ -130,25 +72,25 @@ class InferExchange(Exchange):
         "_began_ns",
         "_body",
         "_connection",
+        "_frontend",
         "_parts",
         "_refusal",
-        "_service",
         "admission",
         "head",
     )
 
-    def __init__(self, connection: HttpConnection, service: InferService, head: InferHead) -> None:
+    def __init__(self, connection: HttpConnection, frontend: InferFrontend, head: InferHead) -> None:
         self._connection = connection
-        self._service = service
+        self._frontend = frontend
         self.head = head
-        self._began_ns = time.monotonic_ns() if service.engine.tracer.active else 0
+        self._began_ns = time.monotonic_ns() if frontend.engine.tracer.active else 0
         self._parts: list[bytes] = []
         self._body: Body | None = None
         self._arrived = False
         self._refusal: InferenceError | None = None
         self.admission: Admission | None = None
         try:
-            self.admission = service.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
+            self.admission = frontend.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
         except InferenceError as error:
             self._refuse(error)
 
@@ -159,20 +101,22 @@ class InferExchange(Exchange):
 
     def expect(self, head: RequestHead) -> None:
         """Prepare for the body that a head announces."""
-        service = self._service
+        frontend = self._frontend
         if self.admission is None:
             return
         try:
-            if service.forwards is not None:
-                self.head.forwarded = service.forwards.of(head.headers)
-            coding = request_coding(self.head.encodings) if self.head.encodings else None
-            if head.chunked or head.content_length > SMALL_BODY_BYTES or coding is not None:
-                service.senders.add(self._connection)
-                length = None if head.chunked or coding is not None else head.content_length
-                body = StreamedBody(
-                    self.admission, self.head.header_length, length, service.limits, self._drop_slowest_sender
-                )
-                self._body = body if coding is None else CompressedBody(body, coding, service.limits)
+            if frontend.forwards is not None:
+                self.head.forwarded = frontend.forwards.of(head.headers)
+            fields = self.head.fields
+            fields.check()
+            if (
+                head.chunked
+                or head.content_length > SMALL_BODY_BYTES
+                or fields.encodings.lower() not in {b"", b"identity"}
+            ):
+                frontend.senders.add(self._connection)
+                nbytes = None if head.chunked else head.content_length
+                self._body = frontend.body(self.admission, fields, nbytes, self._drop_slowest_sender)
         except InferenceError as error:
             self._refuse(error)
 
@@ -231,7 +175,7 @@ class InferExchange(Exchange):
                 self._refuse(error)
             except Exception:  # the client gets an answer, whatever it sent
                 log.exception("A request could not be read")
-                self._refuse(InferenceError(INTERNAL_ERROR))
+                self._refuse(InferenceError(INTERNAL))
             if body.work is not None and self._body is body:
                 return True
             go_on()
@@ -258,14 +202,14 @@ class InferExchange(Exchange):
         body, self._body = self._body, None  # it has a reference to this object
         if body is not None:
             body.release()
-            self._service.senders.discard(self._connection)
+            self._frontend.senders.discard(self._connection)
 
     def on_lost(self) -> None:
         self._release()
 
     def _drop_slowest_sender(self) -> bool:
         """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
-        return self._service.senders.drop_slowest(self._connection, self.admission)
+        return self._frontend.senders.drop_slowest(self._connection, self.admission)
 
     def holds_memory_for(self, other: Admission) -> bool:
         own = self.admission
@@ -289,7 +233,7 @@ class InferExchange(Exchange):
         self._submit()
 
     def _submit(self) -> None:
-        connection, service, head = self._connection, self._service, self.head
+        connection, frontend, head = self._connection, self._frontend, self.head
         connection.resume_reading()
         if self._refusal is not None:
             self._answer_refusal(self._refusal)
@@ -300,14 +244,19 @@ class InferExchange(Exchange):
             plan = self._plan(admission)
             if head.forwarded is not None:
                 add_parameters(plan.request, head.forwarded)
-            tracer = service.engine.tracer
-            if tracer.active and (head.context is not None or tracer.takes(admission.full_name)):
-                self._begin_trace(plan.request, admission.full_name)
-            answer = InferAnswer(connection, service.answers, plan.output_format, head.coding, head.takes_chunks)
+            context = head.fields.context
+            if connection.record is not None:
+                connection.record.asks(admission.model_name, admission.model_version, plan.request.id)
+                connection.record.continues(None if context is None else context[0])
+            if frontend.engine.tracer.active:
+                trace = frontend.traced(admission, plan.request, context, self._began_ns)
+                if trace is not None:
+                    connection.record = connection.port.watch.begin_traced(connection.record, trace)
+            answer = InferAnswer(connection, frontend.answers, plan.output_format, head.coding, head.takes_chunks)
             answer.pending = admission.submit(plan.request, answer.on_response, plan.checked)
             if self._body is not None:
                 self._body = None  # the model has its memory
-                service.senders.discard(connection)
+                frontend.senders.discard(connection)
             connection.hold(0)
             connection.answer_by(answer)
         except InferenceError as error:
@@ -316,10 +265,13 @@ class InferExchange(Exchange):
     def _answer_refusal(self, error: InferenceError) -> None:
         """Count and answer a request that no model has accepted."""
         self._release()
-        connection, service, head = self._connection, self._service, self.head
-        name = head.model_name if self.admission is None else self.admission.model_name
-        service.engine.refusals.add_error(HTTP_CLIENT.protocol, name, error, connection.address)
-        InferAnswer(connection, service.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
+        connection, frontend, head = self._connection, self._frontend, self.head
+        name = head.model_name if self.admission is None else self.admission.full_name
+        frontend.refused(name, error, connection.address)
+        if connection.record is not None and not connection.record.about:
+            connection.record.asks(name)
+            connection.record.continues(None if head.fields.context is None else head.fields.context[0])
+        InferAnswer(connection, frontend.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
 
     def _plan(self, admission: Admission) -> InferPlan:
         """The request, read to its end.
@@ -331,11 +283,5 @@ class InferExchange(Exchange):
             return self._body.finish()
         admission.renew()
         whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        plans = None if self._service.plans is None else self._service.plans.of(admission.signature)
-        return decode_body(whole, self.head.header_length, admission, self._service.limits, plans)
-
-    def _begin_trace(self, request: InferenceRequest, model: str) -> None:
-        tracer, connection = self._service.engine.tracer, self._connection
-        trace = begin_trace(tracer, request, model, "HTTP", began_ns=self._began_ns, fields=self.head.context)
-        if trace is not None:
-            connection.record = connection.port.watch.begin_traced(connection.record, trace)
+        plans = None if self._frontend.plans is None else self._frontend.plans.of(admission.signature)
+        return decode_body(whole, self.head.fields.header_length, admission, self._frontend.limits, plans)

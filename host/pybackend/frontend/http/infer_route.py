@@ -11,22 +11,19 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.forwarded_headers import ForwardedHeaders, add_parameters
+from pybackend.errors import InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
-from pybackend.frontend.http.compressed_body import Body, CompressedBody
-from pybackend.frontend.http.content_coding import answer_coding, compressed, request_coding
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
-from pybackend.frontend.http.model_path import client_address, context_fields, model_name, model_path, version
-from pybackend.frontend.traced import begin_trace, is_chosen
+from pybackend.frontend.http.arrival import Arrival
+from pybackend.frontend.http.content_coding import answer_coding, compressed
+from pybackend.frontend.http.head_fields import HeadFields, read_fields
+from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.json_pieces import PiecewiseResponse, is_large
-from pybackend.protocol.limits import BodyLimits
-
-_LONGEST_LENGTH_DIGITS = 18
 
 _TENSOR = {
     "type": "object",
@@ -58,6 +55,7 @@ _REQUEST = {
             },
         },
     },
+    "example": {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]},
 }
 _RESPONSE = {
     "type": "object",
@@ -102,11 +100,11 @@ _OPENAPI: dict[str, Any] = {
 }
 
 
-def add(app: FastAPI, engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None = None) -> None:
+def add(app: FastAPI, frontend: InferFrontend) -> None:
     """Add the infer routes to an application."""
 
     async def infer(request: Request) -> Response:
-        return await _infer(engine, limits, forwards, request)
+        return await _infer(frontend, request)
 
     for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:digits}/infer"):
         openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
@@ -121,15 +119,6 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-async def _done(body: Body) -> None:
-    """Do the pending work, in turns with other requests."""
-    work = body.work
-    if work is not None:
-        for _ in work:
-            await asyncio.sleep(0)
-        body.work = None
-
-
 async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
     """The complete response; a large one is made in turns with other requests."""
     if not is_large(response, output_format):
@@ -141,30 +130,14 @@ async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> 
     return body.collected(pieces)
 
 
-def _field(request: Request, name: str) -> bytes:
-    """The value of a field; several of one name joined by commas."""
-    return ",".join(request.headers.getlist(name)).encode("latin-1")
-
-
-def _content_length(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_LENGTH_DIGITS:
-        raise InferenceError("Content-Length is not a number of bytes", ErrorCode.INVALID_ARG)
-    return int(text)
-
-
-async def _infer(
-    engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None, request: Request
-) -> Response:
-    try:
-        response, output_format = await _submitted(engine, limits, forwards, request)
-    except InferenceError as error:
-        engine.refusals.add_error(HTTP_CLIENT.protocol, model_name(request), error, client_address(request))
-        raise
+async def _infer(frontend: InferFrontend, request: Request) -> Response:
+    fields = read_fields(request.headers.raw)
+    response, output_format = await _submitted(frontend, request, fields)
     try:
         if response.error is not None:
             raise response.error.again()
         encoded = await _encoded(response, output_format)
-        coding = answer_coding(_field(request, "accept-encoding"))
+        coding = answer_coding(fields.accepted) if request.scope["http_version"] == "1.1" else None
         if coding is not None and encoded.body_bytes > DEFLATED_SLICE_BYTES:
             encoded = await asyncio.to_thread(compressed, encoded, coding)
         elif coding is not None:
@@ -181,40 +154,27 @@ async def _infer(
 
 
 async def _submitted(
-    engine: InferenceEngine, limits: BodyLimits, forwards: ForwardedHeaders | None, request: Request
+    frontend: InferFrontend, request: Request, fields: HeadFields
 ) -> tuple[InferenceResponse, OutputFormat]:
     """The model's answer to a request, and its format.
 
     Raises:
         InferenceError: the request is refused.
     """
-    admission = engine.open(model_name(request), version(request), HTTP_CLIENT)
-    forwarded = None if forwards is None else forwards.of(request.headers.raw)
-    coding = request_coding(_field(request, "content-encoding"))
-    length = request.headers.get("content-length")
-    header_length = request.headers.get("inference-header-content-length")
-    streamed = StreamedBody(
-        admission,
-        None if header_length is None else header_length.encode("latin-1"),
-        None if length is None or coding is not None else _content_length(length),
-        limits,
-    )
-    body = streamed if coding is None else CompressedBody(streamed, coding, limits)
+    name = model_name(request)
     try:
-        async for piece in request.stream():
-            if piece:
-                body.feed(piece)
-                await _done(body)
-        body.complete()
-        await _done(body)
-        plan = body.finish()
-    except BaseException:
-        body.release()
+        admission = frontend.engine.open(name, version(request), HTTP_CLIENT)
+        name = admission.full_name
+        forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
+        fields.check()
+        with Arrival(frontend, request, admission) as arrival:
+            body = frontend.body(admission, fields, arrival.content_length, arrival.drop_slowest)
+            plan = await arrival.plan(body)
+        if forwarded is not None:
+            add_parameters(plan.request, forwarded)
+        frontend.traced(admission, plan.request, fields.context, sends=False)
+        response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
+    except InferenceError as error:
+        frontend.refused(name, error, client_address(request))
         raise
-    if forwarded is not None:
-        add_parameters(plan.request, forwarded)
-    fields = context_fields(request)
-    if is_chosen(engine.tracer, admission.full_name, fields):
-        begin_trace(engine.tracer, plan.request, admission.full_name, "HTTP", fields=fields, sends=False)
-    response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format

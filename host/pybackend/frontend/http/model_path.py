@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pybackend.frontend.traced import ContextFields
+_INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
-INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
-"""Targets of infer requests: the model's name, percent-encoded, and the version."""
+_ENCODED_SLASH = re.compile("%2[Ff]")
+_SLASH = "\udc2f"
+"""Stands for a slash within a name: no client can write it, because it is no character."""
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "{model_name}": {"schema": {"type": "string"}, "description": "the model's name"},
@@ -25,6 +28,44 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 def plain_version(digits: str) -> str:
     """A version without leading zeros."""
     return digits.lstrip("0") or "0"
+
+
+def infer_target(target: bytes) -> tuple[str, str] | None:
+    """The model's name and the version in the target of an infer request, ``""`` for none; None for other targets."""
+    found = _INFER_TARGET.fullmatch(target)
+    if found is None:
+        return None
+    name = unquote(found[1].decode("latin-1"), "utf-8", "replace")
+    return name, plain_version(found[2].decode()) if found[2] else ""
+
+
+def routed_path(raw_path: bytes) -> str:
+    """A path as routes see it: decoded, except that a slash within a name, which is written ``%2F``, separates nothing."""
+    return unquote(_ENCODED_SLASH.sub(_SLASH, raw_path.decode("latin-1")))
+
+
+class SlashesInNames:
+    """An ASGI application whose routes take names with slashes, such as those of models in namespaces.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        raw = scope.get("raw_path") or b""
+        if b"%2" in raw and unquote(raw.decode("latin-1")) == scope["path"]:
+            scope = {**scope, "path": routed_path(raw)}
+        await self._app(scope, receive, send)
+
+
+def name_in_path(request: Request, parameter: str) -> str:
+    """A name in a request's path, ``""`` if the route has none."""
+    name: str = request.path_params.get(parameter, "")
+    return name.replace(_SLASH, "/")
 
 
 class _Digits(Convertor[str]):
@@ -52,9 +93,8 @@ def model_path(path: str) -> list[dict[str, Any]]:
 
 
 def model_name(request: Request) -> str:
-    """The model in a request's path."""
-    name: str = request.path_params["model_name"]
-    return name
+    """The model in a request's path, ``""`` if the route has none."""
+    return name_in_path(request, "model_name")
 
 
 def version(request: Request) -> str:
@@ -66,11 +106,3 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
-
-
-def context_fields(request: Request) -> ContextFields | None:
-    """The trace context in a request's head; None if it has none."""
-    parent = request.headers.get("traceparent")
-    if parent is None:
-        return None
-    return parent.encode("latin-1"), request.headers.get("tracestate", "").encode("latin-1")

@@ -6,6 +6,8 @@ time, so it never acts on bytes that belong to the next one.
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
@@ -13,6 +15,9 @@ from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
 MAX_HEAD_BYTES = 64 * 1024
 
 _END_OF_HEAD = b"\r\n\r\n"
+
+_HOST = re.compile(rb"[ \t]*([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(%25[A-Za-z0-9._~-]+)?\])(:[0-9]*)?[ \t]*")
+"""``uri-host [ ":" port ]`` of RFC 9110; empty for targets without an authority."""
 
 
 class MalformedRequestError(Exception):
@@ -64,20 +69,51 @@ class RequestHead:
         self.keep_alive: bool = parser.should_keep_alive()
         self.raw = raw
         self.content_length = 0
-        self.chunked = self.expects_continue = False
+        self.expects_continue = False
+        hosts: list[bytes] = []
+        codings: list[bytes] = []
         for name, value in parsed.headers:
             size = len(name)  # tells most fields apart, at less cost than their names
-            if size == 14 and name.lower() == b"content-length":
+            if size == 4 and name.lower() == b"host":
+                hosts.append(value)
+            elif size == 14 and name.lower() == b"content-length":
                 # The parser has validated it; only leading zeros make it longer than 20 digits.
                 self.content_length = int(value.strip()[-20:])
             elif size == 17 and name.lower() == b"transfer-encoding":
-                self.chunked = True
+                codings += [coding.strip().lower() for coding in value.split(b",")]
             elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
                 self.expects_continue = True
-        if self.chunked and self.version != "1.1":
-            raise MalformedRequestError(
-                400, "Invalid HTTP request received: Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)"
-            )
+        _check_head(self.version, hosts, codings)
+        self.chunked = bool(codings)
+
+
+def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
+    """See that a head is HTTP/1.1 or HTTP/1.0, where servers could understand it differently.
+
+    Args:
+        version: of HTTP.
+        hosts: values of ``Host``.
+        codings: those of ``Transfer-Encoding``, in lower case.
+
+    Raises:
+        MalformedRequestError: it is not.
+    """
+    if version not in {"1.1", "1.0"}:
+        raise _invalid(f"this server speaks HTTP/1.1, and not HTTP/{version}", 505)
+    if len(hosts) != 1 and (hosts or version == "1.1"):
+        raise _invalid(f"it has {len(hosts)} fields Host, and needs one (RFC 9112, section 3.2)")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise _invalid("its field Host is no name or address with an optional port (RFC 9112, section 3.2)")
+    if not codings:
+        return
+    if version != "1.1":
+        raise _invalid("Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)")
+    if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
+        raise _invalid("the last transfer coding must be chunked, which must come once (RFC 9112, section 6.3)")
+    if len(codings) > 1:
+        raise _invalid(
+            "the only transfer coding of this server is chunked. Compress a body with Content-Encoding instead", 501
+        )
 
 
 class _ParsedHead:
@@ -212,5 +248,9 @@ class RequestReader:
         return piece, rest
 
 
+def _invalid(reason: str, status: int = 400) -> MalformedRequestError:
+    return MalformedRequestError(status, f"Invalid HTTP request received: {reason}")
+
+
 def _not_http() -> MalformedRequestError:
-    return MalformedRequestError(400, "Invalid HTTP request received: it is not HTTP/1.1 as RFC 9112 defines it")
+    return _invalid("it is not HTTP/1.1 as RFC 9112 defines it")

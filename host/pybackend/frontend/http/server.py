@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +14,11 @@ from pybackend.frontend.http.connection import HttpConnection, HttpPort
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.fast_path import FastPath
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_exchange import InferExchange, InferService, read_head
+from pybackend.frontend.http.infer_exchange import InferExchange, read_head
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.frontend.listener import Listener, listen
+from pybackend.frontend.tls import PortCertificates
 from pybackend.observability.unexpected import repeat
 
 _BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
@@ -36,7 +37,7 @@ class HttpServer:
         infer: answers infer requests; None if the application answers all requests.
     """
 
-    def __init__(self, app: Any, port: HttpPort, infer: InferService | None = None) -> None:
+    def __init__(self, app: Any, port: HttpPort, infer: InferFrontend | None = None) -> None:
         self._port = port
         self._infer = infer
         self._fast: FastPath | None = None
@@ -71,7 +72,7 @@ class HttpServer:
         refusals = self._infer.engine.refusals
         refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=address)
 
-    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def start(self, sock: socket.socket, tls: PortCertificates | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
         self._ticking = loop.create_task(repeat(1, self.tick))

@@ -6,26 +6,25 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.model_path import model_path
+from pybackend.frontend.http.arrival import small_body
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.observability.logging import LOG
 from pybackend.protocol.log_document import log_changes_in, log_document
 from pybackend.protocol.trace_document import trace_changes_in, trace_document
 
 _JSON = "application/json"
 
-LARGEST_BODY_BYTES = 64 * 1024
 
-
-def add(app: FastAPI, engine: InferenceEngine) -> None:
+def add(app: FastAPI, frontend: InferFrontend) -> None:
     """Add the routes to an application."""
+    engine = frontend.engine
 
     async def log_settings(_request: Request) -> Response:
         return Response(log_document(LOG.settings), media_type=_JSON)
 
     async def change_log_settings(request: Request) -> Response:
-        LOG.change(**log_changes_in(await _body(request)))
+        LOG.change(**log_changes_in(await small_body(frontend, request)))
         return Response(log_document(LOG.settings), media_type=_JSON)
 
     get: dict[str, Any] = {"tags": ["logging"], "response_model": None}
@@ -37,12 +36,12 @@ def add(app: FastAPI, engine: InferenceEngine) -> None:
 
     async def change_trace_settings(request: Request) -> Response:
         name = _traced(request)
-        engine.tracer.change(name, trace_changes_in(await _body(request)))
+        engine.tracer.change(name, trace_changes_in(await small_body(frontend, request)))
         return Response(trace_document(engine.tracer.settings_of(name)), media_type=_JSON)
 
     def _traced(request: Request) -> str:
         """The full name of the model in the path, empty for the whole server."""
-        name: str = request.path_params.get("model_name", "")
+        name = model_name(request)
         return engine.serving(name) if name else ""
 
     for path in ("/v2/trace/setting", "/v2/models/{model_name}/trace/setting"):
@@ -54,19 +53,3 @@ def add(app: FastAPI, engine: InferenceEngine) -> None:
         }
         app.get(path, summary="The settings of traces", **more)(trace_settings)
         app.post(path, summary="Change settings of traces", **more)(change_trace_settings)
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request.
-
-    Raises:
-        InferenceError: it is too large.
-    """
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_BODY_BYTES:
-            raise InferenceError(
-                f"the body exceeds {LARGEST_BODY_BYTES} bytes, and settings need far fewer", ErrorCode.INVALID_ARG
-            )
-    return bytes(body)

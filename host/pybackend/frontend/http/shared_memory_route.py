@@ -12,14 +12,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError
+from pybackend.frontend.http.arrival import small_body
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS
-from pybackend.frontend.http.model_path import client_address
+from pybackend.frontend.http.model_path import client_address, name_in_path
 from pybackend.protocol.region_document import parse_registration
-
-MOST_BODY_BYTES = 64 * 1024
-"""The limit for a request that registers a region; a real one has a hundred bytes."""
 
 _REGISTRATION = {
     "type": "object",
@@ -29,6 +28,7 @@ _REGISTRATION = {
         "offset": {"type": "integer", "minimum": 0, "default": 0},
         "byte_size": {"type": "integer", "minimum": 1},
     },
+    "example": {"key": "/input", "offset": 0, "byte_size": 64},
 }
 _REGIONS = {
     "type": "array",
@@ -46,8 +46,9 @@ _REGIONS = {
 _Answer = Callable[[Request], Awaitable[Response]]
 
 
-def add(app: FastAPI, engine: InferenceEngine) -> None:
+def add(app: FastAPI, frontend: InferFrontend) -> None:
     """Add the routes to an application."""
+    engine = frontend.engine
     regions = engine.regions
 
     async def status(request: Request) -> Response:
@@ -58,7 +59,7 @@ def add(app: FastAPI, engine: InferenceEngine) -> None:
 
     async def register(request: Request) -> Response:
         regions.check_enabled()
-        wanted = parse_registration(await _body(request))
+        wanted = parse_registration(await small_body(frontend, request))
         regions.register(_name(request), wanted.key, wanted.offset, wanted.byte_size)
         return Response()
 
@@ -125,19 +126,7 @@ def _add_kind(
 
 def _name(request: Request) -> str:
     """The region in a request's path, ``""`` for all."""
-    name: str = request.path_params.get("region", "")
-    return name
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BODY_BYTES:
-            raise InferenceError(
-                f"the request to register a region has more than {MOST_BODY_BYTES} bytes", ErrorCode.INVALID_ARG
-            )
-    return bytes(body)
+    return name_in_path(request, "region")
 
 
 def _json(documents: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +19,7 @@ from pybackend.observability.gpu import open_gpu_meter
 from pybackend.observability.loop_lag import BOUNDS_S, LoopLag
 from pybackend.observability.machine import Machine
 from pybackend.observability.metrics import Family, Sample, labels_text, lines
+from pybackend.observability.process_usage import ProcessUsage, usage_of
 from pybackend.settings import MetricsSettings
 
 PART_CHARACTERS = 64 * 1024
@@ -74,7 +75,9 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
-        text = self._text()
+        models = [model for model in self._engine.repository.models() if _has_figures(model)]
+        pids = [each.pid for model in models for each in model.instances if each.pid is not None]
+        text = self._text(models, await asyncio.to_thread(usage_of, pids) if pids else {})
         body, is_last = _part(text)
         await send(_start(200, (b"content-length", b"%d" % len(body))) if is_last else _start(200))
         while not is_last:
@@ -84,14 +87,15 @@ class MetricsApp:
             body, is_last = _part(text)
         await send({"type": "http.response.body", "body": body})
 
-    def _text(self) -> Iterator[str]:
-        models = [model for model in self._engine.repository.models() if _has_figures(model)]
+    def _text(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
         yield from lines([self._ready_family()])
         yield from self._model_lines.text(models)
-        yield from lines(self._families(models))
+        yield from lines(self._families(models, usage))
 
-    def _families(self, models: Sequence[Model]) -> Iterator[Family]:
+    def _families(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         yield from self._latencies.of(models)
+        yield from self._of_processes(models, usage)
+        yield from self._of_storage()
         yield from self._of_answers()
         yield _lag_family(self._lag)
         if self._cache is not None:
@@ -111,6 +115,45 @@ class MetricsApp:
             else:
                 state = "UNLOADED" if model.is_off and model.state is ModelState.UNAVAILABLE else row.state
                 yield "", self._model_lines.labels_of(model).with_label("state", state), model.is_ready
+
+    def _of_processes(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
+        """Usage by instance: the time of each begins at 0 again when its process is replaced, which a sum would hide."""
+        rows = [
+            (self._model_lines.labels_of(model).with_label("instance_name", instance.name), used)
+            for model in models
+            for instance in model.instances
+            if instance.pid is not None and (used := usage.get(instance.pid)) is not None
+        ]
+        yield Family(
+            "pybackend_process_resident_bytes",
+            "gauge",
+            "Memory of the instance's process and of those that it started (Rss: shared pages count for each), in bytes",
+            [("", labels, used.resident_bytes) for labels, used in rows],
+        )
+        yield Family(
+            "pybackend_process_cpu_seconds_total",
+            "counter",
+            "Processor time of the instance's process and of those that it started, in seconds",
+            [("", labels, used.cpu_s) for labels, used in rows],
+        )
+
+    def _of_storage(self) -> Iterator[Family]:
+        listings = [
+            (labels_text({"repository": listing.place}), listing)
+            for listing in self._engine.repository.listings.values()
+        ]
+        yield Family(
+            "pybackend_repository_answers",
+            "gauge",
+            "1 if the repository in cloud storage answered when it was last asked, 0 if its last listing is in use",
+            [("", labels, float(not listing.doubt)) for labels, listing in listings],
+        )
+        yield Family(
+            "pybackend_repository_listed_timestamp_seconds",
+            "gauge",
+            "When the repository in cloud storage was last listed, in seconds since 1970",
+            [("", labels, listing.listed_s) for labels, listing in listings],
+        )
 
     def _of_answers(self) -> Iterator[Family]:
         yield Family(

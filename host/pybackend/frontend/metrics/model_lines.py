@@ -44,7 +44,7 @@ class _ModelFamily:
         help: a one-line description.
         figure_of: reads a version's figure.
         label: name of the label that tells a version's series apart; ``""`` if it has only one.
-        is_latency: the settings may leave its series out.
+        is_latency: the settings may leave it out.
         is_rare: the page has the family only if there are series.
     """
 
@@ -316,8 +316,9 @@ class ModelLines:
             rows += [self._of(model).read(model) for model in models[start : start + _VERSIONS_AT_ONCE]]
             yield ""
         for index, family in enumerate(_FAMILIES):
-            shown = rows if self._with_latencies or not family.is_latency else []
-            pieces = self._pieces(shown, index)
+            if family.is_latency and not self._with_latencies:
+                continue
+            pieces = self._pieces(rows, index)
             if family.is_rare:
                 pieces = [piece for piece in pieces if piece]
                 if not pieces:

@@ -83,17 +83,17 @@ def test_a_message_with_a_piece_missing_is_not_shown():
         5,
         {},
         [],
-        [1, 1, 0, "f", 1, 0, 1],
+        [1, 1, 0, "f", 1, 0, 1, "text", 0],
         [1, 1, 0, "f", 1, 0, 1, "text"],
-        [1, 1, 0, "f", 1, 0, 1, "text", "1"],
-        [1, 1, 0, "f", 1, 0, 1, "text", 0, 0],
-        [True, 1, 0, "f", 1, 0, 1, "text", 0],
-        [1, 1, 0, None, 1, 0, 1, "text", 0],
-        [1, 1, 0, "f", 1, 0, 1, 5, 0],
-        [1.0, 1, 0, "f", 1, 0, 1, "text", 0],
-        [-1, 1, 0, "f", 1, 0, 1, "text", 0],
-        [1, 1, 2**70, "f", 1, 0, 1, "text", 0],
-        [1, 1, 0, "f", 1, 0, 1, "x" * 5000, 0],
+        [1, 1, 0, "f", 1, 0, 1, "text", "1", "", ""],
+        [1, 1, 0, "f", 1, 0, 1, "text", 0, 0, ""],
+        [True, 1, 0, "f", 1, 0, 1, "text", 0, "", ""],
+        [1, 1, 0, None, 1, 0, 1, "text", 0, "", ""],
+        [1, 1, 0, "f", 1, 0, 1, 5, 0, "", ""],
+        [1.0, 1, 0, "f", 1, 0, 1, "text", 0, "", ""],
+        [-1, 1, 0, "f", 1, 0, 1, "text", 0, "", ""],
+        [1, 1, 2**70, "f", 1, 0, 1, "text", 0, "", ""],
+        [1, 1, 0, "f", 1, 0, 1, "x" * 5000, 0, "", ""],
         [1, "f", 1, 1, "request"],
         [1, "f", -1, 1, "request", "error"],
     ],
@@ -114,12 +114,12 @@ def test_pieces_that_never_end_take_no_memory():
         piece = ["x" * MOST_PIECE_CHARACTERS]
         lines = LineAssembler()
         for number in range(3):
-            lines.feed(b"\x1e" + json.dumps([pid, 1, 0, "f", 1, number, 10**9, *piece, 0]).encode() + b"\n")
+            lines.feed(b"\x1e" + json.dumps([pid, 1, 0, "f", 1, number, 10**9, *piece, 0, "", ""]).encode() + b"\n")
         assert lines.take() is None
     assembler = LineAssembler()
     for pid in range(20_000):
         for number in range(2):
-            assembler.feed(b"\x1e" + json.dumps([pid, 1, 0, "f", 1, number, 500, *piece, 0]).encode() + b"\n")
+            assembler.feed(b"\x1e" + json.dumps([pid, 1, 0, "f", 1, number, 500, *piece, 0, "", ""]).encode() + b"\n")
         assert assembler.take() is None
     assert len(assembler._messages) <= 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin < 20_000  # KiB

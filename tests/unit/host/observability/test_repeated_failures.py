@@ -26,9 +26,9 @@ def test_the_first_is_written_and_the_others_are_counted_even_if_nothing_follows
     async def scenario():
         failures = RepeatedFailures()
         for number in range(10):
-            failures.count(note(1, number), "m_0_0")
+            failures.count(note(1, number), "m_0_0", {})
             assert failures.admits(text(1)) is (number == 0)
-        failures.count(note(1, 10), "m_0_1")  # another instance, which sends no text
+        failures.count(note(1, 10), "m_0_1", {})  # another instance, which sends no text
         await until(lambda: caplog.records)
 
     asyncio.run(scenario())
@@ -40,9 +40,9 @@ def test_the_first_is_written_and_the_others_are_counted_even_if_nothing_follows
 def test_one_alone_is_not_counted(caplog):
     async def scenario():
         failures = RepeatedFailures()
-        failures.count(note(1), "m_0")
+        failures.count(note(1), "m_0", {})
         assert failures.admits(text(1))
-        failures.count(note(2), "m_0")  # its text was sent a moment before, when the last second was not over
+        failures.count(note(2), "m_0", {})  # its text was sent a moment before, when the last second was not over
         await until(lambda: caplog.records)
         failures.close()
 
@@ -55,7 +55,7 @@ def test_the_end_of_the_model_and_too_many_kinds_lose_nothing(caplog):
         failures = RepeatedFailures()
         for kind in range(1, 2 * MOST_KINDS + 1):
             for _ in range(3):
-                failures.count(note(kind), "m_0")
+                failures.count(note(kind), "m_0", {})
                 failures.admits(text(kind))
         assert len(caplog.records) == MOST_KINDS
         failures.close()

@@ -66,10 +66,11 @@ class Scene:
 
     def __init__(self, instances=1, slots=2, strategy="direct", ordered=False, **config):
         self.instances = [Instance(str(number)) for number in range(instances)]
+        self.members = list(self.instances)
         oldest = BatchingConfig(max_batch_size=slots, preserve_ordering=ordered) if strategy == "oldest" else None
         config = {"idle_us": LONG_US, "controls": CONTROLS, **config}
         self.config = SequenceConfig("m", slots, slots, oldest=oldest, **config)
-        self.batcher = SequenceBatcher(self.config, ImplicitStates(self.config, Path()), self.instances, self, ["OUT"])
+        self.batcher = SequenceBatcher(self.config, ImplicitStates(self.config, Path()), self.members, self, ["OUT"])
         self.answers = {}
         self.batch_reasons = []
 
@@ -135,6 +136,15 @@ class Scene:
         self.batcher.requeue([] if begun else batch)
         self.batcher.on_lost(instance, error)
         self.batcher.dispatch()
+
+    def join(self):
+        self.instances.append(Instance(str(len(self.instances))))
+        self.members.append(self.instances[-1])
+        self.batcher.change_instances()
+
+    def leave(self, number):
+        self.members.remove(self.instances[number])
+        self.batcher.change_instances()
 
     def revive(self, number):
         self.instances[number].is_up = True
@@ -486,6 +496,16 @@ class SequenceMachine(RuleBasedStateMachine):
         if number is not None:
             self.run(self.scene.revive, number)
 
+    @rule(data=st.data(), leaves=st.booleans())
+    def change_instances(self, data, leaves):
+        members = self.scene.members
+        number = self.choose(data, lambda instance: instance in members) if leaves and len(members) > 1 else None
+        if number is not None:
+            self.run(self.scene.leave, number)
+            assert self.scene.instances[number].batch == [] or self.scene.batcher.keeps(self.scene.instances[number])
+        elif len(self.scene.instances) < 6:
+            self.run(self.scene.join)
+
     @rule(data=st.data(), waiting=st.booleans())
     def cancel(self, data, waiting):
         chosen = [each for each in self.sent if not each.answered and each.is_waiting is waiting]
@@ -499,6 +519,10 @@ class SequenceMachine(RuleBasedStateMachine):
         assert len(batcher) == sum(pending.is_waiting for pending in batcher._items)
         running = {}
         for number, instance in enumerate(self.scene.instances):
+            # What has left is forgotten with the end of its last sequence, and executes nothing more.
+            is_known = instance in self.scene.members or batcher.keeps(instance)
+            assert is_known == (instance in batcher._numbers)
+            assert is_known or not instance.batch
             assert len(instance.batch) <= self.scene.config.slot_count
             for pending in instance.batch:
                 if pending.is_filler:
@@ -542,7 +566,7 @@ class SequenceMachine(RuleBasedStateMachine):
         batcher = self.scene.batcher
         assert not batcher._items
         assert not batcher._backlog
-        assert not any(batcher._served)
+        assert not any(batcher._served.values())
         self.scene.batcher.close()
         self.loop.close()
 

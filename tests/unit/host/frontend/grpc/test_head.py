@@ -8,11 +8,11 @@ from pybackend.frontend.grpc.head import CallHead
 from tests.support import http2
 
 
-def head(**fields):
+def head(*repeated, **fields):
     server = http2.Server()
     usual = {":method": "POST", ":scheme": "http", ":path": "/a.B/C", ":authority": "x"}
     given = {"content-type": "application/grpc", **{name.replace("_", "-"): value for name, value in fields.items()}}
-    server.receive(http2.headers(1, *usual.items(), *given.items()))
+    server.receive(http2.headers(1, *usual.items(), *given.items(), *repeated))
     return CallHead(server.calls[1].head)
 
 
@@ -51,3 +51,14 @@ def test_metadata():
 def test_unknown_encodings():
     found = head(grpc_encoding="br")
     assert found.refusal.message == "Unsupported compression type: br. Use gzip, deflate or identity"
+
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_trace_contexts():
+    assert head().context is None
+    assert head(traceparent=PARENT).context == (PARENT.encode(), b"")
+    states = head(("tracestate", "a=b"), ("tracestate", "c=d"), traceparent=PARENT)
+    assert states.context == (PARENT.encode(), b"a=b,c=d")
+    assert head(("traceparent", PARENT), traceparent=PARENT).context is None  # nobody knows which one is right

@@ -1,0 +1,81 @@
+"""Files of the operator that are read again while the server runs: API keys, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pybackend.author_files.apart import begin_apart
+from pybackend.errors import ServerError
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_LOOK_S = 2.0
+
+
+class FollowedFiles(Generic[_T]):
+    """Some files with one meaning.
+
+    Args:
+        what: their meaning, in the plural, for the log.
+        files: the files.
+        read: reads them. It may block, and runs in a thread; a ServerError leaves everything as it was.
+        take: gets what was read again, on the event loop.
+
+    Attributes:
+        first: what was read first.
+
+    Raises:
+        ServerError: from the first reading.
+    """
+
+    def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:
+        self._what = what
+        self._files = files
+        self._read = read
+        self._take = take
+        self._stamps = self._look()  # before the reading: what changes meanwhile is read again
+        self._wanted = asyncio.Event()
+        self.first = read()
+
+    def read_again(self) -> None:
+        """Read the files soon, whether or not they seem to have changed."""
+        self._stamps = []
+        self._wanted.set()
+
+    async def follow(self) -> None:
+        """Read the files again whenever one of them changes, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            stamps = await (await begin_apart(self._look))
+            if stamps == self._stamps:
+                continue
+            self._stamps = stamps
+            try:
+                self._take(await (await begin_apart(self._read)))
+            except ServerError as error:
+                log.error("The %s stay as they were: %s", self._what, error)  # noqa: TRY400  the operator's mistake
+            else:
+                log.info("Read the %s in %s again.", self._what, ", ".join(map(str, self._files)))
+
+    def _look(self) -> list[tuple[int, ...]]:
+        """Changes with the files."""
+        return [_stamp_of(file) for file in self._files]
+
+
+def _stamp_of(file: Path) -> tuple[int, ...]:
+    """Changes with the file; empty if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

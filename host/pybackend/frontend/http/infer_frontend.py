@@ -1,0 +1,99 @@
+"""The state and the steps that all infer requests over HTTP share.
+
+Connections answer most infer requests themselves; ASGI routes answer ``generate``, the ports for clouds, and applications that
+are mounted under another server. Opening a body, completing a request and counting a refusal are written here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pybackend.engine.admission import Admission
+from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import InferenceError
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.http.compressed_body import Body, CompressedBody
+from pybackend.frontend.http.content_coding import request_coding
+from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.http.head_fields import HeadFields
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.slow_senders import SlowSenders
+from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
+from pybackend.inference.request import InferenceRequest
+from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.plan_cache import PlanCaches
+from pybackend.tracing.request_trace import RequestTrace
+
+
+class InferFrontend:
+    """The state, shared by connections and routes.
+
+    Attributes:
+        engine: handles the requests.
+        limits: bounds of request bodies.
+        kept: the account of memory held for clients.
+        answers: counts the answers by status.
+        senders: clients of all ports whose requests arrive in models' memory.
+        forwards: the headers that become request parameters; None for none.
+        guard: of the port; None if all calls may pass.
+        plans: of earlier requests; None if nothing is remembered.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        limits: BodyLimits,
+        kept: KeptBytes,
+        *,
+        senders: SlowSenders | None = None,
+        forwards: ForwardedHeaders | None = None,
+        guard: HttpGuard | None = None,
+        fast_paths: bool = True,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.kept = kept
+        self.answers = engine.answers[HTTP_CLIENT.protocol]
+        self.senders = SlowSenders() if senders is None else senders
+        self.forwards = forwards
+        self.guard = guard
+        self.plans = PlanCaches() if fast_paths else None
+
+    def body(
+        self, admission: Admission, fields: HeadFields, nbytes: int | None, on_shortage: Callable[[], bool]
+    ) -> Body:
+        """Receives a body that is large, compressed, or of unknown size.
+
+        Args:
+            admission: to the model.
+            fields: of the request's head.
+            nbytes: the announced size; None if there is none.
+            on_shortage: called when the model has no memory left; returns True if some may be available now.
+
+        Raises:
+            InferenceError: the fields are malformed, or announce too large a body.
+        """
+        coding = request_coding(fields.encodings) if fields.encodings else None
+        length = None if coding is not None else nbytes
+        body = StreamedBody(admission, fields.header_length, length, self.limits, on_shortage)
+        return body if coding is None else CompressedBody(body, coding, self.limits)
+
+    def traced(
+        self,
+        admission: Admission,
+        request: InferenceRequest,
+        fields: ContextFields | None,
+        began_ns: int = 0,
+        *,
+        sends: bool = True,
+    ) -> RequestTrace | None:
+        """Begin the trace of a complete request; the arguments are those of :func:`begin_trace`. None if it is not traced."""
+        tracer = self.engine.tracer
+        if not is_chosen(tracer, admission.full_name, fields):
+            return None
+        return begin_trace(tracer, request, admission.full_name, "HTTP", began_ns=began_ns, fields=fields, sends=sends)
+
+    def refused(self, model: str, error: InferenceError, address: str) -> None:
+        """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""
+        self.engine.refusals.add_error(HTTP_CLIENT.protocol, model, error, address)

@@ -1,0 +1,187 @@
+"""Bodies that ASGI routes read: counted, bounded and given up like those that connections read themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import threading
+from concurrent.futures import Future
+
+import pytest
+import uvicorn
+import uvloop
+
+from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.server import HttpServer
+from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.listening import bind
+from pybackend.frontend.pace import SLOW_AFTER_SECONDS, STALLED_SECONDS
+from pybackend.frontend.slow_senders import SlowSenders
+from pybackend.protocol.limits import BodyLimits
+from tests.support.connection import binary_body, connected, head, post
+from tests.support.engine import engine_on
+from tests.support.gates import wait_until
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+MIB = 1 << 20
+LIMIT = 8 * MIB
+INFER, GENERATE, LOAD = "/v2/models/m/infer", "/v2/models/m/generate", "/v2/repository/models/m/load"
+
+
+class NotedKeepers(KeptBytes):
+    """Notes who holds bytes."""
+
+    def __init__(self, limit_bytes):
+        super().__init__(limit_bytes)
+        self.keepers = {}
+
+    def claim(self, keeper, nbytes):
+        done = super().claim(keeper, nbytes)
+        if done:
+            self.keepers[keeper] = nbytes
+        return done
+
+    def only(self):
+        """The only one who holds any now."""
+        (keeper,) = [keeper for keeper, nbytes in self.keepers.items() if nbytes]
+        return keeper
+
+
+class NotedSenders(SlowSenders):
+    """Notes who sends tensors."""
+
+    def add(self, sender):
+        self.latest = sender
+        super().add(sender)
+
+
+class Place:
+    """The same engine behind connections of its own, and behind a plain uvicorn."""
+
+    def __init__(self, repository):
+        self.repository = repository
+        self.kept, self.senders = NotedKeepers(LIMIT), NotedSenders()
+        self.ports = Future()
+        self.stop = threading.Event()
+
+    async def serve(self):
+        async with engine_on(self.repository, memory_limit_bytes=LIMIT, explicit=True, startup_models=("m",)) as engine:
+            frontend = InferFrontend(engine, BodyLimits(), self.kept, senders=self.senders)
+            app = make_app(frontend)
+            own, own_socket = HttpServer(app, HttpPort(self.kept), frontend), bind("127.0.0.1", 0, "HTTP")
+            await own.start(own_socket)
+            plain_socket = socket.create_server(("127.0.0.1", 0))
+            plain = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None))
+            serving = asyncio.create_task(plain.serve([plain_socket]))
+            self.ports.set_result({"own": own_socket.getsockname()[1], "plain": plain_socket.getsockname()[1]})
+            await asyncio.to_thread(self.stop.wait)
+            plain.should_exit = True
+            await serving
+            await own.stop(asyncio.get_running_loop().time() + 5)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("arrivals")
+    write_model(repository, "m", IDENTITY, identity_config())
+    place = Place(repository)
+    thread = threading.Thread(target=lambda: uvloop.run(place.serve()))
+    thread.start()
+    try:
+        yield place
+        assert place.kept.used_bytes == 0
+    finally:
+        place.stop.set()
+        thread.join(30)
+
+
+@pytest.fixture(params=["own", "plain"])
+def port(request, place):
+    return place.ports.result(30)[request.param]
+
+
+def padded(size):
+    return json.dumps({"IN": [1.5], "note": "a" * size}).encode()
+
+
+@pytest.mark.parametrize("path", [GENERATE, LOAD])
+def test_incomplete_bodies_count(place, port, path):
+    """Two that do not fit together: one is refused as soon as that is clear, and the other can be completed."""
+    whole = post(path, padded(6 * MIB))
+    with connected(port) as one, connected(port) as two:
+        for connection in (one, two):
+            connection.send(whole[:-10])
+        (refused, *_), _, _ = select.select([one.socket, two.socket], [], [], 60)
+        first, second = (one, two) if refused is one.socket else (two, one)
+        reply = first.reply()
+        assert reply.status == 503
+        assert "(--http-memory-limit)" in reply.error
+        assert place.kept.used_bytes <= LIMIT
+        second.send(whole[-10:])
+        assert second.reply().status == 200
+    wait_until(lambda: place.kept.used_bytes == 0, "the account was not settled")
+
+
+@pytest.mark.parametrize("path", [GENERATE, LOAD])
+def test_slow_senders_of_counted_bodies_make_room(place, port, path):
+    whole = post(path, padded(6 * MIB))
+    with connected(port) as slow, connected(port) as quick:
+        slow.send(whole[:-10])
+        wait_until(lambda: place.kept.used_bytes > 6 * MIB - 100, "the body was not counted")
+        for _ in range(SLOW_AFTER_SECONDS * 8):
+            place.kept.only().pace.advance(1, 0)
+        quick.send(whole)
+        assert quick.reply().status == 200
+        reply = slow.reply()
+        assert (reply.status, reply.headers["connection"]) == (503, "close")
+        assert reply.error == (
+            "the body of this request arrives too slowly, and the server needs the memory for others: send it again"
+        )
+
+
+def test_slow_senders_of_tensors_make_room(place):
+    size = 6 * MIB
+    item = {"name": "IN", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
+    whole = post(INFER, *binary_body({"inputs": [item]}, bytes(size)))
+    port = place.ports.result(30)["plain"]
+    with connected(port) as slow, connected(port) as quick:
+        place.senders.latest = None
+        slow.send(whole[:-10])
+        wait_until(lambda: place.senders.latest is not None, "the tensors do not arrive")
+        sender = place.senders.latest
+        wait_until(lambda: sender._received_bytes == len(whole) - len(whole.partition(b"\r\n\r\n")[0]) - 14, "not read")
+        for _ in range(SLOW_AFTER_SECONDS * 8):
+            sender.pace.advance(1, 0)
+        quick.send(whole)
+        assert quick.reply().status == 200
+        assert slow.reply().status == 503
+
+
+def test_a_client_that_stalls_is_disconnected(place, port):
+    with connected(port) as client:
+        client.send(post(GENERATE, padded(100_000))[:-10])
+        wait_until(lambda: place.kept.used_bytes > 90_000, "the body was not counted")
+        for _ in range(4 * STALLED_SECONDS):  # what has come in the first second counts, too
+            place.kept.only().pace.advance(1, 0)
+        reply = client.reply()  # at the next look of the clock
+        assert reply.status == 503
+        assert reply.error == ("the body of this request arrives at less than 1024 bytes a second")
+        assert client.at_end()
+
+
+def test_a_client_that_leaves_frees_its_bytes(place, port):
+    with connected(port) as client:
+        client.send(post(GENERATE, padded(MIB))[:-10])
+        wait_until(lambda: place.kept.used_bytes > MIB - 1000, "the body was not counted")
+    wait_until(lambda: place.kept.used_bytes == 0, "the bytes of a client that left are still counted")
+
+
+def test_no_more_than_the_model_needs_is_asked_for(port):
+    """The head says how large the body is: nothing of it is read if there cannot be so much."""
+    with connected(port) as client:
+        client.send(head("POST", GENERATE, {"Content-Length": 1 << 30}))
+        assert client.reply().error.startswith("the body exceeds 16777216 bytes")
