@@ -104,7 +104,7 @@ def test_credentials_are_not_kept(tmp_path, fields, forwards):
             guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
             forwarded = forwards and ForwardedHeaders(forwards)
             frontend = InferFrontend(engine, limits, KeptBytes(1 << 30), guard=guard, forwards=forwarded)
-            server = HttpServer(make_app(engine, limits, KeptBytes(1 << 30)), frontend)
+            server = HttpServer(make_app(frontend), frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             reader, writer = await asyncio.open_connection(*sock.getsockname())
