@@ -376,6 +376,7 @@ class Settings:
         shared_core: the server and models' processes wait on one core while requests come one at a time.
         gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
+        tensor_memory_limit_bytes: limit on the same memory of all models together.
         exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
         abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long
             as it likes.
@@ -418,6 +419,7 @@ class Settings:
     shared_core: bool = True
     gpu_models_on_cpu: bool = False
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
+    tensor_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     exit_timeout_s: float = 30
     abandoned_limit_s: float | None = None
     http: HttpSettings = HttpSettings()

@@ -144,7 +144,7 @@ class StubLoop:
             self._attach(message, self._channel.descriptors.popleft())
         elif isinstance(message, NoOutput):
             assert self._writer is not None
-            self._writer.on_refused()
+            self._writer.on_refused(message.reason)
         elif isinstance(message, Detach):
             if not self._regions.detach(message.segment) and self._memory.detach(message.segment):
                 self._channel.say(Detached(message.segment))

@@ -207,7 +207,7 @@ class OutputWriter:
         self._instance_name = instance_name
         self._growing = threading.Lock()
         self._growth = Waiter()
-        self._refused = False
+        self._refused: Optional[str] = None
 
     def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[TensorPlace]":
         """Copy tensors' bytes to memory that the host can read.
@@ -312,15 +312,15 @@ class OutputWriter:
     def _grow(self, nbytes: int) -> OutputBlock:
         """Wait for a block of memory that the host adds or frees."""
         with self._growing:
-            self._refused = False
+            self._refused = None
             while True:
                 block = self._memory.allocate_output(nbytes)
                 if block is not None:
                     return block
-                if self._refused:
+                if self._refused is not None:
                     raise OutputMemoryExhausted(
                         f"an output of {nbytes} bytes does not fit into the output memory that instance "
-                        f"'{self._instance_name}' may use"
+                        f"'{self._instance_name}' may use: {self._refused}"
                     )
                 self._growth = Waiter()
                 self._channel.say(NeedOutput(nbytes))
@@ -330,7 +330,7 @@ class OutputWriter:
         """Continue: the host has attached a segment."""
         self._receiver.finish(self._growth)
 
-    def on_refused(self) -> None:
+    def on_refused(self, reason: str) -> None:
         """Fail the waiting writer: the host refuses more memory."""
-        self._refused = True
+        self._refused = reason
         self._receiver.finish(self._growth)

@@ -158,7 +158,9 @@ class FreeOutput(NamedTuple):
 
 
 class NoOutput(NamedTuple):
-    """The host refuses to add output memory. Before this message it may have freed blocks."""
+    """The host refuses to add output memory, and says why. Before this message it may have freed blocks."""
+
+    reason: str = ""
 
 
 class Cancel(NamedTuple):

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.support.connection import binary_body
-from tests.support.gates import GATE, Gate
+from tests.support.connection import binary_body, connected, post
+from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import ServerProcess, serving
 
@@ -72,6 +72,13 @@ def server(repository):
         assert server.get("/v2/health/ready").status == 200
 
 
+def most_of_a_request(model: str, nbytes: int) -> bytes:
+    """The head of a request and nearly all of its tensor."""
+    tensor = {"name": "IN", "shape": [nbytes], "datatype": "UINT8", "parameters": {"binary_data_size": nbytes}}
+    body, headers = binary_body({"inputs": [tensor]}, bytes(nbytes))
+    return post(f"/v2/models/{model}/infer", body, headers)[: -MIB // 2]
+
+
 def send(server: ServerProcess, model: str, array: np.ndarray):
     """Send a binary tensor and ask for a binary one."""
     datatype = {np.dtype(np.uint8): "UINT8", np.dtype(np.uint32): "UINT32"}[array.dtype]
@@ -122,7 +129,42 @@ def test_inputs_that_a_model_keeps(server):
 def test_an_output_larger_than_the_limit(server):
     reply = send(server, "producer", np.array([5 * MIB], np.uint32))
     assert reply.status == 503
-    assert f"an output of {5 * MIB} bytes does not fit into the output memory" in reply.error
+    assert reply.error == (
+        f"an output of {5 * MIB} bytes does not fit into the output memory that instance 'producer_0' may use: its limit is "
+        f"{4 * MIB} bytes (--model-memory-limit)"
+    )
     for size in (4 * MIB, 10, 3 * MIB, 4 * MIB):
         reply = send(server, "producer", np.array([size], np.uint32))
         assert (reply.status, len(reply.body) > size) == (200, True)
+
+
+@pytest.fixture
+def small_server(tmp_path):
+    """A server whose models together may take little more than each of them."""
+    config = identity_config("TYPE_UINT8")
+    for name in ("first", "second", "keeper"):
+        write_model(tmp_path, name, KEEPER if name == "keeper" else IDENTITY, config)
+    with serving(tmp_path, flags=(f"--model-memory-limit={8 * MIB}", f"--tensor-memory-limit={8 * MIB}")) as server:
+        yield server
+
+
+def test_models_share_the_memory_of_the_server(small_server):
+    """Each stays within its own limit; all together do not."""
+    assert send(small_server, "keeper", np.zeros(6 * MIB, np.uint8)).status == 200
+    refused = send(small_server, "first", np.zeros(6 * MIB, np.uint8))
+    assert refused.status == 503
+    assert "no memory left for tensors: those of all models take" in refused.error
+    assert refused.error.endswith("or raise --tensor-memory-limit")
+    assert send(small_server, "second", np.zeros(100_000, np.uint8)).status == 200
+    assert send(small_server, "keeper", np.full(1, 255, np.uint8)).status == 200
+    wait_until(lambda: send(small_server, "first", np.zeros(2 * MIB, np.uint8)).status == 200, "it is not given back")
+
+
+def test_a_client_that_sends_slowly_to_one_model_makes_room_for_another(small_server):
+    sample = 'pybackend_input_memory_bytes{model="first",version="1"}'
+    with connected(small_server.port) as slow:
+        slow.send(most_of_a_request("first", 7 * MIB))
+        wait_until(lambda: small_server.metrics()[sample] >= 6 * MIB, "the request does not arrive")
+        large = np.zeros(3 * MIB, np.uint8)
+        wait_until(lambda: send(small_server, "keeper", large).status == 200, "it is kept out", deadline_s=40)
+        assert slow.at_end()

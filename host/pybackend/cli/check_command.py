@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
-from pybackend.cli.places import with_single_models
+from pybackend.cli.places import refuse_bare_models, with_single_models
 from pybackend.cli.terminal import print_text, wrapped
 from pybackend.doctor.check import ModelReport, check_models
 from pybackend.doctor.host import model_host
@@ -46,6 +46,7 @@ def run_check(arguments: Sequence[str]) -> int:
     given, rest = parser.parse_known_args(list(arguments))
     try:
         settings = with_single_models(parse_serve_flags(rest))
+        refuse_bare_models(settings)
     except UsageError as error:
         raise UsageError(str(error), parser.format_usage()) from None
     if settings.cloud_repositories.urls:

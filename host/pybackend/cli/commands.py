@@ -72,7 +72,6 @@ def _serve_or_print(settings: Settings | str) -> int:
     if isinstance(settings, str):
         sys.stdout.write(settings)
         return 0
-    refuse_bare_models(settings)
     return serve(settings)
 
 
@@ -87,6 +86,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     Raises:
         PybackendError: the server cannot start.
     """
+    refuse_bare_models(settings)
     # Imports create many objects and little garbage: without the collector they take a tenth less time.
     gc.disable()
     from pybackend.observability.logging import LOG, take_closed_descriptors

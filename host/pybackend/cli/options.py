@@ -211,6 +211,14 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
         help="limit on tensor memory, for each model's inputs and for each instance's outputs [half of the server's]",
     )
     group.add_argument(
+        "--tensor-memory-limit",
+        type=integer(1024 * 1024),
+        default=None,
+        metavar="BYTES",
+        help="limit on the tensor memory of all models together [half of the server's, or --model-memory-limit if that is "
+        "more]",
+    )
+    group.add_argument(
         "--backend-directory",
         type=Path,
         default=DEFAULT_BACKEND_DIRECTORY,
@@ -431,6 +439,8 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         shared_core=not given.no_shared_core,
         gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),
+        tensor_memory_limit_bytes=given.tensor_memory_limit
+        or max(given.model_memory_limit or 0, half_of_memory_bytes()),
         exit_timeout_s=given.exit_timeout_secs,
         http=http,
         grpc=grpc,

@@ -34,6 +34,10 @@ class AdmissionOwner(Protocol):
     def regions(self) -> RegionFinder:
         """Shared memory that clients have registered."""
 
+    @property
+    def lacks_tensor_memory(self) -> bool:
+        """True while the tensors of all models together have no room."""
+
     def find(self, name: str, version: str, sender: Sender) -> Model:
         """The version that would answer a request now.
 
@@ -156,7 +160,7 @@ class Admission:
     def shares_memory_with(self, other: Admission) -> bool:
         """True if memory that one of them releases can serve the other."""
         own, others = self._model, other._model
-        return own is others or not own.runs_in.isdisjoint(others.runs_in)
+        return own is others or self._engine.lacks_tensor_memory or not own.runs_in.isdisjoint(others.runs_in)
 
     def room(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
         """Input memory for a tensor whose bytes are about to arrive.

@@ -82,6 +82,12 @@ class InferenceEngine:
         """The models, for reports about them."""
         return self._repository
 
+    @property
+    def lacks_tensor_memory(self) -> bool:
+        """True while the tensors of all models together have no room."""
+        budget = self._repository.host.tensor_budget
+        return budget is not None and budget.is_short
+
     async def is_ready(self) -> bool:
         """True if clients should send requests: the server runs and, if readiness is strict, every model is ready."""
         if self.state is not EngineState.READY:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from pybackend.frontend.descriptor_reserve import is_reserved
@@ -18,6 +19,12 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 """A client whose TLS handshake takes longer is disconnected."""
+
+MOST_HANDSHAKES = 1024
+"""Of one port at a time; each holds some 60 KB. Further clients wait in the system's queue."""
+
+GRACE_S = 1.0
+"""A handshake that has taken so long is broken off when there are too many, so that a flood of them locks nobody out."""
 
 _PAUSE_S = 0.1
 """The pause after an accept that failed, for example because there was no descriptor."""
@@ -89,7 +96,8 @@ class SecureListener:
         self._make_protocol = make_protocol
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], float] = {}  # and when they began, the oldest first
+        self._ended = asyncio.Event()
         self._accepting = self._loop.create_task(self._accept())
 
     def close(self) -> None:
@@ -101,6 +109,8 @@ class SecureListener:
 
     async def _accept(self) -> None:
         while True:
+            if len(self._handshakes) >= MOST_HANDSHAKES:
+                await self._make_room()
             try:
                 connection, _ = await self._loop.sock_accept(self._sock)
             except OSError:
@@ -111,8 +121,23 @@ class SecureListener:
                 complain()
                 continue
             task = self._loop.create_task(self._secure(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = self._loop.time()
+            task.add_done_callback(self._handshake_ended)
+
+    async def _make_room(self) -> None:
+        """Wait until a handshake ends; if none does for a while, break off the oldest."""
+        oldest, began_s = next(iter(self._handshakes.items()))
+        self._ended.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(began_s + GRACE_S):
+                await self._ended.wait()
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            self._handshakes.pop(oldest, None)
+            oldest.cancel()
+
+    def _handshake_ended(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+        self._ended.set()
 
     async def _secure(self, connection: socket.socket) -> None:
         try:

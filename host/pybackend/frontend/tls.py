@@ -40,6 +40,7 @@ class PortCertificates:
         settings, service = self._settings, self._service
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # which costs a client little and the server much
         try:
             context.load_cert_chain(settings.certificate, settings.key)
         except (OSError, ssl.SSLError) as error:

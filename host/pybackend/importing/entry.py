@@ -162,10 +162,16 @@ class StagedEntry:
             shutil.copytree(self.version, target, copy_function=_shared)
 
     def copy_beside(self) -> None:
-        """Copy the files, but no versions, of the model that gets a version."""
+        """Copy the files, but no versions, of the model that gets a version.
+
+        Raises:
+            ServerError: the disk is full, something cannot be read or written, or a link leads out of the model.
+        """
+        home = os.path.realpath(self.place.model)
         with _explained():
             for name in os.listdir(self.place.model):
                 if os.path.isfile(self.place.model / name):
+                    _check_links(self.place.model / name, home, ())
                     shutil.copyfile(self.place.model / name, self.model / name)
 
     def write(self, name: str, text: str) -> None:

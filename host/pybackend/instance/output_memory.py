@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_regions import is_place_of
 from pybackend.instance.plan import MakeRoom, OutputWatcher, nobody_leaves
 from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import IDLE_NS, growth_bytes
+from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.loop_turn import loop_turn_of
@@ -51,17 +52,25 @@ class OutputMemory:
         channel: to the stub.
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
         make_room: has them leave.
+        budget: the memory of all models; None for no limit.
 
     Attributes:
         watcher: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
-    def __init__(self, channel: StubChannel, limit_bytes: int, make_room: MakeRoom = nobody_leaves) -> None:
+    def __init__(
+        self,
+        channel: StubChannel,
+        limit_bytes: int,
+        make_room: MakeRoom = nobody_leaves,
+        budget: TensorBudget | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._make_room = make_room
+        self._budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
         self._segments: dict[int, _OutputSegment] = {}
         self._freed: list[tuple[int, int]] = []
         self._growing = False
@@ -194,21 +203,31 @@ class OutputMemory:
         present = self.total_bytes
         limit = self._limit_bytes
         size = growth_bytes(nbytes, present, limit)
+        if not self._budget.has_room(size):
+            size = whole_pages(nbytes)
         try:
             if present + size > limit:
-                raise InferenceError("limit", ErrorCode.UNAVAILABLE)
-            segment = Segment(size)
-        except InferenceError:
-            if not self._make_room(self._has, nbytes, self._refuse):
-                self._refuse()
+                raise InferenceError(f"its limit is {limit} bytes (--model-memory-limit)")
+            if not self._budget.has_room(size):
+                raise InferenceError(
+                    f"the limit of all models is {self._budget.limit_bytes} bytes (--tensor-memory-limit)"
+                )
+            segment = new_segment(size, nbytes)
+        except InferenceError as error:
+            refuse = partial(self._refuse, error.message)
+            if not self._make_room(self._has, nbytes, refuse):
+                refuse()
             return
         try:
-            self._channel.post_attach(Attach(segment.number, size, SegmentRole.OUTPUT), segment.descriptor)
-        except OSError:
+            self._channel.post_attach(
+                Attach(segment.number, segment.size_bytes, SegmentRole.OUTPUT), segment.descriptor
+            )
+        except OSError as error:
             segment.close()
-            self._refuse()
+            self._refuse(f"cannot hand over a segment: {error.strerror}")
             return
         self._segments[segment.number] = _OutputSegment(segment)
+        self._budget.used_bytes += segment.size_bytes
         self._loop.call_soon(self._grown)
 
     def _has(self, data: Buffer) -> bool:
@@ -216,10 +235,10 @@ class OutputMemory:
             return False
         return any(data.obj is block.obj for output in self._segments.values() for block in output.held.values())
 
-    def _refuse(self) -> None:
+    def _refuse(self, reason: str) -> None:
         """Add nothing: the stub must do with what is free by now."""
         self._post_freed()
-        self._channel.post(NoOutput())
+        self._channel.post(NoOutput(reason))
         self._loop.call_soon(self._grown)
 
     def _grown(self) -> None:
@@ -248,12 +267,16 @@ class OutputMemory:
             if output.held:
                 raise RemoteProtocolError("the stub dropped output memory that is still being read")
             del self._segments[segment]
-            output.memory.close()
+            self._close(output)
 
     def close(self) -> None:
         """The stub is gone: what is still being read stays until it was, the rest goes now."""
         for output in self._segments.values():
-            output.memory.close()
+            self._close(output)
+
+    def _close(self, output: _OutputSegment) -> None:
+        self._budget.used_bytes -= output.memory.size_bytes
+        output.memory.close()
 
 
 def _is_in_region(place: heard.TensorPlace, part: RegionOutput) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
@@ -48,6 +49,7 @@ class LoadPlan:
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
         make_room: called when output memory is short.
+        budget: the memory for the tensors of all models; None for no limit.
         callers: the model's processes, as those who answer their calls see them.
     """
 
@@ -56,6 +58,7 @@ class LoadPlan:
     output_memory_limit_bytes: int
     namespace: str = ""
     make_room: MakeRoom = nobody_leaves
+    budget: TensorBudget | None = None
     callers: set[Any] = field(default_factory=set)
 
 

@@ -113,7 +113,7 @@ class StubSession:
         dispatch = MessageDispatch(life, executions, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
-        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room)
+        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room, plan.budget)
         self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs, executions.find_trace)
         dispatch.connect(inputs, outputs, self.caller, services)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable
 from typing import ClassVar
+from weakref import WeakSet
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.ipc.segment import Segment
@@ -29,6 +30,36 @@ MOST_ADDRESSES_BYTES = 1 << 44
 
 IDLE_NS = 10_000_000_000
 """How long a segment may be unused before it is closed: long enough to bridge pauses between bursts."""
+
+
+class TensorBudget:
+    """The memory that the tensors of all models may take together: each of them has a limit, and there may be many.
+
+    Args:
+        limit_bytes: most of it.
+
+    Attributes:
+        used_bytes: what they take now.
+        is_short: the last one to want more did not get it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.is_short = False
+        self._arenas: WeakSet[TensorArena] = WeakSet()
+
+    def add(self, arena: TensorArena) -> None:
+        """Have an arena give back what it does not use when others need it."""
+        self._arenas.add(arena)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be taken, if need be after memory was given back that is only kept warm."""
+        if self.used_bytes + nbytes > self.limit_bytes:
+            for arena in self._arenas:
+                arena.give_back_unused()
+        self.is_short = self.used_bytes + nbytes > self.limit_bytes
+        return not self.is_short
 
 
 class ArenaLease:
@@ -113,10 +144,11 @@ class _Room:
         filled_bytes: the memory it takes, in whole parts.
     """
 
-    __slots__ = ("_filled", "blocks", "filled_bytes", "memory")
+    __slots__ = ("_budget", "_filled", "blocks", "filled_bytes", "memory")
 
-    def __init__(self, memory: Segment) -> None:
+    def __init__(self, memory: Segment, budget: TensorBudget) -> None:
         self.memory = memory
+        self._budget = budget
         self.blocks = BlockMap(memory.size_bytes)
         self.filled_bytes = 0
         self._filled = bytearray(-(-memory.size_bytes // PART_BYTES))
@@ -134,7 +166,16 @@ class _Room:
         """Count these parts as taking memory from now on."""
         for part in parts:
             self._filled[part] = True
-            self.filled_bytes += self.part_bytes(part)
+            self._count(self.part_bytes(part))
+
+    def _count(self, nbytes: int) -> None:
+        self.filled_bytes += nbytes
+        self._budget.used_bytes += nbytes
+
+    def close(self) -> None:
+        """Close the segment."""
+        self._count(-self.filled_bytes)
+        self.memory.close()
 
     def part_bytes(self, part: int) -> int:
         """Return the size of a part; the last one may be smaller."""
@@ -145,7 +186,7 @@ class _Room:
         first, behind = -(-begin // PART_BYTES), end // PART_BYTES
         if first < behind and any(self._filled[first:behind]):
             self.memory.empty(first * PART_BYTES, (behind - first) * PART_BYTES)
-            self.filled_bytes -= sum(self._filled[first:behind]) * PART_BYTES
+            self._count(-sum(self._filled[first:behind]) * PART_BYTES)
             self._filled[first:behind] = bytes(behind - first)
 
     def forget(self, uncounted: range) -> None:
@@ -160,14 +201,17 @@ class TensorArena:
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
         owner: the model, for messages.
+        budget: the memory of all models; None for no limit.
 
     Attributes:
         leased_bytes: sum of all leases so far, each of which is filled by a copy.
     """
 
-    def __init__(self, limit_bytes: int, owner: str) -> None:
+    def __init__(self, limit_bytes: int, owner: str, budget: TensorBudget | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._owner = owner
+        self._budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
+        self._budget.add(self)
         self._rooms: dict[int, _Room] = {}
         self._arriving: set[ArenaLease] = set()
         self._idle_since_ns: dict[int, int] = {}
@@ -240,6 +284,8 @@ class TensorArena:
             if self.total_bytes + more > self._limit_bytes:
                 others_bytes = self.used_bytes - room.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
+        if not self._budget.has_room(more):
+            raise self._all_full(lease.nbytes)
         room.fill(missing)
 
     @property
@@ -255,7 +301,11 @@ class TensorArena:
             room.forget(lease.uncounted)
             room.blocks.release(lease.offset)
 
-    def _give_back_unused(self, wanted: _Room) -> None:
+    def give_back_unused(self) -> None:
+        """Release memory that is kept warm."""
+        self._give_back_unused(None)
+
+    def _give_back_unused(self, wanted: _Room | None) -> None:
         """Release memory that is kept warm, including the part of large tensors that has not arrived yet."""
         for room in list(self._rooms.values()):
             if not len(room.blocks) and room is not wanted:
@@ -286,7 +336,7 @@ class TensorArena:
     def close(self) -> None:
         """Close all segments; outstanding leases become harmless."""
         for room in self._rooms.values():
-            room.memory.close()
+            room.close()
         self._rooms.clear()
         self._arriving.clear()
 
@@ -295,7 +345,7 @@ class TensorArena:
         del self._rooms[number]
         self._idle_since_ns.pop(number, None)
         self._dropped.append(number)
-        room.memory.close()
+        room.close()
 
     def _grow(self, nbytes: int) -> _Room:
         present = sum(room.memory.size_bytes for room in self._rooms.values())
@@ -303,12 +353,16 @@ class TensorArena:
         size = growth_bytes(nbytes, present, MOST_ADDRESSES_BYTES)
         if present + size > MOST_ADDRESSES_BYTES:
             raise self._full(nbytes, self.used_bytes)
-        segment = Segment(size)
+        segment = new_segment(size, nbytes)
         if not segment.sealed and present + size > self._limit_bytes:
             segment.close()
-            segment = Segment(growth_bytes(nbytes, present, self._limit_bytes))
-        room = self._rooms[segment.number] = _Room(segment)
-        if not segment.sealed:  # such memory is allocated up front
+            segment = new_segment(growth_bytes(nbytes, present, self._limit_bytes), nbytes)
+        # Unsealed memory is allocated up front.
+        if not segment.sealed and not self._budget.has_room(segment.size_bytes):
+            segment.close()
+            raise self._all_full(nbytes)
+        room = self._rooms[segment.number] = _Room(segment, self._budget)
+        if not segment.sealed:
             room.fill(room.missing(0, segment.size_bytes))
             if self.total_bytes > self._limit_bytes:
                 self._give_back_unused(room)
@@ -317,6 +371,15 @@ class TensorArena:
                 raise self._full(nbytes, self.used_bytes)
         return room
 
+    def _all_full(self, nbytes: int) -> InferenceError:
+        budget = self._budget
+        return InferenceError(
+            f"no memory left for tensors: those of all models take {budget.used_bytes} bytes, and {nbytes} more for an "
+            f"input of model '{self._owner}' do not fit into the limit of {budget.limit_bytes} bytes. Send fewer requests "
+            "at once, or raise --tensor-memory-limit",
+            ErrorCode.UNAVAILABLE,
+        )
+
     def _full(self, nbytes: int, others_bytes: int) -> InferenceError:
         return InferenceError(
             f"no input memory left for model '{self._owner}': {others_bytes} bytes are in flight and "
@@ -324,6 +387,26 @@ class TensorArena:
             "raise --model-memory-limit",
             ErrorCode.UNAVAILABLE,
         )
+
+
+def new_segment(wanted_bytes: int, needed_bytes: int) -> Segment:
+    """Make a segment of the wanted size; if there is no room for it, one of the size that is needed.
+
+    Raises:
+        InferenceError: UNAVAILABLE, there is no room for that either.
+    """
+    least_bytes = whole_pages(needed_bytes)
+    try:
+        return Segment(wanted_bytes)
+    except InferenceError:
+        if least_bytes >= wanted_bytes:
+            raise
+    return Segment(least_bytes)
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return the size of the smallest segment with room for so many bytes."""
+    return -(-aligned(nbytes) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def growth_bytes(needed_bytes: int, present_bytes: int, limit_bytes: int) -> int:
@@ -336,5 +419,4 @@ def growth_bytes(needed_bytes: int, present_bytes: int, limit_bytes: int) -> int
     size = -(-max(step, aligned(needed_bytes)) // FIRST_SEGMENT_BYTES) * FIRST_SEGMENT_BYTES
     if present_bytes + size <= limit_bytes:
         return size
-    needed = -(-aligned(needed_bytes) // _PAGE_BYTES) * _PAGE_BYTES
-    return max(needed, (limit_bytes - present_bytes) // _PAGE_BYTES * _PAGE_BYTES)
+    return max(whole_pages(needed_bytes), (limit_bytes - present_bytes) // _PAGE_BYTES * _PAGE_BYTES)

@@ -31,6 +31,8 @@ HAS_MEMFD = hasattr(os, "memfd_create")
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 """Names of shared memory objects that begin like this belong to servers: clients cannot register them."""
 
+_FULL = ". Without memfd_create, tensors lie in /dev/shm: give it more room (Docker: --shm-size), or send fewer at once"
+
 _numbers = count(1)
 
 
@@ -110,8 +112,9 @@ def _create(size_bytes: int) -> tuple[int, memoryview | None]:
             os.close(descriptor)
             raise
     except OSError as error:
+        advice = "" if error.errno != errno.ENOSPC else _FULL
         raise InferenceError(
-            f"cannot make a tensor segment of {size_bytes} bytes: {error.strerror}", ErrorCode.UNAVAILABLE
+            f"cannot make a tensor segment of {size_bytes} bytes: {error.strerror}{advice}", ErrorCode.UNAVAILABLE
         ) from error
 
 

@@ -16,6 +16,7 @@ from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc.arena import TensorBudget
 from pybackend.model.door import ModelDoor
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
@@ -69,6 +70,7 @@ class ModelHost:
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
         make_room: called when the output memory of a process is short.
+        tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
     launcher: StubLauncher
@@ -99,6 +101,7 @@ class ModelHost:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
     make_room: MakeRoom = nobody_leaves
+    tensor_budget: TensorBudget | None = None
 
     @property
     def tracks_files(self) -> bool:

@@ -13,6 +13,7 @@ from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc.arena import TensorBudget
 from pybackend.mirror.mirrors import cache_directories
 from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
@@ -80,6 +81,7 @@ def make_host(
         sandbox=sandbox,
         room_places=room_places(launcher.bundle.parent),
         make_room=make_room,
+        tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
     )
 
 

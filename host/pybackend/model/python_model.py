@@ -83,7 +83,7 @@ class PythonModel(Model):
         super().__init__(source.name, source.version, source.config, source.namespace)
         self._source = source
         self._host = host
-        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name)
+        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name, host.tensor_budget)
         self._executions = Executions(
             self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up, self._on_back
         )

@@ -24,12 +24,14 @@ class DefaultScheduler:
         self._turn = loop_turn_of(asyncio.get_running_loop())
         self._instances = instances
         self._queue: deque[PendingRequest] = deque()
+        self._gone: set[PendingRequest] = set()
+        """Requests that were removed, of which the queue still has the places: never the first one, and never most of them."""
         self._next = 0
         self._scheduled = False
 
     def __len__(self) -> int:
         """Number of waiting requests."""
-        return len(self._queue)
+        return len(self._queue) - len(self._gone)
 
     def enqueue(self, pending: PendingRequest) -> None:
         """Accept a request; it is dispatched before the loop's next turn."""
@@ -48,6 +50,7 @@ class DefaultScheduler:
             returned.append(queue.popleft())
         returned.sort(key=arrival)
         queue.extendleft(reversed(returned))
+        self._pass_over_gone()
 
     def reschedule(self, pending: PendingRequest) -> None:
         """Accept a request again, behind the waiting ones."""
@@ -64,19 +67,29 @@ class DefaultScheduler:
         return False
 
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
-        """Remove a waiting request."""
-        self._queue.remove(pending)
+        """Remove a waiting request. A search for it would take as long as the queue is."""
+        self._gone.add(pending)
+        if 2 * len(self._gone) > len(self._queue):
+            left = self.take_all()
+            self._queue.extend(left)
+        self._pass_over_gone()
         return (pending,)
+
+    def _pass_over_gone(self) -> None:
+        queue, gone = self._queue, self._gone
+        while gone and queue[0] in gone:
+            gone.discard(queue.popleft())
 
     def take_all(self) -> list[PendingRequest]:
         """Empty the queue, so that the caller can answer requests that cannot be served."""
-        taken = list(self._queue)
+        taken = [each for each in self._queue if each not in self._gone]
         self._queue.clear()
+        self._gone.clear()
         return taken
 
     def dispatch(self) -> None:
         """Dispatch as many requests as instances can accept now."""
-        queue, instances = self._queue, self._instances
+        queue, gone, instances = self._queue, self._gone, self._instances
         if not queue:
             return
         # The instance that has been idle longest comes first; one with several concurrent executions may come
@@ -90,11 +103,15 @@ class DefaultScheduler:
                 continue
             busy = 0
             instance.execute([queue.popleft()])
+            if gone:
+                self._pass_over_gone()
             if not queue:
                 return
         for instance in sorted(instances, key=_room, reverse=True) if len(instances) > 1 else instances:
-            for _ in range(min(instance.room, len(queue))):
+            for _ in range(min(instance.room, len(queue) - len(gone))):
                 instance.execute([queue.popleft()])
+                if gone:
+                    self._pass_over_gone()
 
     def close(self) -> None:
         """Close the scheduler; no more requests will be enqueued."""

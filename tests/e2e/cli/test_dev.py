@@ -207,6 +207,9 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
     ):
         assert main(["serve", str(tmp_path / path)]) == 1
         assert capsys.readouterr().err.startswith(f"error: {words.replace('{}', str(tmp_path / path))}")
+    for others in (["check"], ["infer", "x", "--input=x=1", "--repository"]):
+        assert main([*others, str(tmp_path / "iris.pkl")]) == 1
+        assert "iris.pkl is a pickle of joblib, and no repository of models: `pybackend imp" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "iris.pkl")]) == 1
     assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "code")]) == 1

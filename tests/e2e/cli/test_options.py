@@ -315,6 +315,7 @@ FLAGS = {
     "--no-zygote": ("zygotes", True, "true", False),
     "--no-shared-core": ("shared_core", True, "true", False),
     "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
+    "--tensor-memory-limit": ("tensor_memory_limit_bytes", None, "1048576", 1048576),
     "--allow-client-shm": ("client_shared_memory", False, "true", True),
     "--allow-http": ("http.enabled", True, "off", False),
     "--http-address": ("http.address", "0.0.0.0", "127.0.0.2", "127.0.0.2"),

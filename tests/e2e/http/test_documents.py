@@ -55,7 +55,7 @@ GENERATED = {("post", MODEL + part + rest) for part in ("", VERSION) for rest in
 OUR_OWN = (
     {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
     | {(method, "/v2/repository/models/{model_name}/traffic") for method in ("get", "post")}
-    | {("get", "/v2/models")}
+    | {("get", "/v2/models"), ("get", MODEL + "/stack")}
 )
 
 MODELS = ("add_sub", "batched", "identity", "raw", "types")

@@ -148,6 +148,7 @@ def test_openapi_describes_the_routes(server):
         "/v2/models/{model_name}/versions/{version}/ready",
         "/v2/models/{model_name}/versions/{version}/infer",
         "/v2/models/{model_name}/sandbox",
+        "/v2/models/{model_name}/stack",
         "/v2/models/{model_name}/environment",
         "/v2/models/{model_name}/versions/{version}/sandbox",
         "/v2/models/{model_name}/versions/{version}/environment",

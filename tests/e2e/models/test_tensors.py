@@ -356,7 +356,8 @@ def test_output_beyond_the_limit_is_refused_and_the_model_lives(limited):
         answer = lab("return out(OUT0=np.ones(100_000), OUT=np.ones(4_000_000))")
         assert answer.status == 503
         assert answer.error == (
-            "an output of 32000000 bytes does not fit into the output memory that instance 'producing_0_0' may use"
+            "an output of 32000000 bytes does not fit into the output memory that instance 'producing_0_0' may use: its limit is 16777216 "
+            "bytes (--model-memory-limit)"
         )
     # What the refused responses had already taken was given back: everything still fits, again and again.
     for _ in range(20):

@@ -8,10 +8,12 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
+from pybackend.engine.admission import CLIENT
 from pybackend.frontend import slices
 from tests.support import http2
 from tests.support.engine import engine_on
 from tests.support.grpc_calls import INFER, SERVER_LIVE, STREAM_INFER, framed, grpc_port
+from tests.support.repositories import identity_config, write_model
 
 UNKNOWN = framed(service_pb2.ModelInferRequest(model_name="nobody", id="a").SerializeToString())
 COUNT = 600
@@ -36,7 +38,8 @@ def run(tmp_path, monkeypatch):
 
 async def most_of_a_turn(count, last):
     """Waits until a count reaches its last value; returns its greatest step from one turn to the next."""
-    most = seen = count()
+    seen = count()
+    most = 0
     while seen < last:
         await asyncio.sleep(0)
         now = count()
@@ -141,5 +144,36 @@ def test_a_broken_frame_behind_many_calls(run):
             await client.closed()
             assert len(client.trailers) == len(streams)
             assert b"SETTINGS on stream 1" in client.goaways[0]
+
+    run(scenario)
+
+
+HELD = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        while not requests[0].is_cancelled():
+            time.sleep(0.005)
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+def test_a_client_that_leaves_with_many_waiting_requests(run, tmp_path):
+    """Each stream cancels a few of its requests per turn."""
+    write_model(tmp_path, "held", HELD, identity_config("TYPE_UINT8"))
+    request = service_pb2.ModelInferRequest(model_name="held")
+    request.inputs.add(name="IN", datatype="UINT8", shape=[1])
+    request.raw_input_contents.append(b"x")
+    message = framed(request.SerializeToString())
+
+    async def scenario(port):
+        model = port.frontend.engine.find("held", "", CLIENT)
+        async with await port.connect() as client:
+            for _ in range(2):
+                client.send(client.open(STREAM_INFER), message * COUNT)
+            await most_of_a_turn(lambda: model.pending_count, 2 * COUNT - 1)  # one runs
+        assert await most_of_a_turn(lambda: -model.pending_count, 0) < COUNT // 4
 
     run(scenario)

@@ -144,7 +144,7 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
             guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
             forwarded = forwards and ForwardedHeaders(forwards)
             kept, port = KeptBytes(1 << 30), HttpPort(KeptBytes(1 << 30), guard=guard)
-            frontend = InferFrontend(engine, limits, kept, forwards=forwarded)
+            frontend = InferFrontend(engine, limits, kept, guard=guard, forwards=forwarded)
             server = HttpServer(make_app(frontend), port, frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)

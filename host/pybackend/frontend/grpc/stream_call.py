@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 MOST_OPEN_REQUESTS = 1024
 """Of one stream; further messages wait, and in the end the client."""
 
+_CANCELLED_AT_ONCE = 16
+
 MOST_UNREAD_BYTES = 256 * 1024
 """Of responses that the client has not taken; then its models wait."""
 
@@ -70,6 +72,7 @@ class StreamInferCall(Call):
         super().__init__(connection, stream, head)
         self._open: set[_Request] = set()
         self._in_order: deque[_Request] = deque()
+        self._dropped: list[_Request] = []
         self._status_on_error = head.metadata.get(_STATUS_ON_ERROR) == b"true"
 
     # Requests
@@ -143,12 +146,21 @@ class StreamInferCall(Call):
         for request in in_order:
             if isinstance(request.response, InferenceResponse):
                 request.response.release()
-        for request in requests:
+        self._dropped = list(requests)
+        if self._drop_some():
+            self.connection.slices.add(self._drop_some)
+
+    def _drop_some(self) -> bool:
+        """Cancel some requests of many; True if there are more. Streams with thousands of them may end together."""
+        dropped = self._dropped
+        for _ in range(min(len(dropped), _CANCELLED_AT_ONCE)):
+            request = dropped.pop()
             if request.trace is not None:
                 request.trace.sent()
             if request.pending is not None:
                 request.pending.cancel()
                 request.pending = None
+        return bool(dropped)
 
     # Responses
 

@@ -558,6 +558,7 @@ class HttpConnection(asyncio.Protocol):
         self._drained()  # nothing more is sent, so borrowed memory is released
         self._exchange.on_lost()
         self._exchange = _NOBODY
+        self._reader.close()
         self.held_bytes = self._unread_bytes = 0
         self.port.kept.claim(self, 0)
         self.port.connections.discard(self)

@@ -61,12 +61,12 @@ class RequestHead:
         "version",
     )
 
-    def __init__(self, parsed: _ParsedHead, parser: httptools.HttpRequestParser, raw: bytes) -> None:
-        self.method: bytes = parser.get_method()
+    def __init__(self, parsed: _ParsedHead, raw: bytes) -> None:
+        self.method = parsed.method
         self.target = parsed.target
-        self.version: str = parser.get_http_version()
+        self.version = parsed.version
         self.headers = parsed.headers
-        self.keep_alive: bool = parser.should_keep_alive()
+        self.keep_alive = parsed.keep_alive
         self.raw = raw
         self.content_length = 0
         self.expects_continue = False
@@ -120,9 +120,13 @@ class _ParsedHead:
     """The target and the fields that the parser finds in a head."""
 
     def __init__(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_complete = False
+        self.method = b""
+        self.version = ""
+        self.keep_alive = False
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -131,6 +135,10 @@ class _ParsedHead:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        parser = self.parser
+        del self.parser  # they refer to each other, and it forgets these when the request has no body
+        self.method, self.version = parser.get_method(), parser.get_http_version()
+        self.keep_alive = parser.should_keep_alive()
         self.is_complete = True
 
 
@@ -170,7 +178,7 @@ class RequestReader:
         head_bytes: bytes of the current head that have arrived.
     """
 
-    __slots__ = ("_chunks", "_parsed", "_parser", "_seen", "body_left", "head", "head_bytes")
+    __slots__ = ("_chunks", "_parsed", "_seen", "body_left", "head", "head_bytes")
 
     def __init__(self) -> None:
         self.begin()
@@ -183,6 +191,12 @@ class RequestReader:
         self._seen = b""
         self._parsed: _ParsedHead | None = None
         self._chunks: _Chunks | None = None
+
+    def close(self) -> None:
+        """The connection has ended, perhaps in the middle of a head."""
+        if self._parsed is not None:
+            del self._parsed.parser  # they refer to each other
+            self._parsed = None
 
     @property
     def is_chunked(self) -> bool:
@@ -211,20 +225,19 @@ class RequestReader:
         head = data if cut == len(data) else data[:cut]
         if self._parsed is None:
             self._parsed = _ParsedHead()
-            self._parser = httptools.HttpRequestParser(self._parsed)
+        parsed = self._parsed
         try:
-            self._parser.feed_data(head)
+            parsed.parser.feed_data(head)
         except httptools.HttpParserUpgrade:
             pass  # an offer that the server ignores: it answers the request
         except httptools.HttpParserError:
             raise _not_http() from None
         self._seen = probe[-3:] if end < 0 else b""
-        if self._parsed.is_complete:
-            self.head = RequestHead(self._parsed, self._parser, head if self.head_bytes == cut else b"")
+        if parsed.is_complete:
+            self._parsed = None
+            self.head = RequestHead(parsed, head if self.head_bytes == cut else b"")
             self.body_left = 0 if self.head.chunked else self.head.content_length
             self._chunks = _Chunks() if self.head.chunked else None
-            self._parsed = None
-            del self._parser
         return data[cut:]
 
     def read_body(self, data: bytes) -> tuple[bytes, bytes]:

@@ -46,3 +46,29 @@ def test_a_snapshot_in_a_cache_of_hugging_face_may_link_to_its_blobs(tmp_path):
     with StagedEntry(place_of(tmp_path / "models", "tiny", None, force=False)) as entry:
         entry.copy({"config.json": snapshot / "config.json"}, snapshot)
         assert (entry.version / "config.json").read_text() == "{}"
+
+
+def test_files_beside_the_versions_are_no_way_out_either(tmp_path):
+    model, secret = tmp_path / "models" / "net", tmp_path / "secret"
+    (model / "1").mkdir(parents=True)
+    secret.write_text("secret")
+    (model / "labels.txt").write_text("a")
+    (model / "same.txt").symlink_to("labels.txt")
+    place = place_of(tmp_path / "models", "net", 2, force=False)
+    with StagedEntry(place) as entry:
+        entry.copy_beside()
+        assert (entry.model / "same.txt").read_text() == "a"
+    (model / "more.txt").symlink_to(secret)
+    refused = pytest.raises(ServerError, match=f"more.txt leads to {secret}, outside of {model}")
+    with StagedEntry(place) as entry, refused:
+        entry.copy_beside()
+
+
+def test_what_a_running_model_puts_in_the_way_is_not_written_through(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("mine")
+    with StagedEntry(place_of(tmp_path / "models", "net", None, force=False)) as entry:
+        (entry.model / "sample_request.json").symlink_to(own)
+        entry.write("sample_request.json", "{}")
+        assert not (entry.model / "sample_request.json").is_symlink()
+    assert own.read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -14,6 +15,7 @@ from pybackend.ipc.arena import (
     LARGEST_STEP_BYTES,
     LEAST_GROWTH,
     TensorArena,
+    TensorBudget,
     growth_bytes,
 )
 
@@ -159,3 +161,48 @@ def test_a_terabyte_takes_a_hundred_descriptors():
         present += growth_bytes(1, present, 2 * PLENTY_BYTES)
         count += 1
     assert count < 110
+
+
+@pytest.mark.usefixtures("has_memfd")
+def test_all_models_share_a_budget():
+    """What one of them only keeps warm goes to another one that needs it; what is leased does not."""
+    budget = TensorBudget(8 * MIB)
+    first, second = TensorArena(8 * MIB, "a", budget), TensorArena(8 * MIB, "b", budget)
+    kept, given_back = first.lease(3 * MIB), first.lease(3 * MIB)
+    with pytest.raises(
+        InferenceError, match=r"those of all models take .* do not fit into the limit of 8388608 bytes"
+    ) as full:
+        second.lease(4 * MIB)
+    assert (full.value.code, budget.is_short) == (ErrorCode.UNAVAILABLE, True)
+    given_back.release()
+    lease = second.lease(4 * MIB)
+    assert not budget.is_short
+    assert budget.used_bytes == first.total_bytes + second.total_bytes <= 8 * MIB
+    lease.release()
+    kept.release()
+    first.close()
+    second.close()
+    assert budget.used_bytes == 0
+
+
+def test_a_step_that_does_not_fit_into_dev_shm_becomes_smaller(make_arena, monkeypatch):
+    """Growth doubles the memory; where there is no room for that, there may be room for what is needed."""
+    monkeypatch.setattr(segment, "HAS_MEMFD", False)
+    make, refused = os.posix_fallocate, []
+
+    def with_little_room(descriptor, offset, nbytes):
+        if nbytes > 6 * MIB:
+            refused.append(nbytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        make(descriptor, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", with_little_room)
+    arena = make_arena()
+    leases = [arena.lease(5 * MIB) for _ in range(4)]
+    assert max(refused) > 6 * MIB
+    with pytest.raises(
+        InferenceError, match=r"No space left on device\. Without memfd_create, tensors lie in /dev/shm"
+    ):
+        arena.lease(7 * MIB)
+    for lease in leases:
+        lease.release()

@@ -68,6 +68,22 @@ def test_a_head_in_one_piece_is_kept_as_it_was():
 
 
 @pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (b"HTTP/1.1\r\n", True),
+        (b"HTTP/1.1\r\nConnection: close\r\n", False),
+        (b"HTTP/1.0\r\n", False),
+        (b"HTTP/1.0\r\nConnection: keep-alive\r\n", True),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"Content-Length: 3\r\n"], ids=["", "body"])
+def test_whether_a_client_goes_on(line, kept, body):
+    reader = RequestReader()
+    reader.read_head(b"POST / " + line + b"Host: x\r\n" + body + b"\r\n")
+    assert reader.head.keep_alive is kept
+
+
+@pytest.mark.parametrize(
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
