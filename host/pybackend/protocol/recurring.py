@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from random import randrange
+from random import random
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -31,7 +31,7 @@ class Recurring(dict[K, V]):
             if len(self._keys) < self._most:
                 self._keys.append(key)
             else:
-                at = randrange(self._most)  # noqa: S311  nothing secret
+                at = int(random() * self._most)  # noqa: S311  nothing secret
                 del self[self._keys[at]]
                 self._keys[at] = key
         self[key] = value

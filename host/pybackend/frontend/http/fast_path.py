@@ -175,10 +175,11 @@ class FastPath:
     def learn(self, head: RequestHead, exchange: InferExchange, answer_fields: bytes) -> None:
         """Remember a head when it comes for the second time.
 
-        Heads that differ each time, for example by a trace id, would push out those of other clients.
+        Heads that differ each time would push out those of other clients. Those with a trace context do.
         """
         if (
-            not head.raw
+            exchange.head.fields.context is not None
+            or not head.raw
             or not exchange.is_small
             or not head.content_length
             or not head.keep_alive
@@ -211,8 +212,7 @@ class FastPath:
     def _shorten(self, known: _KnownHead, admission: Admission) -> None:
         """Make the shortcut for the next requests with a known head."""
         head = known.head
-        unusual = head.coding or head.forwarded or known.answer_fields or head.fields.context is not None
-        if unusual or not head.takes_chunks:
+        if head.coding or head.forwarded or known.answer_fields or not head.takes_chunks:
             return
         json_bytes = 0
         if head.fields.header_length is not None:

@@ -9,6 +9,11 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.traced import ContextFields, trace_context
 
 
+_SIZES = frozenset(
+    map(len, ("inference-header-content-length", "content-encoding", "accept-encoding", "traceparent", "tracestate"))
+)
+
+
 class HeadFields(NamedTuple):
     """The fields of an infer request that matter here.
 
@@ -47,6 +52,8 @@ def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
     states: list[bytes] = []
     for field, value in headers:
         size = len(field)  # tells most fields apart, at less cost than their names
+        if size not in _SIZES:
+            continue
         if size == 31 and field.lower() == b"inference-header-content-length":
             lengths.append(value)
         elif size == 16 and field.lower() == b"content-encoding":

@@ -20,6 +20,9 @@ _HOST = re.compile(rb"[ \t]*([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(%25[A
 """``uri-host [ ":" port ]`` of RFC 9110; empty for targets without an authority."""
 
 
+_SIZES = frozenset(map(len, ("host", "content-length", "transfer-encoding", "expect")))
+
+
 class MalformedRequestError(Exception):
     """The client's bytes are no request that this server reads; the connection must end.
 
@@ -74,6 +77,8 @@ class RequestHead:
         codings: list[bytes] = []
         for name, value in parsed.headers:
             size = len(name)  # tells most fields apart, at less cost than their names
+            if size not in _SIZES:
+                continue
             if size == 4 and name.lower() == b"host":
                 hosts.append(value)
             elif size == 14 and name.lower() == b"content-length":
