@@ -8,7 +8,6 @@ from typing import NamedTuple
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.traced import ContextFields, trace_context
 
-
 _SIZES = frozenset(
     map(len, ("inference-header-content-length", "content-encoding", "accept-encoding", "traceparent", "tracestate"))
 )
