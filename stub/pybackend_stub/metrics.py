@@ -3,16 +3,13 @@
 import os
 from contextlib import suppress
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.metrics import metric_failure
 from pybackend_stub.host_calls import HostCalls, HostRefusal
 from pybackend_wire.messages import MetricChange
 from pybackend_wire.stub_messages import ChangeMetric, DropMetric, NewFamily, NewMetric, Question, ReadMetric
-
-if TYPE_CHECKING:
-    from pybackend_sdk.metrics import MetricKind
 
 
 class StubMetrics:
@@ -23,7 +20,7 @@ class StubMetrics:
         self._instance_name = instance_name
         self._pid = os.getpid()
 
-    def create_family(self, name: str, description: str, kind: "MetricKind") -> object:
+    def create_family(self, name: str, description: str, kind: int) -> object:
         """Register a family; returns its handle."""
         return self._ask(
             "Error when creating MetricFamily: ", lambda number: NewFamily(number, name, description, int(kind))

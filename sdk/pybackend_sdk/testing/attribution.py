@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, cast
 
-from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.testing.model_modules import caller_modules
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _attached: "List[HarnessRuntime]" = []
-_bound_before: Runtime = UnavailableRuntime()
+_bound_before: Runtime = Runtime()
 _entered: "ContextVar[Optional[HarnessRuntime]]" = ContextVar("pybackend_sdk_testing_model", default=None)
 
 

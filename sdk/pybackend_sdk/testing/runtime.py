@@ -4,14 +4,14 @@ import sys
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, Optional, Union
 
 from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.metrics import MetricKind
 from pybackend_sdk.response_sender import InferenceResponseSender
-from pybackend_sdk.runtime import UnavailableRuntime
+from pybackend_sdk.runtime import Runtime
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules
 
 if TYPE_CHECKING:
-    from pybackend_sdk.logger import Logger
-    from pybackend_sdk.metrics import MetricKind
     from pybackend_sdk.request import InferenceRequest
     from pybackend_sdk.response import InferenceResponse
     from pybackend_sdk.response_iterator import ResponseIterator
@@ -28,7 +28,7 @@ _NO_CALLS_NOW = (
 )
 
 
-class HarnessRuntime(UnavailableRuntime):
+class HarnessRuntime(Runtime):
     """One model's services; each is available in the same part of the model's life as in a server.
 
     Args:
@@ -89,8 +89,8 @@ class HarnessRuntime(UnavailableRuntime):
 
     # Services for the SDK
 
-    def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
-        self._log.add(level, file, line, message)
+    def log(self, level: int, file: str, line: int, message: str) -> None:
+        self._log.add(Logger.LogLevel(level), file, line, message)
 
     def infer(self, request: "InferenceRequest", decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
         if not self._serves:
@@ -110,10 +110,10 @@ class HarnessRuntime(UnavailableRuntime):
         cancelled: bool = request._key.cancelled
         return cancelled
 
-    def create_metric_family(self, name: str, description: str, kind: "MetricKind") -> object:
+    def create_metric_family(self, name: str, description: str, kind: int) -> object:
         if not self._has_metrics:
             return super().create_metric_family(name, description, kind)
-        return self._metrics.create_family(self.instance_name, name, kind)
+        return self._metrics.create_family(self.instance_name, name, MetricKind(kind))
 
     def load_model(self, model_name: str, config: str, files: Optional[Dict[str, bytes]]) -> None:
         if not self._has_control:
