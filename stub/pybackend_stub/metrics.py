@@ -1,6 +1,5 @@
 """A model's custom metrics: operations become messages to the host, which keeps the values."""
 
-import os
 from contextlib import suppress
 from math import isfinite
 from typing import Any, Callable, Dict, List, Optional
@@ -18,7 +17,6 @@ class StubMetrics:
     def __init__(self, calls: HostCalls, instance_name: str) -> None:
         self._calls = calls
         self._instance_name = instance_name
-        self._pid = os.getpid()
 
     def create_family(self, name: str, description: str, kind: int) -> object:
         """Register a family; returns its handle."""
@@ -40,7 +38,7 @@ class StubMetrics:
 
     def drop(self, handle: Any) -> None:
         """Release a series or a family. In a fork of this process copies of metrics are not the model's."""
-        if os.getpid() == self._pid:
+        if not self._calls.is_inherited():
             with suppress(TritonModelException, OSError):  # the host is gone, or the channel to it is closed
                 self._calls.send(DropMetric(handle))
 
