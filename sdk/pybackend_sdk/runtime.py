@@ -49,6 +49,10 @@ class Runtime:
         reason = _SPAWNED if type(self) is Runtime and _is_spawned() else self.reason
         raise TritonModelException(f"{sentence} {reason}")
 
+    def itself(self) -> "Runtime":
+        """The runtime of the calling model: this one, unless several models share the process."""
+        return self
+
     def log(self, level: int, file: str, line: int, message: str) -> None:
         """Write a line to the server's log, attributed to ``line`` of ``file``; without a server, to stderr."""
         now_ns = time.time_ns()
