@@ -371,6 +371,7 @@ class Settings:
         auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
         strict_readiness: the server is ready only if every model is.
+        validate_outputs: outputs must be as configured, in models that do not say.
         model_load_count: number of models that may load at the same time.
         zygotes: processes of models may be forked from one with preloaded modules.
         shared_core: the server and models' processes wait on one core while requests come one at a time.
@@ -413,6 +414,7 @@ class Settings:
     auto_complete: bool = True
     exit_on_error: bool = True
     strict_readiness: bool = True
+    validate_outputs: bool = False
     model_load_count: int = 4
     zygotes: bool = True
     shared_core: bool = True

@@ -40,6 +40,7 @@ _DEFAULTS = {
     "model_control_mode": ModelControlMode.POLL,
     "repository_poll_secs": 1,  # for file systems that give no notice of changes
     "exit_on_error": False,
+    "validate_outputs": True,
     "exit_timeout_secs": 2,
     "log_format": LogFormat.SHORT,
 }

@@ -14,7 +14,7 @@ from pybackend.cli.terminal import divided, print_text
 from pybackend.cli.visited_server import Serve, visited_settings
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines, event_line
-from pybackend.client.inference import Question, infer, infer_json, infer_stream
+from pybackend.client.inference import Question, infer, infer_json, infer_stream, output_names
 from pybackend.errors import InferenceError, PybackendError
 
 _DEFAULT_TIMEOUT_S = 300.0
@@ -107,7 +107,7 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             sys.stderr.write(f"error: {error}\n")
             return 1
 
-    settings = visited_settings(given.repository, [f"--load-model={given.model}"], flags)
+    settings = visited_settings(given.repository, [f"--load-model={given.model}", "--validate-outputs"], flags)
     return int(serve(settings, visit) != 0)
 
 
@@ -151,20 +151,33 @@ def _scalar(text: str) -> Any:
 def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
     try:
         if as_json:
-            text = json.dumps(infer_json(connection, question), ensure_ascii=False)
+            document = infer_json(connection, question)
+            outputs, text = document.get("outputs"), json.dumps(document, ensure_ascii=False)
         else:
-            text = "\n".join(answer_lines(infer(connection, question)))
+            answer = infer(connection, question)
+            outputs, text = answer.outputs, "\n".join(answer_lines(answer))
     except InferenceError as error:
         if _STREAMS not in error.message:
             raise
         return _ask_for_stream(connection, question, as_json=as_json)
     print_text(text)
-    return 0
+    return 0 if outputs else _complain_of_no_output(connection, question)
+
+
+def _complain_of_no_output(connection: Connection, question: Question) -> int:
+    """Say that a response has no output; returns 1, or 0 if the model has none to give."""
+    names = output_names(connection, question)
+    if names:
+        sys.stderr.write(
+            f"error: the response has no output; the model's outputs are {', '.join(names)}. The server's log may name one that "
+            "is misspelt\n"
+        )
+    return int(bool(names))
 
 
 def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool) -> int:
-    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error."""
-    status = 0
+    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error, or there is none."""
+    response, status = None, 0
     for response in infer_stream(connection, question):
         if set(response) == {"error"}:
             sys.stderr.write(f"error: {response['error']}\n")
@@ -173,4 +186,7 @@ def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool
             print_text(json.dumps(response, ensure_ascii=False))
         else:
             print_text(event_line(response, question.outputs))
+    if response is None:
+        sys.stderr.write("error: the model has ended the stream without a response\n")
+        return 1
     return status

@@ -156,6 +156,12 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--strict-model-config", default=False, text="an older name of --disable-auto-complete-config")
     add_switch(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
     add_switch(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
+    add_switch(
+        group,
+        "--validate-outputs",
+        default=False,
+        text="an output that is not as configured is an error; VALIDATE_OUTPUTS in a model's parameters decides for that model",
+    )
     group.add_argument(
         "--model-load-thread-count",
         type=integer(1, 1024),
@@ -426,6 +432,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         auto_complete=not (given.disable_auto_complete_config or given.strict_model_config),
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,
+        validate_outputs=given.validate_outputs,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
         shared_core=not given.no_shared_core,

@@ -106,6 +106,17 @@ def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
     yield from connection.events(f"{path}/generate_stream", document)
 
 
+def output_names(connection: Connection, question: Question) -> list[str]:
+    """The outputs that the model is to give, according to its metadata.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the server does not follow the protocol.
+    """
+    metadata = connection.get(model_path(question.model, question.version))
+    return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
+
+
 def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
     """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension."""
     last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)

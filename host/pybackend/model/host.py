@@ -65,6 +65,7 @@ class ModelHost:
         debugger: the models that run under a debugger, and its ports.
         host_policies: CPU cores for instance processes, by policy name.
         gpu_count: number of GPUs in this machine.
+        validate_outputs: outputs must be as configured, in models that do not say.
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
@@ -95,6 +96,7 @@ class ModelHost:
     debugger: DebuggerPorts = field(default_factory=_nothing_debugged)
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     gpu_count: int = 0
+    validate_outputs: bool = False
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))

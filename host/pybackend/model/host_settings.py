@@ -56,6 +56,7 @@ def make_host(
         model_load_count=settings.model_load_count,
         model_memory_limit_bytes=settings.model_memory_limit_bytes,
         gpu_count=count_gpus(),
+        validate_outputs=settings.validate_outputs,
         gpu_models_on_cpu=settings.gpu_models_on_cpu,
         metrics=settings.metrics,
         # The stubs' copy: every model's process can read it, wherever pybackend is installed.

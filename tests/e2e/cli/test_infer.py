@@ -56,7 +56,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            for value in array:
+            for value in array[array >= 0]:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))]))
             if len(array) > 1:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the end")))
@@ -67,6 +67,11 @@ class TritonPythonModel:
     def execute(self, requests):
         error = pb_utils.TritonError("IN must not be empty", pb_utils.TritonError.INVALID_ARG)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
+"""
+MISSPELT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OTU", np.zeros(1))]) for _ in requests]
 """
 
 
@@ -87,6 +92,7 @@ def repository(tmp_path_factory):
     out += 'output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
     write_model(directory, "fields", SEQUENCE, out)
     write_model(directory, "refuses", REFUSES, out)
+    write_model(directory, "misspelt", MISSPELT, out)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(directory, "stream", STREAM, identity_config(extra=decoupled))
     return directory
@@ -347,6 +353,27 @@ def test_an_ensemble_is_served_with_its_parts(pybackend):
         "Y=[1, 1, 1, 1]",
     )
     assert (done.returncode, done.stdout.splitlines()[1]) == (0, "RESULT  FP32 [4]  [8., 8., 8., 8.]"), done.stderr
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_response_without_any_output_is_a_failure(infer, as_json):
+    done = infer("misspelt", *as_json)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the response has no output; the model's outputs are OUT. The server's log may name one that is misspelt\n",
+    )
+
+
+def test_a_stream_without_any_response_is_a_failure(infer):
+    done = infer("stream", "--input", "IN=-1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: the model has ended the stream without a response\n"
+
+
+def test_outputs_of_a_model_served_for_one_request_are_validated(pybackend, repository):
+    done = pybackend("infer", "--repository", str(repository), "misspelt")
+    sentence = "error: model 'misspelt' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, sentence)
 
 
 def test_an_error_of_a_model_served_for_one_request(pybackend, repository):
