@@ -388,6 +388,7 @@ class Settings:
         log: which log lines are written, and where.
         trace: which requests are traced, and where to.
         debug: models under a debugger.
+        lends_terminal: models that stop at a breakpoint get this process's terminal.
         cache: the response cache, None for none.
         host_policies: cores of the processes of instances, by the policy's name.
         max_queued_bytes: limit on the input bytes of queued and running requests, None for no limit.
@@ -430,6 +431,7 @@ class Settings:
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     debug: DebugSettings = DebugSettings()
+    lends_terminal: bool = False
     cache: CacheSettings | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     max_queued_bytes: int | None = None

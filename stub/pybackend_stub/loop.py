@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Dict, List, Optional
 
 import numpy as np
@@ -19,6 +20,7 @@ from pybackend_stub.error_log import BUNDLE, ErrorLog, format_error, write_load_
 from pybackend_stub.executor import ModelExecutor
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.host_calls import HostCalls
+from pybackend_stub.imports import when_imported
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.metrics import StubMetrics
 from pybackend_stub.model_calls import ModelCalls
@@ -68,6 +70,12 @@ _MOST_NAME = 1000
 """Most characters of an unknown output's name that the host is told."""
 
 
+def _take_over_breakpoints(terminal: "Optional[int]", debugged: bool) -> None:
+    from pybackend_stub.breakpoints import take_over
+
+    take_over(terminal, debugged)
+
+
 class StubLoop:
     """One instance of one model, from HELLO to FINALIZED.
 
@@ -100,6 +108,7 @@ class StubLoop:
         self._readiness: Optional[ReadinessCheck] = None
         self._executor: Optional[ModelExecutor] = None
         self._executing = 0
+        self._terminal: Optional[int] = None
 
     def run(self) -> int:
         """Serve until the host sends FINALIZE or goes away; returns the exit status."""
@@ -161,6 +170,9 @@ class StubLoop:
             self._readiness.start()
 
     def _attach(self, message: Attach, descriptor: int) -> None:
+        if message.role == SegmentRole.TERMINAL:
+            self._terminal = descriptor
+            return
         if message.role == SegmentRole.REGION:
             self._regions.attach(message.segment, descriptor, message.size_bytes)
             return
@@ -184,6 +196,7 @@ class StubLoop:
         be_called(model.instance_name)
         self._runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
         bind_runtime(self._runtime)
+        when_imported("pdb", partial(_take_over_breakpoints, self._terminal, model.debugger is not None))
         phase = f"cannot import {model.model_file}"
         try:
             if model.debugger is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.instance.terminal import Terminal
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
@@ -49,6 +50,7 @@ class LoadPlan:
         namespace: of the model; ``""`` on a server without namespaces.
         make_room: called when output memory is short.
         callers: the model's processes, as those who answer their calls see them.
+        terminal: lent to the model's debugger; None if there is none.
     """
 
     launch: StubLaunch
@@ -57,6 +59,7 @@ class LoadPlan:
     namespace: str = ""
     make_room: MakeRoom = nobody_leaves
     callers: set[Any] = field(default_factory=set)
+    terminal: Terminal | None = None
 
 
 class OutputWatcher(Protocol):

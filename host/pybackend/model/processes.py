@@ -129,7 +129,15 @@ class ModelProcesses:
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[place] if self.is_debugged else None,
         )
-        return LoadPlan(launch, model, host.model_memory_limit_bytes, source.namespace, host.make_room, self._callers)
+        return LoadPlan(
+            launch,
+            model,
+            host.model_memory_limit_bytes,
+            source.namespace,
+            host.make_room,
+            self._callers,
+            host.terminal,
+        )
 
     # Change
 
