@@ -285,7 +285,8 @@ class Server:
             return None
         complete = loading.result()
         self._launcher.close_unused()  # models needed fewer processes than were started in advance
-        report = StartReport(self._repository.table(), asyncio.get_running_loop().time() - began_s)
+        took_s = asyncio.get_running_loop().time() - began_s
+        report = StartReport(self._repository.table(), took_s, is_told=LOG.settings.error and not LOG.has_file)
         fatal = not complete and self._settings.exit_on_error
         report.log(self._settings, with_summary=not fatal)
         if fatal:

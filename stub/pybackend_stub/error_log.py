@@ -41,11 +41,13 @@ class ErrorLog:
     """Writes failed executions to the server's log. Any thread may use it.
 
     Args:
-        model_file: the place to name for errors that come from no line of code.
+        model_file: the model's file.
+        execute: the model's method; the place to name for errors that come from no line of code.
     """
 
-    def __init__(self, model_file: str) -> None:
-        self._model_file = model_file
+    def __init__(self, model_file: str, execute: Any) -> None:
+        code = getattr(execute, "__code__", None)
+        self._place = (code.co_filename, code.co_firstlineno) if code is not None else (model_file, 0)
         self._lock = threading.Lock()
         self._sent_ns: Dict[int, int] = {}
 
@@ -59,7 +61,8 @@ class ErrorLog:
             ids: of its requests, as their clients gave them; ``""`` for those without one.
         """
         file, line = innermost_place(error, _HIDDEN)
-        file = file or self._model_file
+        if not file:
+            file, line = self._place
         failure = _number_of(text, error)
         who = _who(execution, ids)
         head = text.partition("\n\nAt:\n")[0].strip()

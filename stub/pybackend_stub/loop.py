@@ -241,7 +241,7 @@ class StubLoop:
             reader,
             results,
             self._answers,
-            ErrorLog(self._model_file),
+            ErrorLog(self._model_file, getattr(self._model, "execute", None)),
             plan.decoupled,
             plan.concurrency,
             plan.reschedules,

@@ -146,7 +146,7 @@ def test_broken_files_leave_the_last_good_version_serving(server):
     (kept / "1" / "helper.py").write_text("FACTOR = (\n")
     server.wait_for(keeps)
     found = server.wait_for(
-        r"error: kept_0 model\.py:\d+: cannot import \S+: line 1 of (\S+) is not valid Python [\d.]+: '\(' was never closed\n"
+        r"error: kept_0 helper\.py:1: cannot import \S+: line 1 of (\S+) is not valid Python [\d.]+: '\(' was never closed\n"
         r"    Traceback \(most recent call last\):\n(?:    .*\n)+"
     )
     frames = re.findall(r'File "([^"]+)"', found[0])

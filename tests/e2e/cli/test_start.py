@@ -242,14 +242,14 @@ class TestModelsThatFail:
         write_model(repository, "unreadable", IDENTITY, "no: such field")
         done = pybackend("serve", str(repository), *FREE_PORTS)
         assert done.returncode == 1
-        last_words = done.stderr.splitlines()[-4:]
         assert re.fullmatch(
-            r"error: creating server: Internal - failed to load all models: 1 of 3 models are ready in \d+\.\d s; failed:",
-            last_words[0],
+            r"error: creating server: Internal - failed to load all models: 1 of 3 models are ready in \d+\.\d s; failed, as "
+            r"said above: bad, unreadable\. --exit-on-error=false serves the others",
+            done.stderr.splitlines()[-1],
         )
-        assert last_words[1] == "  bad: Internal: ValueError: the weights are missing"
-        assert last_words[2].startswith("  unreadable: Invalid argument: failed to read text proto from ")
-        assert last_words[3] == "--exit-on-error=false serves the others"
+        said = done.stdout + done.stderr
+        assert said.count("Internal: ValueError: the weights are missing") == 1
+        assert said.count("Invalid argument: failed to read text proto from ") == 1
         assert (good / "finalized").read_text() == "x"
         assert "successfully unloaded 'good' version 1" in done.stdout
 
@@ -286,7 +286,7 @@ class TestModelsThatFail:
             body = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}
             assert server.infer("good", body).json["outputs"][0]["data"] == [1, 2]
             server.wait_for(r"bad +\| 1 \| UNAVAILABLE")
-            server.wait_for(r"1 of 2 models are ready in \d+\.\d s; failed: bad \(Internal: ValueError: the weights ")
+            server.wait_for(r"1 of 2 models are ready in \d+\.\d s; failed, as said above: bad\b")
             assert server.get("/v2/health/live").status == 200
             assert server.get("/v2/health/ready").status == 400
             assert server.get("/v2/models/bad/ready").status == 400
@@ -300,7 +300,7 @@ class TestModelsThatFail:
             assert server.get("/v2/health/ready").status == 200
             assert server.get("/v2/models/bad/ready").status == 400
 
-    def test_have_their_reason_in_the_log_and_in_the_table(self, pybackend, repository):
+    def test_have_their_reason_in_the_log_and_their_state_in_the_table(self, pybackend, repository):
         write_model(repository, "bad", BROKEN, identity_config())
         done = pybackend("serve", str(repository), *FREE_PORTS)
         first, failed = [text for level, text in said("\n".join(done.stderr.splitlines()[:-1])) if level == "E"]
@@ -308,7 +308,7 @@ class TestModelsThatFail:
         assert failed.startswith("failed to load 'bad' version 1: Internal: ValueError: the weights are missing")
         assert "model.py" in failed
         (row,) = [text for _, text in said(done.stdout) if text.startswith("bad ")]
-        assert re.fullmatch(r"bad \| 1 \| UNAVAILABLE: Internal: ValueError: the weights are missing", row)
+        assert re.fullmatch(r"bad \| 1 \| UNAVAILABLE", row)
 
     def test_leave_no_process_behind(self, repository):
         write_model(repository, "bad", BROKEN, identity_config())
