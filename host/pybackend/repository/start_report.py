@@ -25,8 +25,8 @@ class StartReport:
     Args:
         rows: the state of each version; sorted.
         took_s: how long loading took.
-        is_told: whoever reads the report has read the lines about failed loads too. Then it repeats no reasons, unless they
-            lie more than a screenful above.
+        is_told: the report follows the lines about failed loads. Then it repeats no reasons, unless they are more than a
+            screenful away.
     """
 
     def __init__(self, rows: Sequence[ModelStatus], took_s: float, *, is_told: bool = True) -> None:
