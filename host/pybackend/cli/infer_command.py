@@ -23,10 +23,11 @@ _STREAMS = "decoupled transaction policy"
 """Words in the error for a model that sends more than one response."""
 
 _EPILOG = """\
-values of --input:
+values of inputs:
   NAME=[[1, 2], [3, 4]]   JSON: a number, text, a truth value, or lists of them
   NAME=@FILE.npy          an array saved with numpy.save()
   NAME=@FILE.json         JSON from a file
+  NAME=@FILE.csv          rows of numbers, below a line of headings or not
   NAME=-                  JSON or an array from standard input
   NAME=some words         text, for an input of type BYTES
   NAME=@photo.jpg         a file's contents as one element, for an input of type BYTES
@@ -35,9 +36,10 @@ Values get the type and the shape that the model wants: a batch dimension is add
 result is certain. Otherwise an error names both shapes.
 
 examples:
-  pybackend infer add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=@right.npy
-  pybackend infer --repository models add_sub --input 'INPUT0=[1, 2, 3, 4]' --input 'INPUT1=[5, 6, 7, 8]'
-  pybackend infer --repository models caller --input X=1 -- --load-model=callee --log-info
+  pybackend infer add_sub 'INPUT0=[1, 2, 3, 4]' INPUT1=@right.npy
+  pybackend infer add_sub --random
+  pybackend infer --repository models add_sub 'INPUT0=[1, 2, 3, 4]' 'INPUT1=[5, 6, 7, 8]'
+  pybackend infer --repository models caller X=1 -- --load-model=callee --log-info
 
 exit status: 0 if the model answered, 1 if not
 """
@@ -47,14 +49,15 @@ def make_parser() -> CommandParser:
     """The parser of ``infer``'s arguments."""
     parser = CommandParser(
         prog="pybackend infer",
-        usage="pybackend infer [--FLAG[=VALUE]]... MODEL [--input NAME=VALUE]... [-- SERVE_FLAG...]",
+        usage="pybackend infer [--FLAG[=VALUE]]... MODEL [NAME=VALUE]... [-- SERVE_FLAG...]",
         description="Sends one request to a model and prints the response.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="the model's name")
-    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below); repeat for each")
+    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below), also without --input")
+    add("--random", action="store_true", help="random values for inputs that are not given")
     add("--output", action="append", default=[], metavar="NAME", help="request only this output; may be repeated [all]")
     add("--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter; may be repeated")
     add("--id", default="", metavar="ID", help="the request's id")
@@ -88,8 +91,10 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
-    if rest:
-        parser.refuse(rest[0])
+    wrong = [word for word in rest if word.startswith("-") or "=" not in word]
+    if wrong:
+        parser.refuse(wrong[0])
+    given.input += rest
     question = _question(given, parser)
     if given.repository is None:
         if flags:
@@ -124,7 +129,7 @@ def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
         raise UsageError("Only one input can come from standard input", parser.format_usage())
-    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id)
+    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pybackend.client.connection import Connection, Reply, model_path
-from pybackend.client.values import Tensor, WantedTensor, read_tensor, shape_text
-from pybackend.errors import ServerError
+from pybackend.client.values import Tensor, WantedTensor, random_tensor, read_tensor, shape_text
+from pybackend.errors import InferenceError, ServerError
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_MISSING = "missing required input"
+"""Words in the error for a request that lacks inputs, of Triton's servers too."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Question:
         outputs: names; empty for all.
         parameters: of the request, such as ``sequence_id``.
         request_id: ``""`` for none.
+        fills_up: inputs that are not given get random values.
     """
 
     model: str
@@ -38,6 +43,7 @@ class Question:
     outputs: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
+    fills_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,12 @@ def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
     path = model_path(question.model, question.version)
     wanted = _wanted(connection.get(path))
     document: dict[str, Any] = {"parameters": dict(question.parameters)}
-    for name, text in question.inputs.items():
-        spec = _named(name, wanted, question.model)
-        document[name] = _flat_values(read_tensor(text, spec), spec)
+    for tensor in _tensors(question, wanted):
+        document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
     if question.request_id:
         document["id"] = question.request_id
-    yield from connection.events(f"{path}/generate_stream", document)
+    with _missing_inputs_described(question, wanted):
+        yield from connection.events(f"{path}/generate_stream", document)
 
 
 def output_names(connection: Connection, question: Question) -> list[str]:
@@ -137,10 +143,30 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
 def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
     path = model_path(question.model, question.version)
     wanted = _wanted(connection.get(path))
-    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
-    body, header_bytes = _encoded(question, tensors, binary=binary)
+    body, header_bytes = _encoded(question, _tensors(question, wanted), binary=binary)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
-    return connection.post(f"{path}/infer", body, headers)
+    with _missing_inputs_described(question, wanted):
+        return connection.post(f"{path}/infer", body, headers)
+
+
+def _tensors(question: Question, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
+    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
+    if question.fills_up:
+        tensors += [random_tensor(each) for name, each in wanted.items() if name not in question.inputs]
+    return tensors
+
+
+@contextmanager
+def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
+    """Add to a server's error about missing inputs which types and shapes they have."""
+    try:
+        yield
+    except InferenceError as error:
+        if _MISSING not in error.message:
+            raise
+        missing = [f"{each.name} ({each})" for name, each in wanted.items() if name not in question.inputs]
+        advice = f"Not given: {', '.join(missing)}. Write NAME=VALUE, or --random for random values"
+        raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
 
 
 def _wanted(metadata: Any) -> dict[str, WantedTensor]:

@@ -355,6 +355,45 @@ def test_an_ensemble_is_served_with_its_parts(pybackend):
     assert (done.returncode, done.stdout.splitlines()[1]) == (0, "RESULT  FP32 [4]  [8., 8., 8., 8.]"), done.stderr
 
 
+def test_inputs_need_no_flag(infer):
+    done = infer("add_sub", "INPUT0=[1, 2, 3, 4]", "--id", "a", "INPUT1=[10, 20, 30, 40]", "--output", "OUTPUT0")
+    assert done.stdout.splitlines()[-1] == "OUTPUT0  FP32 [4]  [11., 22., 33., 44.]"
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3,4\n", "1, 2\n\n3, 4\n", "\ufeffa,b\n1,2\n3,4"])
+def test_rows_of_a_csv_file(infer, tmp_path, text):
+    (tmp_path / "rows.csv").write_text(text)
+    assert "[3, 4]" in infer("square", f"IN=@{tmp_path}/rows.csv").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a,b\n1,2\n3,x\n", "line 3 of {path} is no row of numbers: could not convert string to float: 'x'"),
+        ("1,2\n3\n", "line 2 of {path} has 1 columns, not 2 as the lines above it"),
+    ],
+)
+def test_a_csv_file_that_is_no_table_of_numbers(infer, tmp_path, text, complaint):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    done = infer("square", f"IN=@{path}")
+    assert (done.returncode, done.stderr) == (1, f"error: input 'IN': {complaint.format(path=path)}\n")
+
+
+@pytest.mark.parametrize("name", ["flat", "square", "batched", "text", "truth", "unsigned", "half", "stream"])
+def test_random_inputs_fit_every_model(infer, name):
+    done = infer(name, "--random")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "OUT" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "spec"), [("square", "INT32 [2,2]"), ("stream", "FP32 [-1]")])
+def test_missing_inputs_are_listed_with_type_and_shape(infer, name, spec):
+    done = infer(name)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f" Not given: IN ({spec}). Write NAME=VALUE, or --random for random values\n")
+
+
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_a_response_without_any_output_is_a_failure(infer, as_json):
     done = infer("misspelt", *as_json)
