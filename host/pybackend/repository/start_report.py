@@ -25,8 +25,8 @@ class StartReport:
     Args:
         rows: the state of each version; sorted.
         took_s: how long loading took.
-        is_told: the report follows the lines about failed loads. Then it repeats no reasons, unless they are more than a
-            screenful away.
+        is_told: the report follows the lines about failed loads. Then its summary repeats no reasons, unless they are more
+            than a screenful away.
     """
 
     def __init__(self, rows: Sequence[ModelStatus], took_s: float, *, is_told: bool = True) -> None:
@@ -71,9 +71,7 @@ class StartReport:
         names = max(len(row.full_name) for row in self._rows)
         versions = max(len(row.version) for row in self._rows)
         return [
-            f"{row.full_name:<{names}} | {row.version:<{versions}} | "
-            f"{row.state if self._is_told else _first_line(row.status)}"
-            for row in self._rows
+            f"{row.full_name:<{names}} | {row.version:<{versions}} | {_first_line(row.status)}" for row in self._rows
         ]
 
     def _summary(self) -> list[str]:

@@ -132,6 +132,14 @@ def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):
     wait_until(lambda: len(before & set(server.stub_pids())) < len(before), "its process is left")
 
 
+
+
+def test_the_reason_of_a_failed_load_is_said_once(server):
+    server.wait_for(r"failed, as said above: at_first\n")
+    assert server.output.count("ZeroDivisionError: division by zero\n    Traceback") == 1
+    assert "failed to load 'at_first'" not in server.output
+
+
 def test_an_output_that_is_not_as_configured_is_an_error(server):
     zero = {"IN": np.zeros(1, np.float32)}
     refused = infer(server, "misspelt", zero)
