@@ -92,6 +92,8 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
     wrong = [word for word in rest if word.startswith("-") or "=" not in word]
+    if wrong and not wrong[0].startswith("-"):
+        raise UsageError(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE", parser.format_usage())
     if wrong:
         parser.refuse(wrong[0])
     given.input += rest

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +12,18 @@ import numpy as np
 
 from pybackend.client.connection import Connection, Reply, model_path
 from pybackend.client.values import Tensor, WantedTensor, random_tensor, read_tensor, shape_text
-from pybackend.errors import InferenceError, ServerError
+from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.spelling import closest
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_SIMILAR = 0.6
+"""How alike names of inputs must be; they are often short."""
+
+_UNKNOWN = "unknown model"
+"""Words in the error for a model that is not there."""
 
 _MISSING = "missing required input"
 """Words in the error for a request that lacks inputs, of Triton's servers too."""
@@ -102,7 +108,7 @@ def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
         ServerError: the inputs do not fit the model or the route.
     """
     path = model_path(question.model, question.version)
-    wanted = _wanted(connection.get(path))
+    wanted = _wanted(connection, question)
     document: dict[str, Any] = {"parameters": dict(question.parameters)}
     for tensor in _tensors(question, wanted):
         document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
@@ -142,11 +148,18 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
 
 def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
     path = model_path(question.model, question.version)
-    wanted = _wanted(connection.get(path))
+    wanted = _wanted(connection, question)
     body, header_bytes = _encoded(question, _tensors(question, wanted), binary=binary)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
     with _missing_inputs_described(question, wanted):
         return connection.post(f"{path}/infer", body, headers)
+
+
+def _models(connection: Connection) -> list[str]:
+    """The names of the server's models; none if it does not tell."""
+    with suppress(PybackendError, ValueError, TypeError, KeyError):
+        return [str(row["name"]) for row in json.loads(connection.post("/v2/repository/index", b"{}", {}).body)]
+    return []
 
 
 def _tensors(question: Question, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
@@ -169,7 +182,16 @@ def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTen
         raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
 
 
-def _wanted(metadata: Any) -> dict[str, WantedTensor]:
+def _wanted(connection: Connection, question: Question) -> dict[str, WantedTensor]:
+    """The inputs of the model, by name."""
+    try:
+        metadata = connection.get(model_path(question.model, question.version))
+    except InferenceError as error:
+        if _UNKNOWN not in error.message:
+            raise
+        similar = closest(question.model, _models(connection))
+        advice = f"Did you mean '{similar}'?" if similar else "`pybackend status` lists the models"
+        raise InferenceError(f"{error.message}. {advice}", error.code) from None
     try:
         return {
             each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
@@ -184,8 +206,8 @@ def _wanted(metadata: Any) -> dict[str, WantedTensor]:
 def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedTensor:
     if name in wanted:
         return wanted[name]
-    similar = difflib.get_close_matches(name, wanted, n=1)
-    advice = f" Did you mean '{similar[0]}'?" if similar else ""
+    similar = closest(name, wanted, _SIMILAR)
+    advice = f" Did you mean '{similar}'?" if similar else ""
     listed = ", ".join(f"{each.name} ({each})" for each in wanted.values()) or "none"
     raise ServerError(f"unexpected inference input '{name}' for model '{model}'.{advice} Its inputs: {listed}")
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def _read(text: str, wanted: WantedTensor) -> Any:
     except ValueError as error:
         if wanted.datatype == "BYTES" and not text.startswith(("[", '"')):
             return text
+        with suppress(ValueError):
+            return json.loads(f"[{text}]")  # numbers with commas between them
         raise ServerError(
             f"input '{wanted.name}' wants {wanted}: {_short(text)} is not JSON ({error}). Write a JSON value such as "
             "[1, 2, 3], @FILE.npy, @FILE.json, @FILE.csv, or - for standard input"
@@ -164,8 +167,9 @@ def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
+        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise ServerError(
-            f"input '{wanted.name}': {source} is neither JSON ({error}) nor an array saved with numpy.save()"
+            f"input '{wanted.name}': {source} is neither JSON ({reason}) nor an array saved with numpy.save()"
         ) from None
 
 

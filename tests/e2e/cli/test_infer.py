@@ -220,12 +220,28 @@ def test_sequences_and_parameters_reach_the_model(infer):
         ),
         (["flat", "--input", "IN=@no.npy"], "error: input 'IN': cannot read no.npy: No such file or directory\n"),
         (["refuses"], "error: IN must not be empty\n"),
-        (["nobody"], "error: Request for unknown model: 'nobody' is not found\n"),
+        (
+            ["nobody"],
+            "error: Request for unknown model: 'nobody' is not found. `pybackend status` lists the models\n",
+        ),
+        (["sqare"], "error: Request for unknown model: 'sqare' is not found. Did you mean 'square'?\n"),
     ],
 )
 def test_an_error_is_one_sentence_and_status_1(infer, arguments, message):
     done = infer(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+def test_numbers_need_no_brackets(infer):
+    assert infer("flat", "IN=5.1,3.5, 1").stdout.splitlines()[-1] == "OUT  FP32 [3]  [5.1, 3.5, 1. ]"
+
+
+def test_a_file_of_neither_kind(infer, tmp_path):
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04")
+    done = infer("flat", f"IN=@{tmp_path}/x.pkl")
+    assert done.stderr == (
+        f"error: input 'IN': {tmp_path}/x.pkl is neither JSON (it is no text) nor an array saved with numpy.save()\n"
+    )
 
 
 def test_wrong_json_is_explained(infer):
@@ -254,7 +270,7 @@ def test_the_responses_of_a_decoupled_model_are_printed_as_they_arrive(infer):
         (["m", "--sequence-start"], "--sequence-start needs --sequence-id=ID"),
         (["m", "--", "--sandbox=off"], "Flags after -- are for `pybackend serve`: they need --repository=DIR"),
         (["m", "--outptu=X"], 'Bad option: "--outptu". Did you mean --output?'),
-        (["m", "n"], "Unexpected argument: n"),
+        (["m", "n"], "Unexpected argument: n. Write inputs as NAME=VALUE"),
     ],
 )
 def test_a_wrong_command_line(pybackend, arguments, message):
