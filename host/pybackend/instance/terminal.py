@@ -30,6 +30,9 @@ _MOST_BYTES = 64 * 1024
 _MOST_TYPED_BYTES = 4096
 """The longest line of a terminal."""
 
+_FOREGROUND_S = 1.0
+"""How often a server in the background looks whether it is in the foreground again, once something was typed."""
+
 _SIGNALS = re.compile(b"([" + re.escape(WANTS_LINE + GIVES_BACK) + b"])")
 
 
@@ -63,8 +66,9 @@ class Terminal:
         """Whether a process has the terminal; it may have to wait for another one."""
         if self._holder is None:
             self._holder = line
-            with suppress(termios.error):  # what was typed before was not meant for it
-                termios.tcflush(self._typed, termios.TCIFLUSH)
+            if self._is_in_foreground():
+                with suppress(termios.error):  # what was typed before was not meant for it
+                    termios.tcflush(self._typed, termios.TCIFLUSH)
             log.info(
                 "model process '%s' has stopped at a breakpoint and reads commands from this terminal: h lists them, c goes on",
                 line.instance_name,
@@ -90,22 +94,29 @@ class Terminal:
 
     def read_line(self) -> None:
         """Give the holder the next line that is typed."""
-        if not self._reads:
+        if self._holder is not None and not self._reads:
             self._reads = True
             asyncio.get_running_loop().add_reader(self._typed, self._on_typed)
 
     def _on_typed(self) -> None:
         self._stop_reading()
+        if not self._is_in_foreground():
+            asyncio.get_running_loop().call_later(_FOREGROUND_S, self.read_line)
+            return
         data = b""
-        with suppress(
-            OSError
-        ):  # the terminal is gone, or this process runs in the background: that is the end of input
-            if os.tcgetpgrp(self._typed) == os.getpgrp():
-                data = os.read(self._typed, _MOST_TYPED_BYTES)
+        with suppress(OSError):  # the terminal is gone, which is the end of input
+            data = os.read(self._typed, _MOST_TYPED_BYTES)
         if self._holder is not None:
             self._holder.send(data or END_OF_INPUT)
         if data and not data.endswith(b"\n"):  # Ctrl-D within a line, or a long one
             self.read_line()
+
+    def _is_in_foreground(self) -> bool:
+        """Whether what is typed is meant for this process. The system stops background processes that read it."""
+        try:
+            return os.tcgetpgrp(self._typed) == os.getpgrp()
+        except OSError:  # no terminal that controls processes
+            return True
 
     def _stop_reading(self) -> None:
         if self._reads:

@@ -7,12 +7,14 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -61,17 +63,21 @@ def repository(tmp_path_factory) -> Path:
 class TerminalServer:
     """``pybackend dev`` whose standard streams are a terminal, and the person who sits there."""
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self, repository: Path, *, in_background: bool = False) -> None:
         self._terminal, its_end = pty.openpty()
         flags = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+        command = [sys.executable, "-m", "pybackend", "dev", str(repository), *flags]
+        shell = ["bash", "--norc", "--noprofile", "-i"]
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, "-m", "pybackend", "dev", str(repository), *flags],
+            ["setsid", "--ctty", *(shell if in_background else command)],
             stdin=its_end,
             stdout=its_end,
             stderr=its_end,
         )
         os.close(its_end)
         self.screen = ""
+        if in_background:
+            os.write(self._terminal, f"{shlex.join(command)} &\n".encode())
         self.port = int(self.wait_for(r"Started HTTPService at 127\.0\.0\.1:(\d+)")[1])
 
     def type(self, line: str, answer: str) -> str:
@@ -89,7 +95,8 @@ class TerminalServer:
         return found
 
     def end(self) -> int:
-        os.write(self._terminal, b"\3")  # Ctrl-C
+        with suppress(OSError):  # a shell that has ended
+            os.write(self._terminal, b"\3")  # Ctrl-C
         try:
             return self.process.wait(DEADLINE_S)
         finally:
@@ -191,6 +198,25 @@ def test_a_model_cannot_control_the_terminal(dev, people):
     dev.type("print(chr(27) + '[2J' + chr(4) + chr(5) + chr(0x2022))\n", rf"\\u001b\[2J\N{{BULLET}}\n{PROMPT}")
     dev.type("c\n", "c\n")
     assert answer.result(DEADLINE_S)["OUT"].item() == 2
+
+
+def test_a_server_in_the_background_is_not_stopped_and_waits_for_its_turn(repository, people):
+    server = TerminalServer(repository, in_background=True)
+    try:
+        server.wait_for("following changes of")
+        answer = people.submit(ask, server, "stops")
+        server.wait_for(PROMPT)
+        server.type("echo it is the $(echo shell)\n", "it is the shell")
+        with urlopen(f"http://127.0.0.1:{server.port}/v2/health/live", timeout=DEADLINE_S) as live:
+            assert live.status == 200
+        server.type("fg\n", "pybackend dev")
+        server.type("c\n", "c\n")
+        assert answer.result(DEADLINE_S)["OUT"].item() == 2
+        server.type("\3", r"[$#] $")
+        server.type("exit\n", "exit")
+        server.process.wait(DEADLINE_S)
+    finally:
+        server.end()
 
 
 def test_ctrl_c_at_the_prompt_ends_the_server(repository, people):
