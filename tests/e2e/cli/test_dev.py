@@ -132,8 +132,6 @@ def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):
     wait_until(lambda: len(before & set(server.stub_pids())) < len(before), "its process is left")
 
 
-
-
 def test_the_reason_of_a_failed_load_is_said_once(server):
     server.wait_for(r"failed, as said above: at_first\n")
     assert server.output.count("ZeroDivisionError: division by zero\n    Traceback") == 1
