@@ -35,11 +35,11 @@ class ErrorLog:
     """Writes failed executions to the server's log. Any thread may use it.
 
     Attributes:
-        model_file: the place to name for errors that come from no line of code.
+        place: file and line to name for errors that come from no line of code.
     """
 
     def __init__(self) -> None:
-        self.model_file = ""
+        self.place = "", 0
         self._lock = threading.Lock()
         self._sent_ns: Dict[int, int] = {}
 
@@ -58,7 +58,8 @@ class ErrorLog:
             ids: of its requests, as their clients gave them; ``""`` for those without one.
         """
         file, line = innermost_place(error, _HIDDEN)
-        file = file or self.model_file
+        if not file:
+            file, line = self.place
         failure = _number_of(text, error)
         who = _who(execution, ids)
         head = text.partition("\n\nAt:\n")[0].strip()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.execution import (
+    Unanswered,
     check_decoupled,
     check_returned,
     log_rescheduling,
@@ -224,12 +225,18 @@ class OnceExecutor(ModelExecutor):
                 result = write(response, request._requested_output_names, answers.tail, most_text)
                 if result.error is not None or result.parameters is not None:
                     text += text_length(result)
+                    if type(response._error) is Unanswered:
+                        self._log_unanswered(response._error, execution, request)
                 results.append(result)
             places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
             if refused:
                 places = [requests[place]._key[1] for place in places]
                 results = _spread(requests, results, refused)
             return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
+
+    def _log_unanswered(self, error: Unanswered, execution: int, request: InferenceRequest) -> None:
+        text = error.message()
+        self._errors.write(text, TritonModelException(text), execution, _ids_of([request]))
 
 
 class StreamExecutor(ModelExecutor):

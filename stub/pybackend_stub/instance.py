@@ -70,6 +70,7 @@ class ModelInstance:
         self.model: Any = None
         self.executor: Optional[ModelExecutor] = None
         self.writer: Optional[OutputWriter] = None
+        self.terminal: Optional[int] = None
         self._channel = channel
         self._memory = memory
         self._errors = errors
@@ -95,7 +96,7 @@ class ModelInstance:
     ) -> None:
         """Import the model's class."""
         self._model_file, self._model_name, self._runtime = model.model_file, model.model_name, runtime
-        self._errors.model_file = model.model_file
+        self._errors.place = model.model_file, 0
         self._model_class = import_class(model.model_file, of_backend=model.of_backend)
 
     def complete(self, config_json: str) -> "Optional[Dict[str, Any]]":
@@ -118,6 +119,9 @@ class ModelInstance:
         runtime.metrics = StubMetrics(calls, name)
         runtime.control = ModelControl(calls, writer, name)
         self.model = self._model_class()
+        code = getattr(getattr(self.model, "execute", None), "__code__", None)
+        if code is not None:
+            self._errors.place = code.co_filename, code.co_firstlineno
         initialize = getattr(self.model, "initialize", None)
         if initialize is not None:
             initialize(plan.args)
@@ -203,6 +207,9 @@ class ModelInstance:
     def _attach(self, message: Attach, descriptor: int) -> None:
         if message.role == SegmentRole.REGION:
             self._regions.attach(message.segment, descriptor, message.size_bytes)
+            return
+        if message.role == SegmentRole.TERMINAL:
+            self.terminal = descriptor
             return
         if message.role == SegmentRole.PROGRESS:
             tell_stacks(os.dup(descriptor))

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from functools import partial
 from typing import Dict, List, Optional
 
 import numpy as np
@@ -10,6 +11,7 @@ from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.error_log import BUNDLE, ErrorLog, write_load_error
 from pybackend_stub.forks import ForkRelay
+from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_output import flush_output
@@ -22,6 +24,12 @@ from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Execute, Initialize, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
+
+
+def _take_over_breakpoints(terminal: "Optional[int]", debugged: bool) -> None:
+    from pybackend_stub.breakpoints import take_over
+
+    take_over(terminal, debugged)
 
 
 class StubLoop:
@@ -89,6 +97,7 @@ class StubLoop:
         be_called(model.instance_name)
         runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
         bind_runtime(runtime)
+        when_imported("pdb", partial(_take_over_breakpoints, self._instance.terminal, model.debugger is not None))
         phase = f"cannot import {model.model_file}"
         try:
             if model.debugger is not None:
