@@ -142,7 +142,7 @@ class Server:
         background = [asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))]
         background += [asyncio.create_task(each.follow()) for each in followed]
         try:
-            failed = await self._load()
+            failed = await self._load(visited=visitor is not None)
             said = EXIT_OK
             if failed is None:
                 said = await self._serve(visitor, sockets)
@@ -267,8 +267,12 @@ class Server:
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
 
-    async def _load(self) -> StartReport | None:
-        """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
+    async def _load(self, *, visited: bool) -> StartReport | None:
+        """Load the models; returns the outcome if it must stop the server. A signal ends the wait.
+
+        Args:
+            visited: the server runs for a command, whose error has the reasons.
+        """
         began_s = asyncio.get_running_loop().time()
         loading = asyncio.create_task(self._repository.load_all())
         stopping = asyncio.create_task(self._stop.wait())
@@ -280,7 +284,10 @@ class Server:
             return None
         complete = loading.result()
         self._launcher.close_unused()  # models needed fewer processes than were started in advance
-        report = StartReport(self._repository.table(), asyncio.get_running_loop().time() - began_s)
+        took_s = asyncio.get_running_loop().time() - began_s
+        report = StartReport(
+            self._repository.table(), took_s, is_told=not visited and LOG.settings.error and not LOG.has_file
+        )
         fatal = not complete and self._settings.exit_on_error
         report.log(self._settings, with_summary=not fatal)
         if fatal:

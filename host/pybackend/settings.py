@@ -371,6 +371,7 @@ class Settings:
         auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
         strict_readiness: the server is ready only if every model is.
+        validate_outputs: outputs must be as configured, in models that do not say.
         model_load_count: number of models that may load at the same time.
         zygotes: processes of models may be forked from one with preloaded modules.
         shared_core: the server and models' processes wait on one core while requests come one at a time.
@@ -388,6 +389,7 @@ class Settings:
         log: which log lines are written, and where.
         trace: which requests are traced, and where to.
         debug: models under a debugger.
+        lends_terminal: models that stop at a breakpoint get this process's terminal.
         cache: the response cache, None for none.
         host_policies: cores of the processes of instances, by the policy's name.
         max_queued_bytes: limit on the input bytes of queued and running requests, None for no limit.
@@ -414,6 +416,7 @@ class Settings:
     auto_complete: bool = True
     exit_on_error: bool = True
     strict_readiness: bool = True
+    validate_outputs: bool = False
     model_load_count: int = 4
     zygotes: bool = True
     shared_core: bool = True
@@ -430,6 +433,7 @@ class Settings:
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     debug: DebugSettings = DebugSettings()
+    lends_terminal: bool = False
     cache: CacheSettings | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     max_queued_bytes: int | None = None

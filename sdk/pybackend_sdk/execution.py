@@ -27,6 +27,10 @@ CANNOT_RESCHEDULE = (
 _FEW = 8
 
 
+class Unanswered(TritonError):
+    """The error of a request that the model has left without an answer."""
+
+
 def check_decoupled(returned: Any, instance_name: str) -> None:
     """Check the return value of a decoupled model's ``execute``.
 
@@ -144,7 +148,7 @@ def _left(response: Optional[InferenceResponse], request: InferenceRequest) -> O
 
 
 def _unanswered(message: str) -> InferenceResponse:
-    return InferenceResponse(error=TritonError(message))
+    return InferenceResponse(error=Unanswered(message))
 
 
 def prune(response: InferenceResponse, requested_output_names: "Sequence[str]") -> List[Tensor]:

@@ -174,7 +174,7 @@ class MetricFamily:
         if not isinstance(kind, MetricKind):
             incompatible("MetricFamily", "kind", "a MetricKind, e.g. MetricFamily.COUNTER", kind)
         name, description = text("MetricFamily", "name", name), text("MetricFamily", "description", description)
-        runtime = current_runtime()
+        runtime = current_runtime().itself()
         problem = family_problem(name, description)
         if problem is not None:
             raise metric_failure(_CREATE_FAMILY, runtime.instance_name, problem)

@@ -1,19 +1,17 @@
 """``InferenceRequest``: the requests that ``execute`` receives, and those that a model builds to call another model."""
 
-from typing import TYPE_CHECKING, Any, Awaitable, List, NamedTuple, Optional, Sequence, Set, Union
+from typing import Any, Awaitable, List, NamedTuple, Optional, Sequence, Set, Union
 
 from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, incompatible, integer, sequence, text
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.memory import PreferredMemory
 from pybackend_sdk.parameters import Parameters, checked_parameters, parameters_json
 from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_iterator import ResponseIterator
 from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.runtime import current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_sdk.trace import InferenceTrace
-
-if TYPE_CHECKING:
-    from pybackend_sdk.response_iterator import ResponseIterator
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -242,7 +240,7 @@ class InferenceRequest:
             raise TritonModelException("Release flags can only be set on a request that was passed to 'execute'.")
         self._release_flags = flags
 
-    def exec(self, decoupled: bool = False) -> "Union[InferenceResponse, ResponseIterator]":
+    def exec(self, decoupled: bool = False) -> Union[InferenceResponse, ResponseIterator]:
         """Run the request and wait for the result.
 
         Args:
@@ -255,7 +253,8 @@ class InferenceRequest:
         Raises:
             TritonModelException: BLS calls are not possible in this place or at this time.
         """
-        return current_runtime().infer(self, decoupled)
+        answer: Union[InferenceResponse, ResponseIterator] = current_runtime().infer(self, decoupled)
+        return answer
 
     def async_exec(self, decoupled: bool = False) -> "Awaitable[Any]":
         """Like :meth:`exec`, for ``await`` in a coroutine.

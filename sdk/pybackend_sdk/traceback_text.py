@@ -43,8 +43,13 @@ def traceback_text(error: BaseException, hidden_prefixes: "Sequence[str]" = ()) 
 
 
 def innermost_place(error: BaseException, hidden_prefixes: "Sequence[str]") -> "Tuple[str, int]":
-    """Return file and line of the innermost frame that is not hidden; ``("", 0)`` if there is none."""
+    """Return file and line of the innermost frame that is not hidden; ``("", 0)`` if there is none.
+
+    Code that cannot be compiled has no frame yet: the place of a syntax error is the line that it names.
+    """
     hidden = tuple(hidden_prefixes)
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(hidden):
+        return error.filename, error.lineno or 0
     place = "", 0
     entry = error.__traceback__
     while entry is not None:

@@ -48,6 +48,7 @@ class HostChannel:
         self._decoder = FrameDecoder(UNLIMITED, UNLIMITED)
         self._codec: Codec = JSON
         self._write_lock = threading.RLock()
+        self._pid = os.getpid()
         self._received: Deque[Frame] = deque()
         self.descriptors: Deque[int] = deque()
         """Descriptors received with frames, in order; each ATTACH takes one."""
@@ -117,6 +118,10 @@ class HostChannel:
                 self._socket.sendall(data)
             except OSError:  # the host is gone, or this is a fork that closed its copy of the socket
                 raise HostGone from None
+
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that the host speaks to."""
+        return os.getpid() != self._pid
 
     def disown(self) -> None:
         """Close the socket in a fork of this process: only the parent speaks to the host."""

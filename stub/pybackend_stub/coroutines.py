@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Coroutine, Optional, Tuple
+from typing import Any, Callable, Coroutine, Dict, Optional, Tuple
 
 from pybackend_stub.model_output import ABOUT
 from pybackend_wire.log_record import NOTHING
@@ -22,7 +22,9 @@ class CoroutineRunner:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop = _new_loop()
-        threading.Thread(target=self._run, name="pybackend-coroutines", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="pybackend-coroutines", daemon=True)
+        self._thread.start()
 
     def start(
         self,
@@ -67,21 +69,39 @@ class CoroutineRunner:
         about: "Tuple[str, str]",
     ) -> None:
         task = self._loop.create_task(_attributed(execution, coroutine, on_done, about))
-        # The loop refers to its tasks weakly.
-        task.add_done_callback(running.discard)
-        running.add(task)
+        running[task] = self, execution  # the loop refers to its tasks weakly
+        task.add_done_callback(running.pop)
+
+    def runs(self, execution: int) -> bool:
+        """Whether a coroutine of an execution has not ended."""
+        return (self, execution) in list(running.values())
+
+    def close(self, wait_s: float) -> None:
+        """Cancel the coroutines and end the loop; gives up after ``wait_s`` if one of them does not end."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join(wait_s)
+
+    async def _end(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        self._closed = True
+        self._loop.stop()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        while not self._loop.is_closed():
+        while not (self._closed or self._loop.is_closed()):
             # asyncio lets sys.exit() in a task or a callback end the loop, while others wait for it; code that awaits
             # such a task sees the exception. A model may also stop the loop.
             with suppress(BaseException):
                 self._loop.run_forever()
+        self._loop.close()
 
 
-running: "set[asyncio.Task[None]]" = set()
-"""The tasks of all coroutines of ``execute`` that have not ended."""
+running: "Dict[asyncio.Task[None], Tuple[CoroutineRunner, int]]" = {}
+"""The tasks of all coroutines of ``execute`` that have not ended, with their executions."""
 
 
 async def _attributed(

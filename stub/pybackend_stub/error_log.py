@@ -31,23 +31,22 @@ _MOST_HEAD_CHARACTERS = 2000
 """Limit on an error's text before its traceback, which ends with the whole message."""
 
 
-def format_error(error: BaseException) -> str:
-    """Format an error with its location for clients, leaving out the stub's own frames."""
-    note(error)
-    return format_exception(error, _HIDDEN)
-
-
 class ErrorLog:
     """Writes failed executions to the server's log. Any thread may use it.
 
-    Args:
-        model_file: the place to name for errors that come from no line of code.
+    Attributes:
+        place: file and line to name for errors that come from no line of code.
     """
 
-    def __init__(self, model_file: str) -> None:
-        self._model_file = model_file
+    def __init__(self) -> None:
+        self.place = "", 0
         self._lock = threading.Lock()
         self._sent_ns: Dict[int, int] = {}
+
+    def format(self, error: BaseException) -> str:
+        """Format an error with its location for clients, leaving out the stub's own frames."""
+        note(error)
+        return format_exception(error, _HIDDEN)
 
     def write(self, text: str, error: BaseException, execution: int, ids: "Sequence[str]") -> None:
         """Write one failed execution.
@@ -59,7 +58,8 @@ class ErrorLog:
             ids: of its requests, as their clients gave them; ``""`` for those without one.
         """
         file, line = innermost_place(error, _HIDDEN)
-        file = file or self._model_file
+        if not file:
+            file, line = self.place
         failure = _number_of(text, error)
         who = _who(execution, ids)
         head = text.partition("\n\nAt:\n")[0].strip()

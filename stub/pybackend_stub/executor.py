@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.execution import (
+    Unanswered,
     check_decoupled,
     check_returned,
     log_rescheduling,
@@ -23,6 +24,7 @@ from pybackend_stub.model_output import EXECUTING, ids_of
 from pybackend_stub.results import ResultWriter, text_length
 from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.errors import ErrorCode
+from pybackend_wire.host_messages import Initialize
 from pybackend_wire.messages import RequestResult
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ MUCH_TEXT = 32 * 1024
 
 
 class ModelExecutor:
-    """Executes batches on one model object.
+    """Executes batches on one model object; made by :func:`executor_of`.
 
     Args:
         model: the object.
@@ -47,8 +49,7 @@ class ModelExecutor:
         results: makes results.
         answers: sends them.
         errors: receives failed executions.
-        decoupled: whether the model answers through response senders only.
-        concurrency: most ``async def execute`` calls of a model that is not decoupled that may overlap.
+        overlaps: whether calls of an ``async def execute`` may overlap.
         reschedules: whether the model may reschedule requests; its wishes are known when ``execute`` has ended.
     """
 
@@ -59,9 +60,8 @@ class ModelExecutor:
         results: ResultWriter,
         answers: AnswerQueue,
         errors: ErrorLog,
-        decoupled: bool,
-        concurrency: int,
-        reschedules: bool = False,
+        overlaps: bool,
+        reschedules: bool,
     ) -> None:
         self._model = model
         self._reader = reader
@@ -69,13 +69,15 @@ class ModelExecutor:
         self._answers = answers
         self._errors = errors
         self._reschedules = reschedules
-        self._overlaps = (decoupled or concurrency > 1) and not reschedules
+        self._overlaps = overlaps and not reschedules
         self._runner: Optional[CoroutineRunner] = None
         self._starting = threading.Lock()
         self.only_begins = self._overlaps and inspect.iscoroutinefunction(getattr(model, "execute", None))
         """Whether :meth:`run` only starts a coroutine and returns."""
-        self.run = self._run_decoupled if decoupled else self._run_once
+
+    def run(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         """Execute once, queue the result and return the time it was ready, in monotonic nanoseconds."""
+        raise NotImplementedError
 
     @property
     def runner(self) -> "CoroutineRunner":
@@ -88,9 +90,65 @@ class ModelExecutor:
                     self._runner = CoroutineRunner()
         return self._runner
 
-    # Models that answer each request once
+    def close(self, wait_s: float) -> None:
+        """Cancel the model's coroutines and end their event loop; a stub's end ends both anyway."""
+        if self._runner is not None:
+            self._runner.close(wait_s)
 
-    def _run_once(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
+    def awaits(self, execution: int) -> bool:
+        """Whether the coroutine of an execution has not ended."""
+        return self._runner is not None and self._runner.runs(execution)
+
+    def _fail(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        requests: "List[InferenceRequest]",
+        count: int,
+        error: BaseException,
+        refused: Refused,
+    ) -> int:
+        """Answer every request of an execution with its error, except requests that have been answered or refused."""
+        end_ns = time.monotonic_ns()
+        failed = self._results.failure(
+            ErrorCode.INTERNAL, self._log(error, execution, _ids_of(requests)), MOST_TEXT // count
+        )
+        results: List[Optional[RequestResult]] = [failed] * count
+        for request in requests:
+            stream = None if request._sender is None else request._sender._stream
+            if stream is not None and not stream.settle():
+                results[request._key[1]] = None
+        for index, result in refused.items():
+            results[index] = result
+        with self._answers.lock:
+            return self._add(execution, began_ns, start_ns, end_ns, results, text_length(failed) * count)
+
+    def _add(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        end_ns: int,
+        results: "List[Optional[RequestResult]]",
+        text: int,
+        places: "Sequence[int]" = (),
+    ) -> int:
+        if text > MUCH_TEXT:
+            self._answers.hurry()
+        return self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
+
+    def _log(self, error: BaseException, execution: int, ids: "Sequence[str]") -> str:
+        """Log an execution's failure; returns the clients' error."""
+        text = self._results.raised(error)
+        self._errors.write(text, error, execution, ids)
+        return text
+
+
+class OnceExecutor(ModelExecutor):
+    """For models that answer each request once."""
+
+    def run(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         clock = time.monotonic_ns
         began_ns = start_ns = clock()
         requests: List[InferenceRequest] = []
@@ -133,7 +191,7 @@ class ModelExecutor:
             if error is None:
                 try:
                     responses = check_returned(returned, requests, self._reschedules)
-                except BaseException as broken:  # noqa: BLE001  as in _run_once
+                except BaseException as broken:  # noqa: BLE001  as in OnceExecutor
                     error = broken
             if error is None:
                 self._answer(execution, began_ns, start_ns, time.monotonic_ns(), requests, responses, refused)
@@ -167,6 +225,8 @@ class ModelExecutor:
                 result = write(response, request._requested_output_names, answers.tail, most_text)
                 if result.error is not None or result.parameters is not None:
                     text += text_length(result)
+                    if type(response._error) is Unanswered:
+                        self._log_unanswered(response._error, execution, request)
                 results.append(result)
             places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
             if refused:
@@ -174,52 +234,19 @@ class ModelExecutor:
                 results = _spread(requests, results, refused)
             return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
 
-    def _fail(
-        self,
-        execution: int,
-        began_ns: int,
-        start_ns: int,
-        requests: "List[InferenceRequest]",
-        count: int,
-        error: BaseException,
-        refused: Refused,
-    ) -> int:
-        """Answer every request of an execution with its error, except requests that have been answered or refused."""
-        end_ns = time.monotonic_ns()
-        failed = self._results.failure(
-            ErrorCode.INTERNAL, self._log(error, execution, _ids_of(requests)), MOST_TEXT // count
-        )
-        results: List[Optional[RequestResult]] = [failed] * count
-        for request in requests:
-            stream = None if request._sender is None else request._sender._stream
-            if stream is not None and not stream.settle():
-                results[request._key[1]] = None
-        for index, result in refused.items():
-            results[index] = result
-        with self._answers.lock:
-            return self._add(execution, began_ns, start_ns, end_ns, results, text_length(failed) * count)
+    def _log_unanswered(self, error: Unanswered, execution: int, request: InferenceRequest) -> None:
+        text = error.message()
+        self._errors.write(text, TritonModelException(text), execution, _ids_of([request]))
 
-    def _add(
-        self,
-        execution: int,
-        began_ns: int,
-        start_ns: int,
-        end_ns: int,
-        results: "List[Optional[RequestResult]]",
-        text: int,
-        places: "Sequence[int]" = (),
-    ) -> int:
-        if text > MUCH_TEXT:
-            self._answers.hurry()
-        return self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
 
-    # Models that send any number of responses
+class StreamExecutor(ModelExecutor):
+    """For models that send any number of responses."""
 
-    def _run_decoupled(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
+    def run(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
         began_ns = start_ns = time.monotonic_ns()
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
-        except BaseException as error:  # noqa: BLE001  as in _run_once
+        except BaseException as error:  # noqa: BLE001  as in OnceExecutor
             return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error, _NONE)
         refused = self._reader.refused if len(requests) < len(raw_requests) else _NONE
         # Made now, so that a request that the model simply drops is answered too.
@@ -238,7 +265,7 @@ class ModelExecutor:
                     returned = self.runner.run(execution, returned, ids_of(requests))
                 check_decoupled(returned, self._results.instance_name)
                 places = self._released(requests)
-        except BaseException as error:  # noqa: BLE001  as in _run_once
+        except BaseException as error:  # noqa: BLE001  as in OnceExecutor
             self._fail_streams(execution, _ids_of(requests), streams, error)
         EXECUTING.requests = ()
         end_ns = time.monotonic_ns()
@@ -294,12 +321,6 @@ class ModelExecutor:
             if stream is not None:
                 stream.fail(TritonError(text))
 
-    def _log(self, error: BaseException, execution: int, ids: "Sequence[str]") -> str:
-        """Log an execution's failure; returns the clients' error."""
-        text = self._results.raised(error)
-        self._errors.write(text, error, execution, ids)
-        return text
-
 
 def _spread(
     requests: "Sequence[InferenceRequest]", results: "Sequence[Optional[RequestResult]]", refused: Refused
@@ -316,3 +337,17 @@ def _spread(
 def _ids_of(requests: "Sequence[InferenceRequest]") -> "List[str]":
     """Return the ids that clients gave their requests, ``""`` for those without one."""
     return [request._request_id for request in requests]
+
+
+def executor_of(
+    model: Any,
+    reader: TensorReader,
+    results: ResultWriter,
+    answers: AnswerQueue,
+    errors: ErrorLog,
+    plan: Initialize,
+) -> ModelExecutor:
+    """Make the executor for a model's way to answer."""
+    kind = StreamExecutor if plan.decoupled else OnceExecutor
+    overlaps = plan.decoupled or plan.concurrency > 1
+    return kind(model, reader, results, answers, errors, overlaps, plan.reschedules)

@@ -18,7 +18,7 @@ from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.response_iterator import ResponseIterator
-from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.model_calls import RECEIVED
 from pybackend_stub.model_output import write_record
@@ -93,7 +93,7 @@ class ForkRelay:
             self._parent_ends.remove(end)
 
 
-class ForkedRuntime(UnavailableRuntime):
+class ForkedRuntime(Runtime):
     """The services that a model can use in a fork of its process."""
 
     reason = "This process was forked by the model: only logging, and exec() without 'decoupled', are available in it."

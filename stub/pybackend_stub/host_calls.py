@@ -1,6 +1,5 @@
 """Questions from a model to its host: their numbers, and the threads that wait for answers."""
 
-import os
 from itertools import count
 from typing import Any, Callable, Dict, List, Optional, Union
 
@@ -58,7 +57,6 @@ class HostCalls:
         self._memory = memory
         self._numbers = count(1)
         self._open: Dict[int, OnReply] = {}
-        self._pid = os.getpid()
 
     def ask(self, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
         """Send a question and wait for its answer.
@@ -106,7 +104,7 @@ class HostCalls:
             MessageTooLong: the message is too long; it was not sent.
             TritonModelException: this process is a fork of the model's, or the server is gone.
         """
-        if os.getpid() != self._pid:
+        if self._channel.is_inherited():
             raise TritonModelException("A process that the model has forked cannot use the server's services.")
         released = self._memory.take_released()
         freed: List[Any] = [encoded(FreeInput(released))] if released else []
@@ -121,6 +119,10 @@ class HostCalls:
                 ) from None
         except HostGone:
             raise TritonModelException("The server is gone.") from None
+
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the model's."""
+        return self._channel.is_inherited()
 
     def on_message(self, message: "Union[Answer, Reply]", tail: bytearray) -> None:
         """Pass on an answer from the host."""

@@ -71,10 +71,14 @@ class StubMemory:
             mapping = mmap.mmap(descriptor, size_bytes)
         finally:
             os.close(descriptor)
-        with self._lock:
-            self._segments[segment] = _Segment(role, mapping)
+        self.add(segment, mapping, role)
         if role == SegmentRole.PROGRESS:
             self._progress = memoryview(mapping).cast("Q")
+
+    def add(self, segment: int, mapping: mmap.mmap, role: int) -> None:
+        """Use a mapping as a segment."""
+        with self._lock:
+            self._segments[segment] = _Segment(role, mapping)
 
     def detach(self, segment: int) -> bool:
         """Forget a segment unless its output blocks are in use; its pages go when the last view of them does."""

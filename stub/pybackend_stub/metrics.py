@@ -1,18 +1,14 @@
 """A model's custom metrics: operations become messages to the host, which keeps the values."""
 
-import os
 from contextlib import suppress
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.metrics import metric_failure
 from pybackend_stub.host_calls import HostCalls, HostRefusal
 from pybackend_wire.messages import MetricChange
 from pybackend_wire.stub_messages import ChangeMetric, DropMetric, NewFamily, NewMetric, Question, ReadMetric
-
-if TYPE_CHECKING:
-    from pybackend_sdk.metrics import MetricKind
 
 
 class StubMetrics:
@@ -21,9 +17,8 @@ class StubMetrics:
     def __init__(self, calls: HostCalls, instance_name: str) -> None:
         self._calls = calls
         self._instance_name = instance_name
-        self._pid = os.getpid()
 
-    def create_family(self, name: str, description: str, kind: "MetricKind") -> object:
+    def create_family(self, name: str, description: str, kind: int) -> object:
         """Register a family; returns its handle."""
         return self._ask(
             "Error when creating MetricFamily: ", lambda number: NewFamily(number, name, description, int(kind))
@@ -43,7 +38,7 @@ class StubMetrics:
 
     def drop(self, handle: Any) -> None:
         """Release a series or a family. In a fork of this process copies of metrics are not the model's."""
-        if os.getpid() == self._pid:
+        if not self._calls.is_inherited():
             with suppress(TritonModelException, OSError):  # the host is gone, or the channel to it is closed
                 self._calls.send(DropMetric(handle))
 

@@ -6,16 +6,16 @@ records and printed lines share it.
 
 import ctypes
 import faulthandler
-import importlib.util
 import json
 import os
 import stat
 import sys
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import printable
+from pybackend_stub.imports import when_imported
 from pybackend_stub.process import LIBC
 from pybackend_wire.log_record import NOTHING, encode_failure_note, encode_record
 
@@ -80,10 +80,7 @@ def open_output() -> None:
     _line_buffer_native_code()
     if _is_one_pipe():
         _records = os.dup(_STDOUT)
-        if "logging" in sys.modules:
-            _take_over_logging()
-        else:
-            sys.meta_path.insert(0, _LoggingFinder())
+        when_imported("logging", _take_over_logging)
 
 
 def write_record(level: int, file: str, line: int, message: str, failure: int = 0) -> bool:
@@ -166,25 +163,3 @@ def _take_over_logging() -> None:
     from pybackend_stub.python_logging import take_over
 
     take_over(write_record)
-
-
-class _LoggingFinder:
-    """Notices the first import of ``logging``; models that never import it pay nothing."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the other finders find it, and run :mod:`pybackend_stub.python_logging` after its import."""
-        if name != "logging":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or not hasattr(spec.loader, "exec_module"):
-            return spec
-        loader: Any = spec.loader
-        run = loader.exec_module
-
-        def run_and_take_over(module: Any) -> None:
-            run(module)
-            _take_over_logging()
-
-        loader.exec_module = run_and_take_over
-        return spec

@@ -5,13 +5,14 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 from pybackend_wire.zygote import MARK
 
 LIBC = ctypes.CDLL(None)
 """The C library, loaded once: each load makes a new class, which would cost a fork memory that was shared."""
 
-_PRCTL = LIBC.prctl
+_PRCTL: Any = getattr(LIBC, "prctl", None)  # Linux has it
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
 _MOST_NAME_BYTES = 15

@@ -3,13 +3,11 @@
 from typing import TYPE_CHECKING, Any, Awaitable, Dict, List, Mapping, Optional, Union
 
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.runtime import UnavailableRuntime
+from pybackend_sdk.runtime import Runtime
 from pybackend_stub.model_output import write_record
 from pybackend_wire.messages import MetricChange
 
 if TYPE_CHECKING:
-    from pybackend_sdk.logger import Logger
-    from pybackend_sdk.metrics import MetricKind
     from pybackend_sdk.request import InferenceRequest
     from pybackend_sdk.response import InferenceResponse
     from pybackend_sdk.response_iterator import ResponseIterator
@@ -26,7 +24,7 @@ _NO_CALLS_NOW = (
 )
 
 
-class StubRuntime(UnavailableRuntime):
+class StubRuntime(Runtime):
     """The services of the host that a model can use through ``pb_utils``.
 
     Attributes:
@@ -49,7 +47,7 @@ class StubRuntime(UnavailableRuntime):
         self.responder: Optional[Responder] = None
         self.outputs: Optional[OutputWriter] = None
 
-    def log(self, level: "Logger.LogLevel", file: str, line: int, message: str) -> None:
+    def log(self, level: int, file: str, line: int, message: str) -> None:
         """Send a line to the host, whose log level decides whether it appears."""
         if not write_record(int(level), file, line, message):
             super().log(level, file, line, message)
@@ -71,7 +69,7 @@ class StubRuntime(UnavailableRuntime):
             raise TritonModelException(_NO_CALLS_NOW)
         return self.models.infer_async(request, decoupled)
 
-    def create_metric_family(self, name: str, description: str, kind: "MetricKind") -> object:
+    def create_metric_family(self, name: str, description: str, kind: int) -> object:
         if self.metrics is None:
             return super().create_metric_family(name, description, kind)
         return self.metrics.create_family(name, description, kind)

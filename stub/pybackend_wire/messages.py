@@ -70,7 +70,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -101,6 +101,13 @@ NUDGE = b"\0"
 
 NUDGE_TO_ANSWER = b"\1"
 """The same for the answers alone: what has not begun may go on waiting."""
+
+
+WANTS_LINE, GIVES_BACK = b"\5", b"\4"
+"""Among the text that a stub writes into its TERMINAL: it waits for a line; it needs the terminal no longer."""
+
+END_OF_INPUT = b"\4"
+"""In place of a line: the user ended the input."""
 
 
 class HostMessage(IntEnum):
@@ -177,6 +184,8 @@ class SegmentRole(IntEnum):
     """Some 64-bit numbers, and the stub's stacks when the host asks for them."""
     REGION = 4
     """Shared memory of a client, which may change and shrink at any time. The stub uses the descriptor itself."""
+    TERMINAL = 5
+    """No memory: a socket to the terminal of the server, for the debugger of a model that stops at a breakpoint."""
 
 
 class TensorPlace(NamedTuple):

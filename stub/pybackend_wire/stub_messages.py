@@ -244,7 +244,9 @@ class Readiness(NamedTuple):
 
 
 class Finalized(NamedTuple):
-    """``finalize`` has returned; the stub exits."""
+    """``finalize`` has returned, or raised ``failure``; the stub exits."""
+
+    failure: Optional[Failure]
 
 
 Question = Union[NewFamily, NewMetric, ChangeMetric, ReadMetric, DropMetric, LoadModel, UnloadModel, IsModelReady]

@@ -81,6 +81,7 @@ def test_parameters_of_the_harness():
         "wait_s",
         "backend_directory",
         "environment",
+        "debug_port",
     ]
     public = {name for name, _ in inspect.getmembers(ModelHarness) if not name.startswith("_")}
     assert public == {

@@ -204,3 +204,14 @@ def test_model_without_a_configuration_describes_itself(documented):
         config = json.load(reply)
     assert config["max_batch_size"] == 8
     assert [tensor["name"] for tensor in config["input"] + config["output"]] == ["INPUT0", "OUTPUT0"]
+
+
+def test_the_quickest_way_of_the_readme(tmp_path):
+    page = (ROOT / "README.md").read_text()
+    new, served, asked = re.findall(r"`pybackend ((?:new|dev|infer) [^`]*)`", page)[:3]
+    command = (sys.executable, "-m", "pybackend")
+    subprocess.run([*command, *shlex.split(new)], check=True, cwd=tmp_path, capture_output=True)
+    _, directory = shlex.split(served)
+    infer = ["infer", "--repository", directory, *shlex.split(asked)[1:]]
+    done = subprocess.run([*command, *infer], check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["Y  FP32 [1,3]  [[2., 4., 6.]]"]), done.stderr

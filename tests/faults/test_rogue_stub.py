@@ -104,7 +104,7 @@ LIES = {
     "a message with a part of another type": f"say [[{NEED_OUTPUT}, 'much']]",
     "a negative size": f"say [[{NEED_OUTPUT}, -1]]",
     "a greeting in the middle": f"say [[{HELLO}, 1, 1, '', '', [], {{}}]]",
-    "the end without being told to": f"say [[{FINALIZED}]]",
+    "the end without being told to": f"say [[{FINALIZED}, None]]",
     "input memory that was not lent": f"say [[{FREE_INPUT}, [[1, 0]]]]",
     "answers to more requests than there are": f"say [[{RESULT}, 1, 1, 1, 1, 1, [[None, [], None], [None, [], None]]]]",
     "an error code that does not exist": "say [" + result(error="[99, '']") + "]",

@@ -54,6 +54,8 @@ def run(arguments: Sequence[str]) -> int:
         if command in _SERVING:
             module = import_module(f"pybackend.cli.{_SERVING[command]}")
             return int(getattr(module, f"run_{command.replace('-', '_')}")(arguments[1:], serve))
+        if command == "version":
+            arguments = ["--version"]
         settings = parse(arguments)
         if settings is None:
             print_help()

@@ -16,6 +16,7 @@ from pybackend.cli.options import add_serve_flags, settings_of
 from pybackend.cli.places import bare_model_at, with_single_models
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
+from pybackend.cli.terminal import has_terminal
 from pybackend.errors import ServerError
 from pybackend.importing.entry import StagedEntry, place_of
 from pybackend.importing.kinds import Found
@@ -40,6 +41,7 @@ _DEFAULTS = {
     "model_control_mode": ModelControlMode.POLL,
     "repository_poll_secs": 1,  # for file systems that give no notice of changes
     "exit_on_error": False,
+    "validate_outputs": True,
     "exit_timeout_secs": 2,
     "log_format": LogFormat.SHORT,
 }
@@ -117,7 +119,9 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     copies = {path: _copied(found, room, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
-    return replace(settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S)
+    return replace(
+        settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S, lends_terminal=has_terminal()
+    )
 
 
 def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) -> Path:

@@ -14,7 +14,7 @@ from pybackend.cli.terminal import divided, print_text
 from pybackend.cli.visited_server import Serve, visited_settings
 from pybackend.client.connection import Connection
 from pybackend.client.display import answer_lines, event_line
-from pybackend.client.inference import Question, infer, infer_json, infer_stream
+from pybackend.client.inference import Question, infer, infer_json, infer_stream, output_names
 from pybackend.errors import InferenceError, PybackendError
 
 _DEFAULT_TIMEOUT_S = 300.0
@@ -23,10 +23,11 @@ _STREAMS = "decoupled transaction policy"
 """Words in the error for a model that sends more than one response."""
 
 _EPILOG = """\
-values of --input:
+values of inputs:
   NAME=[[1, 2], [3, 4]]   JSON: a number, text, a truth value, or lists of them
   NAME=@FILE.npy          an array saved with numpy.save()
   NAME=@FILE.json         JSON from a file
+  NAME=@FILE.csv          rows of numbers, below a line of headings or not
   NAME=-                  JSON or an array from standard input
   NAME=some words         text, for an input of type BYTES
   NAME=@photo.jpg         a file's contents as one element, for an input of type BYTES
@@ -35,9 +36,10 @@ Values get the type and the shape that the model wants: a batch dimension is add
 result is certain. Otherwise an error names both shapes.
 
 examples:
-  pybackend infer add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=@right.npy
-  pybackend infer --repository models add_sub --input 'INPUT0=[1, 2, 3, 4]' --input 'INPUT1=[5, 6, 7, 8]'
-  pybackend infer --repository models caller --input X=1 -- --load-model=callee --log-info
+  pybackend infer add_sub 'INPUT0=[1, 2, 3, 4]' INPUT1=@right.npy
+  pybackend infer add_sub --random
+  pybackend infer --repository models add_sub 'INPUT0=[1, 2, 3, 4]' 'INPUT1=[5, 6, 7, 8]'
+  pybackend infer --repository models caller X=1 -- --load-model=callee --log-info
 
 exit status: 0 if the model answered, 1 if not
 """
@@ -47,14 +49,15 @@ def make_parser() -> CommandParser:
     """The parser of ``infer``'s arguments."""
     parser = CommandParser(
         prog="pybackend infer",
-        usage="pybackend infer [--FLAG[=VALUE]]... MODEL [--input NAME=VALUE]... [-- SERVE_FLAG...]",
+        usage="pybackend infer [--FLAG[=VALUE]]... MODEL [NAME=VALUE]... [-- SERVE_FLAG...]",
         description="Sends one request to a model and prints the response.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="the model's name")
-    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below); repeat for each")
+    add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input (see below), also without --input")
+    add("--random", action="store_true", help="random values for inputs that are not given")
     add("--output", action="append", default=[], metavar="NAME", help="request only this output; may be repeated [all]")
     add("--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter; may be repeated")
     add("--id", default="", metavar="ID", help="the request's id")
@@ -88,8 +91,12 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
-    if rest:
-        parser.refuse(rest[0])
+    wrong = [word for word in rest if word.startswith("-") or "=" not in word]
+    if wrong and not wrong[0].startswith("-"):
+        raise UsageError(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE", parser.format_usage())
+    if wrong:
+        parser.refuse(wrong[0])
+    given.input += rest
     question = _question(given, parser)
     if given.repository is None:
         if flags:
@@ -107,7 +114,7 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
             sys.stderr.write(f"error: {error}\n")
             return 1
 
-    settings = visited_settings(given.repository, [f"--load-model={given.model}"], flags)
+    settings = visited_settings(given.repository, [f"--load-model={given.model}", "--validate-outputs"], flags)
     return int(serve(settings, visit) != 0)
 
 
@@ -124,7 +131,7 @@ def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
         raise UsageError("Only one input can come from standard input", parser.format_usage())
-    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id)
+    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
@@ -151,20 +158,33 @@ def _scalar(text: str) -> Any:
 def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
     try:
         if as_json:
-            text = json.dumps(infer_json(connection, question), ensure_ascii=False)
+            document = infer_json(connection, question)
+            outputs, text = document.get("outputs"), json.dumps(document, ensure_ascii=False)
         else:
-            text = "\n".join(answer_lines(infer(connection, question)))
+            answer = infer(connection, question)
+            outputs, text = answer.outputs, "\n".join(answer_lines(answer))
     except InferenceError as error:
         if _STREAMS not in error.message:
             raise
         return _ask_for_stream(connection, question, as_json=as_json)
     print_text(text)
-    return 0
+    return 0 if outputs else _complain_of_no_output(connection, question)
+
+
+def _complain_of_no_output(connection: Connection, question: Question) -> int:
+    """Say that a response has no output; returns 1, or 0 if the model has none to give."""
+    names = output_names(connection, question)
+    if names:
+        sys.stderr.write(
+            f"error: the response has no output; the model's outputs are {', '.join(names)}. The server's log may name one that "
+            "is misspelt\n"
+        )
+    return int(bool(names))
 
 
 def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool) -> int:
-    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error."""
-    status = 0
+    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error, or there is none."""
+    response, status = None, 0
     for response in infer_stream(connection, question):
         if set(response) == {"error"}:
             sys.stderr.write(f"error: {response['error']}\n")
@@ -173,4 +193,7 @@ def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool
             print_text(json.dumps(response, ensure_ascii=False))
         else:
             print_text(event_line(response, question.outputs))
+    if response is None:
+        sys.stderr.write("error: the model has ended the stream without a response\n")
+        return 1
     return status

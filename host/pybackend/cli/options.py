@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from pybackend.settings import (
     Settings,
     half_of_memory_bytes,
 )
+from pybackend.spelling import closest
 
 _COMMANDS = """\
 write models:
@@ -62,6 +64,9 @@ control a running server:
 environments of models:
   pack     pack an environment
   env      inspect and maintain them
+
+others:
+  version  print the version
 
 `pybackend COMMAND --help` explains a command.
 """
@@ -93,7 +98,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
         epilog=_COMMANDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"pybackend {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"pybackend {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser(
         "serve",
@@ -156,6 +161,12 @@ def _add_repository(serve: argparse.ArgumentParser) -> None:
     add_switch(group, "--strict-model-config", default=False, text="an older name of --disable-auto-complete-config")
     add_switch(group, "--exit-on-error", default=True, text="exit if a model cannot be loaded at start")
     add_switch(group, "--strict-readiness", default=True, text="be ready only while every model is ready")
+    add_switch(
+        group,
+        "--validate-outputs",
+        default=False,
+        text="an output that is not as configured is an error; VALIDATE_OUTPUTS in a model's parameters decides for that model",
+    )
     group.add_argument(
         "--model-load-thread-count",
         type=integer(1, 1024),
@@ -361,6 +372,9 @@ def _add_configuration(serve: argparse.ArgumentParser) -> None:
         help="TOML with the names of flags as keys; the command line and variables PYBACKEND_<FLAG> win over it [none]",
     )
     group.add_argument(
+        "--version", action="version", version=f"pybackend {__version__}", help="print the version, and exit"
+    )
+    group.add_argument(
         "--print-config", action="store_true", help="print the settings in effect and where each comes from, and exit"
     )
 
@@ -373,10 +387,13 @@ def parse(arguments: Sequence[str]) -> Settings | str | None:
         ServerError: the settings contradict each other.
     """
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
-        raise UsageError(
-            f"Unexpected argument: {arguments[0]}. To serve models write `pybackend serve DIRECTORY`",
-            make_parser()[0].format_usage(),
+        similar = closest(arguments[0], re.findall(r"^  (\S+)", _COMMANDS, re.MULTILINE))
+        advice = (
+            f"Did you mean `pybackend {similar}`?"
+            if similar
+            else "To serve models write `pybackend serve DIRECTORY`; `pybackend --help` lists the commands"
         )
+        raise UsageError(f"Unexpected argument: {arguments[0]}. {advice}", make_parser()[0].format_usage())
     given, sources = _parsed(arguments)
     if given.command is None:
         return None
@@ -434,6 +451,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         auto_complete=not (given.disable_auto_complete_config or given.strict_model_config),
         exit_on_error=given.exit_on_error,
         strict_readiness=given.strict_readiness,
+        validate_outputs=given.validate_outputs,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
         shared_core=not given.no_shared_core,

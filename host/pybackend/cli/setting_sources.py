@@ -22,7 +22,7 @@ _OTHERS = frozenset({LIBRARY_PATH, "PYBACKEND_URL", "PYBACKEND_API_KEY"})
 COMMAND_LINE, DEFAULT = "command line", "default"
 
 _CONFIG_FILE, _REPOSITORY = "--config-file", "--model-repository"
-_ONLY_FLAGS = frozenset({"--help", "--print-config"})
+_ONLY_FLAGS = frozenset({"--help", "--print-config", "--version"})
 """These ask for something else than a server, so a variable or a file cannot."""
 
 _OF_KUBERNETES = re.compile(r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)")

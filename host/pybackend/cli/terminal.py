@@ -27,6 +27,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def has_terminal() -> bool:
+    """Whether somebody can answer questions: standard input and standard output are terminals."""
+    return sys.stdin is not None and sys.stdin.isatty() and is_terminal()
+
+
 def terminal_size() -> tuple[int, int]:
     """The columns and lines of the terminal."""
     size = shutil.get_terminal_size()

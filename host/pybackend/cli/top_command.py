@@ -38,8 +38,8 @@ def make_parser() -> CommandParser:
         prog="pybackend top",
         usage="pybackend top [--FLAG[=VALUE]]...",
         description="Shows the models of a running server: requests and failures a second, waiting requests, times. Ctrl-C ends it.",
-        epilog="Instances, waiting requests, executions, quantiles, CPU and memory come from the metrics; quantiles need a server with "
-        "--metrics-config=summary_latencies=true. exit status: 0, or 1 if no server answers at first",
+        epilog="Instances, waiting requests, executions, quantiles, CPU and memory come from the metrics; quantiles are those of "
+        "the last 512 executions. exit status: 0, or 1 if no server answers at first",
     )
     add_url(parser)
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import isnan
 from time import monotonic
 from typing import Any
 
@@ -25,7 +26,9 @@ _GAUGES = {
     "pybackend_process_resident_bytes": "resident_bytes",
     "pybackend_process_cpu_seconds_total": "cpu_s",
 }
-_EXECUTION_SUMMARY = "nv_inference_compute_infer_summary_us"
+_EXECUTION_QUANTILES = ("pybackend_recent_execution_us", "nv_inference_compute_infer_summary_us")
+"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``."""
+
 _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
 
 
@@ -64,8 +67,8 @@ class Row:
         oldest_s: how long the oldest of these has run.
         queue_ms: mean wait of a successful request.
         execute_ms: mean time of a successful request inside ``execute``.
-        execute_p50_ms: median over the last minute.
-        execute_p99_ms: 99th percentile over the last minute.
+        execute_p50_ms: median of the last executions.
+        execute_p99_ms: 99th percentile of the last executions.
         requests: successful ones since the load.
         failures: since the load.
         resident_bytes: memory of its processes and of those that they started; pages that they share count for each.
@@ -154,9 +157,9 @@ def _parsed(text: str) -> dict[_Version, dict[str, float]]:
         for sample in family.samples:
             labels = sample.labels
             name = _GAUGES.get(sample.name, "")
-            if sample.name == _EXECUTION_SUMMARY and "quantile" in labels:
+            if sample.name in _EXECUTION_QUANTILES and "quantile" in labels:
                 name = _QUANTILES.get(float(labels["quantile"]), "")
-            if name and "model" in labels:
+            if name and "model" in labels and not isnan(sample.value):
                 value = sample.value / 1000 if name.endswith("_ms") else sample.value
                 model = full_name(labels.get("namespace", ""), labels["model"])
                 figures = found.setdefault((model, labels.get("version", "")), {})
@@ -181,7 +184,7 @@ def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> 
     figures: dict[str, Any] = {
         name: value if name.endswith(("_ms", "_s")) else int(value)
         for name, value in after.metrics.get(version, {}).items()
-        if name != "cpu_s" and value == value  # noqa: PLR0124  NaN: nothing to measure
+        if name != "cpu_s"
     }
     cpu_before_s, cpu_s = (sample.metrics.get(version, {}).get("cpu_s") for sample in (before, after))
     if cpu_s is not None and cpu_before_s is not None and cpu_s >= cpu_before_s:  # otherwise a process was replaced

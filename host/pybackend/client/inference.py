@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pybackend.client.connection import Connection, Reply, model_path
-from pybackend.client.values import Tensor, WantedTensor, read_tensor, shape_text
-from pybackend.errors import ServerError
+from pybackend.client.values import Tensor, WantedTensor, random_tensor, read_tensor, shape_text
+from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.spelling import closest
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_SIMILAR = 0.6
+"""How alike names of inputs must be; they are often short."""
+
+_UNKNOWN = "unknown model"
+"""Words in the error for a model that is not there."""
+
+_MISSING = "missing required input"
+"""Words in the error for a request that lacks inputs, of Triton's servers too."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Question:
         outputs: names; empty for all.
         parameters: of the request, such as ``sequence_id``.
         request_id: ``""`` for none.
+        fills_up: inputs that are not given get random values.
     """
 
     model: str
@@ -38,6 +49,7 @@ class Question:
     outputs: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
+    fills_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,14 +108,25 @@ def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
         ServerError: the inputs do not fit the model or the route.
     """
     path = model_path(question.model, question.version)
-    wanted = _wanted(connection.get(path))
+    wanted = _wanted(connection, question)
     document: dict[str, Any] = {"parameters": dict(question.parameters)}
-    for name, text in question.inputs.items():
-        spec = _named(name, wanted, question.model)
-        document[name] = _flat_values(read_tensor(text, spec), spec)
+    for tensor in _tensors(question, wanted):
+        document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
     if question.request_id:
         document["id"] = question.request_id
-    yield from connection.events(f"{path}/generate_stream", document)
+    with _missing_inputs_described(question, wanted):
+        yield from connection.events(f"{path}/generate_stream", document)
+
+
+def output_names(connection: Connection, question: Question) -> list[str]:
+    """The outputs that the model is to give, according to its metadata.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the server does not follow the protocol.
+    """
+    metadata = connection.get(model_path(question.model, question.version))
+    return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
 
 
 def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
@@ -125,14 +148,50 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
 
 def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
     path = model_path(question.model, question.version)
-    wanted = _wanted(connection.get(path))
-    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
-    body, header_bytes = _encoded(question, tensors, binary=binary)
+    wanted = _wanted(connection, question)
+    body, header_bytes = _encoded(question, _tensors(question, wanted), binary=binary)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
-    return connection.post(f"{path}/infer", body, headers)
+    with _missing_inputs_described(question, wanted):
+        return connection.post(f"{path}/infer", body, headers)
 
 
-def _wanted(metadata: Any) -> dict[str, WantedTensor]:
+def _models(connection: Connection) -> list[str]:
+    """The names of the server's models; none if it does not tell."""
+    with suppress(PybackendError, ValueError, TypeError, KeyError):
+        return [str(row["name"]) for row in json.loads(connection.post("/v2/repository/index", b"{}", {}).body)]
+    return []
+
+
+def _tensors(question: Question, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
+    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
+    if question.fills_up:
+        tensors += [random_tensor(each) for name, each in wanted.items() if name not in question.inputs]
+    return tensors
+
+
+@contextmanager
+def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
+    """Add to a server's error about missing inputs which types and shapes they have."""
+    try:
+        yield
+    except InferenceError as error:
+        if _MISSING not in error.message:
+            raise
+        missing = [f"{each.name} ({each})" for name, each in wanted.items() if name not in question.inputs]
+        advice = f"Not given: {', '.join(missing)}. Write NAME=VALUE, or --random for random values"
+        raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
+
+
+def _wanted(connection: Connection, question: Question) -> dict[str, WantedTensor]:
+    """The inputs of the model, by name."""
+    try:
+        metadata = connection.get(model_path(question.model, question.version))
+    except InferenceError as error:
+        if _UNKNOWN not in error.message:
+            raise
+        similar = closest(question.model, _models(connection))
+        advice = f"Did you mean '{similar}'?" if similar else "`pybackend status` lists the models"
+        raise InferenceError(f"{error.message}. {advice}", error.code) from None
     try:
         return {
             each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
@@ -147,8 +206,8 @@ def _wanted(metadata: Any) -> dict[str, WantedTensor]:
 def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedTensor:
     if name in wanted:
         return wanted[name]
-    similar = difflib.get_close_matches(name, wanted, n=1)
-    advice = f" Did you mean '{similar[0]}'?" if similar else ""
+    similar = closest(name, wanted, _SIMILAR)
+    advice = f" Did you mean '{similar}'?" if similar else ""
     listed = ", ".join(f"{each.name} ({each})" for each in wanted.values()) or "none"
     raise ServerError(f"unexpected inference input '{name}' for model '{model}'.{advice} Its inputs: {listed}")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 
 from pybackend.errors import ServerError
 from pybackend_wire.bytes_tensor import encode_elements
-from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, DataType
 
 _NPY_MAGIC = b"\x93NUMPY"
 _LONGEST_QUOTE = 60
@@ -59,8 +61,7 @@ def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
     Raises:
         ServerError: the value cannot be read, or does not fit the input; the message names both sides.
     """
-    if wanted.datatype not in DATATYPES:
-        raise ServerError(f"input '{wanted.name}' has the datatype {wanted.datatype}, which this command does not know")
+    _known(wanted)
     value = _read(text, wanted)
     if not isinstance(value, np.ndarray):
         value = _array_of(value, wanted)
@@ -68,9 +69,33 @@ def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
     return Tensor(wanted.name, wanted.datatype, array.shape, _wire_bytes(array, wanted.datatype))
 
 
+def random_tensor(wanted: WantedTensor) -> Tensor:
+    """Random values for an input: open dimensions have the size 1, numbers lie between 0 and 1 or are small.
+
+    Raises:
+        ServerError: the datatype is unknown.
+    """
+    shape = tuple(max(1, size) if size < 0 else size for size in wanted.shape)
+    numbers = np.random.default_rng().random(shape)
+    dtype = _known(wanted).numpy
+    if wanted.datatype == "BYTES":
+        value: Any = np.array([b"text %d" % (100 * number) for number in numbers.ravel()], object).reshape(shape)
+    elif wanted.datatype == "BF16" or dtype is None or dtype.kind == "f":
+        value = numbers
+    else:
+        value = numbers < 0.5 if dtype.kind == "b" else (10 * numbers).astype(dtype)
+    return Tensor(wanted.name, wanted.datatype, shape, _wire_bytes(_as_datatype(value, wanted), wanted.datatype))
+
+
 def shape_text(shape: tuple[int, ...]) -> str:
     """``[-1,4]``, as error messages of the protocol write shapes."""
     return f"[{','.join(map(str, shape))}]"
+
+
+def _known(wanted: WantedTensor) -> DataType:
+    if wanted.datatype not in DATATYPES:
+        raise ServerError(f"input '{wanted.name}' has the datatype {wanted.datatype}, which this command does not know")
+    return DATATYPES[wanted.datatype]
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------
@@ -88,17 +113,46 @@ def _read(text: str, wanted: WantedTensor) -> Any:
             raise ServerError(f"input '{wanted.name}': cannot read {path}: {error.strerror}") from None
         if wanted.datatype == "BYTES" and path.suffix not in {".npy", ".json"}:
             return [data]
+        if path.suffix == ".csv":
+            return _table(data, path, wanted)
         return _parsed(data, str(path), wanted)
     try:
         value = json.loads(text)
     except ValueError as error:
         if wanted.datatype == "BYTES" and not text.startswith(("[", '"')):
             return text
+        with suppress(ValueError):
+            return json.loads(f"[{text}]")  # numbers with commas between them
         raise ServerError(
             f"input '{wanted.name}' wants {wanted}: {_short(text)} is not JSON ({error}). Write a JSON value such as "
-            "[1, 2, 3], @FILE.npy, @FILE.json, or - for standard input"
+            "[1, 2, 3], @FILE.npy, @FILE.json, @FILE.csv, or - for standard input"
         ) from None
     return text if wanted.datatype == "BYTES" and not isinstance(value, str | list) else value
+
+
+def _table(data: bytes, path: Path, wanted: WantedTensor) -> np.ndarray:
+    """The numbers of a CSV file, one row for each line; a first line with words is its heading."""
+    lines = list(csv.reader(io.StringIO(data.decode("utf-8-sig", "replace"))))
+    rows: list[list[float]] = []
+    for number, cells in enumerate(lines, start=1):
+        try:
+            row = [float(cell) for cell in cells]
+        except ValueError as error:
+            if number > 1:
+                raise ServerError(
+                    f"input '{wanted.name}': line {number} of {path} is no row of numbers: {error}"
+                ) from None
+            continue
+        if rows and row and len(row) != len(rows[0]):
+            raise ServerError(
+                f"input '{wanted.name}': line {number} of {path} has {len(row)} columns, not {len(rows[0])} as the lines above it"
+            )
+        if row:
+            rows.append(row)
+    array = np.array(rows)
+    dtype = _known(wanted).numpy
+    whole = dtype is not None and dtype.kind in "iu" and bool((array == array.astype(np.int64)).all())
+    return array.astype(np.int64) if whole else array
 
 
 def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
@@ -113,8 +167,9 @@ def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
+        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise ServerError(
-            f"input '{wanted.name}': {source} is neither JSON ({error}) nor an array saved with numpy.save()"
+            f"input '{wanted.name}': {source} is neither JSON ({reason}) nor an array saved with numpy.save()"
         ) from None
 
 

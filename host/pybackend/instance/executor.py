@@ -187,8 +187,11 @@ class InstanceExecutor:
         return next(iter(self._in_flight.values()), None)
 
     def busy_ns(self, now_ns: int) -> int:
-        """How long that has run, 0 if none runs."""
-        return now_ns - self._prefetch.busy_since_ns() if self._in_flight else 0
+        """How long that has run, 0 if none runs. The time before its debugger gave the terminal back does not count."""
+        session = self.executions.session
+        if not self._in_flight or session is None:
+            return 0
+        return max(0, now_ns - max(self._prefetch.busy_since_ns(), session.left_terminal_ns))
 
     @property
     def is_abandoned(self) -> bool:

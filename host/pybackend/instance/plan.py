@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
@@ -51,6 +52,7 @@ class LoadPlan:
         make_room: called when output memory is short.
         budget: the memory for the tensors of all models; None for no limit.
         callers: the model's processes, as those who answer their calls see them.
+        terminal: lent to the model's debugger; None if there is none.
     """
 
     launch: StubLaunch
@@ -60,6 +62,7 @@ class LoadPlan:
     make_room: MakeRoom = nobody_leaves
     budget: TensorBudget | None = None
     callers: set[Any] = field(default_factory=set)
+    terminal: Terminal | None = None
 
 
 class OutputWatcher(Protocol):

@@ -19,6 +19,7 @@ from pybackend.instance.services import StubServices
 from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_caller import StubCaller
 from pybackend.instance.stub_life import StubLife, last_words
+from pybackend.instance.terminal import TerminalLine
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
@@ -109,6 +110,7 @@ class StubSession:
         process.watch(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
+        self._terminal_line: TerminalLine | None = None
         self._life = life = StubLife(plan.model.instance_name)
         dispatch = MessageDispatch(life, executions, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
@@ -147,6 +149,7 @@ class StubSession:
         try:
             attach = Attach(self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS)
             self.channel.post_attach(attach, self._progress.descriptor)
+            self._connect_terminal()
         except OSError as error:
             self.kill()
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
@@ -155,6 +158,17 @@ class StubSession:
         self.channel.use_codec(codec)
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
         return completed
+
+    def _connect_terminal(self) -> None:
+        if self._plan.terminal is not None:
+            self._terminal_line, theirs = self._plan.terminal.connect(self._instance_name)
+            with theirs:
+                self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
+
+    @property
+    def left_terminal_ns(self) -> int:
+        """When the model's debugger gave the terminal back last, which is now while it has it; 0 if it never did."""
+        return 0 if self._terminal_line is None else self._terminal_line.left_ns
 
     async def initialize(self, message: Initialize) -> None:
         """Call ``initialize``; afterwards the stub executes.
@@ -285,6 +299,8 @@ class StubSession:
             end.callback(self._life.end, last)
             end.callback(self._progress.close)
             end.callback(self.stacks.end)
+            if self._terminal_line is not None:
+                end.callback(self._terminal_line.close)
             end.callback(self.outputs.close)
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)

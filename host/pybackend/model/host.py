@@ -16,6 +16,7 @@ from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
+from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.door import ModelDoor
 from pybackend.modelconfig.backend_places import BackendPlaces
@@ -64,8 +65,10 @@ class ModelHost:
         queued_bytes: limits the bytes of all queued requests, None for no limit.
         resources: the rate limiter's resources, None for no rate limiting.
         debugger: the models that run under a debugger, and its ports.
+        terminal: lent to models that stop at breakpoints, None for no terminal.
         host_policies: CPU cores for instance processes, by policy name.
         gpu_count: number of GPUs in this machine.
+        validate_outputs: outputs must be as configured, in models that do not say.
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
@@ -95,8 +98,10 @@ class ModelHost:
     queued_bytes: QueuedBytes | None = None
     resources: ResourceTable | None = None
     debugger: DebuggerPorts = field(default_factory=_nothing_debugged)
+    terminal: Terminal | None = None
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     gpu_count: int = 0
+    validate_outputs: bool = False
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))

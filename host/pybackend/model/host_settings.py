@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.pack_process import pack_in_process
@@ -13,6 +15,7 @@ from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
+from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.mirror.mirrors import cache_directories
 from pybackend.model.door import ModelDoor
@@ -57,6 +60,7 @@ def make_host(
         model_load_count=settings.model_load_count,
         model_memory_limit_bytes=settings.model_memory_limit_bytes,
         gpu_count=count_gpus(),
+        validate_outputs=settings.validate_outputs,
         gpu_models_on_cpu=settings.gpu_models_on_cpu,
         metrics=settings.metrics,
         # The stubs' copy: every model's process can read it, wherever pybackend is installed.
@@ -65,6 +69,7 @@ def make_host(
         ),
         shared_core=shared_core,
         debugger=DebuggerPorts(settings.debug),
+        terminal=Terminal(sys.stdin.fileno(), sys.stdout.fileno()) if settings.lends_terminal else None,
         explicit=settings.model_control is ModelControlMode.EXPLICIT,
         poll_s=settings.repository_poll_s if settings.model_control is ModelControlMode.POLL else None,
         settle_s=settings.repository_settle_s,

@@ -8,8 +8,12 @@ from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend.spelling import closest
 
 NOT_CONFIGURED = "which its configuration does not have"
+
+_SIMILAR = 0.6
+"""How alike names of outputs must be; names are often short, such as OTU and OUT."""
 
 
 class OutputForm:
@@ -64,13 +68,19 @@ def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, bat
     for output in outputs:
         expected = signature.outputs.get(output.name)
         if expected is None:
-            mismatch = f"returned output '{output.name}', {NOT_CONFIGURED}"
+            mismatch = f"returned output '{output.name}', {NOT_CONFIGURED}. {known_outputs(output.name, signature)}"
         else:
             dims = (batch_size, *expected.dims) if signature.max_batch_size else expected.dims
             mismatch = output_mismatch(output.name, output.datatype, output.shape, expected, dims)
         if mismatch:
             return InferenceError(f"model '{signature.model_name}' {mismatch}")
     return None
+
+
+def known_outputs(name: str, signature: ModelSignature) -> str:
+    """A sentence about the outputs that a model has instead of one that it does not have."""
+    near = closest(name, signature.outputs, _SIMILAR)
+    return f"Did you mean {near}?" if near else f"Known: {', '.join(signature.outputs) or 'none'}."
 
 
 def output_mismatch(

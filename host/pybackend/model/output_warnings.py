@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pybackend.model.output_check import NOT_CONFIGURED, output_mismatch
+from pybackend.model.output_check import NOT_CONFIGURED, known_outputs, output_mismatch
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.spelling import closest
 
 log = logging.getLogger(__name__)
 
@@ -18,9 +17,6 @@ MOST_WARNINGS = 64
 """Most outputs of a version that are warned of; stubs choose the names."""
 
 MOST_NAME_CHARACTERS = 200
-
-_SIMILAR = 0.6
-"""How alike names of outputs must be; names are often short, such as OTU and OUT."""
 
 _ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
 
@@ -52,8 +48,7 @@ class OutputWarnings:
     def on_dropped_output(self, name: str) -> None:
         """A process has dropped an output whose name is not configured."""
         name = name[:MOST_NAME_CHARACTERS]
-        near = closest(name, self._signature.outputs, _SIMILAR)
-        known = f"Did you mean {near}?" if near else f"Known: {', '.join(self._signature.outputs) or 'none'}."
+        known = known_outputs(name, self._signature)
         self._warn(name, f"returned output '{name}', {NOT_CONFIGURED}: clients never get it. {known}")
 
     def _warn(self, name: str, text: str) -> None:

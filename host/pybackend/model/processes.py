@@ -137,6 +137,7 @@ class ModelProcesses:
             host.make_room,
             host.tensor_budget,
             self._callers,
+            host.terminal,
         )
 
     # Change

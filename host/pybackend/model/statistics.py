@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.execution import ExecutionTimes
-from pybackend.model.latencies import FirstResponses, LatencySummaries
+from pybackend.model.latencies import FirstResponses, LatencySummaries, RecentTimes
 from pybackend.scheduler.scheduler import BatchReason
 
 MOST_BATCH_SIZES = 1000
@@ -109,6 +109,7 @@ class ModelStatistics:
         batch_sizes: executions by the sum of their requests' batch sizes.
         responses: of decoupled models, by the response's place in its stream.
         summaries: recent latencies, None if the server does not show them.
+        recent: times in ``execute`` of the last executions that succeeded.
         first_responses: histogram of the times to first responses, None likewise.
         shadow: copies that it got, None if it was never a shadow.
         last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
@@ -133,6 +134,7 @@ class ModelStatistics:
     batch_sizes: dict[int, BatchFigures] = field(default_factory=dict)
     responses: list[ResponseFigures] = field(default_factory=list)
     summaries: LatencySummaries | None = None
+    recent: RecentTimes = field(default_factory=RecentTimes)
     first_responses: FirstResponses | None = None
     shadow: ShadowFigures | None = None
     last_success_ns: int = 0
@@ -153,7 +155,9 @@ class ModelStatistics:
         self.success_ns += now_ns * count - queued_ns
         self.queue_ns += times.began_ns * count - queued_ns
         self.compute_input_ns += (times.infer_start_ns - times.began_ns) * count
-        self.compute_infer_ns += (times.infer_end_ns - times.infer_start_ns) * count
+        infer_ns = times.infer_end_ns - times.infer_start_ns
+        self.compute_infer_ns += infer_ns * count
+        self.recent.add(infer_ns)
         self.compute_output_ns += max(0, now_ns - times.infer_end_ns) * count
         self.last_success_ns = now_ns
 

@@ -70,13 +70,16 @@ def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelC
     return moved or config, moved is not None
 
 
-def completed_version(config: ModelConfig, directory: Path, digest: bytes = b"") -> CompletedVersion:
+def completed_version(
+    config: ModelConfig, directory: Path, digest: bytes = b"", *, validate_outputs: bool = False
+) -> CompletedVersion:
     """Read the files that a completed configuration names. Blocking.
 
     Args:
         config: completed and validated.
         directory: the model directory.
         digest: see :class:`CompletedVersion`.
+        validate_outputs: for a model that does not say.
 
     Raises:
         ModelLoadError: a file is missing or wrong.
@@ -85,7 +88,7 @@ def completed_version(config: ModelConfig, directory: Path, digest: bytes = b"")
     return CompletedVersion(
         config=config,
         signature=signature,
-        options=options_of(config),
+        options=options_of(config, validate_outputs=validate_outputs),
         hidden_outputs=hidden_outputs(config),
         digest=digest,
         warmup=warmup_samples(config, signature, directory),
@@ -138,7 +141,8 @@ class VersionLoader:
         if host.cache is not None and host.cache.stable_keys:
             digest = await apart(files, version_digest, source, config)
         warn_without_cache(host.cache, config)
-        return await apart(files, completed_version, config, source.directory, digest)
+        strict = host.validate_outputs
+        return await apart(files, completed_version, config, source.directory, digest, validate_outputs=strict)
 
     async def open(self) -> list[InstanceSpec]:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.

@@ -65,15 +65,19 @@ def start_options_of(config: ModelConfig) -> StartOptions:
     )
 
 
-def options_of(config: ModelConfig) -> ModelOptions:
+def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelOptions:
     """Read the options.
+
+    Args:
+        config: of the model.
+        validate_outputs: for a model without VALIDATE_OUTPUTS.
 
     Raises:
         ModelConfigError: a value is invalid.
     """
     return ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
-        validate_outputs=config.parameters.get("VALIDATE_OUTPUTS") == "yes",
+        validate_outputs=config.parameters.get("VALIDATE_OUTPUTS", "yes" if validate_outputs else "no") == "yes",
         concurrency=_read(config, "ASYNC_EXECUTE_CONCURRENCY", 1, _positive, "a whole number of at least 1"),
         execution_limit_s=_read(config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"),
         restart_limit=_read(config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"),

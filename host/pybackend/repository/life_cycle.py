@@ -24,6 +24,9 @@ from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
 
+_FRAMES = "\n\nAt:\n"
+"""In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
+
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 """Wait before a failed load is tried again; it doubles with each attempt."""
 
@@ -179,7 +182,11 @@ class ModelLifeCycle:
             await model.load()
         except ModelLoadError as error:
             log.error(  # noqa: TRY400  the model's traceback is part of the reason, ours would say nothing
-                "failed to load '%s' version %s: %s", model.full_name, model.version, error.reason()
+                "failed to load '%s' version %s: %s",
+                model.full_name,
+                model.version,
+                error.reason(),
+                extra=DETAIL if _FRAMES in error.message else None,
             )
             if not model.may_recover:
                 await self._forget(model)

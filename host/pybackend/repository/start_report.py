@@ -25,10 +25,13 @@ class StartReport:
     Args:
         rows: the state of each version; sorted.
         took_s: how long loading took.
+        is_told: the report follows the lines about failed loads. Then its summary repeats no reasons, unless they are more
+            than a screenful away.
     """
 
-    def __init__(self, rows: Sequence[ModelStatus], took_s: float) -> None:
+    def __init__(self, rows: Sequence[ModelStatus], took_s: float, *, is_told: bool = True) -> None:
         self._rows = rows
+        self._is_told = is_told and len(rows) <= LONGEST_TABLE
         self._took_s = took_s
         self._failures = [row for row in rows if not row.is_ready]
 
@@ -54,8 +57,8 @@ class StartReport:
 
     def fatal(self) -> str:
         """The error of a server that does not go on without the models that failed."""
-        separator = ". " if len(self._failures) == 1 else "\n"
-        reasons = "\n".join(self._summary())
+        lines = self._summary()
+        separator, reasons = ". " if len(lines) == 1 else "\n", "\n".join(lines)
         return (
             f"creating server: Internal - failed to load all models: {reasons}{separator}--exit-on-error=false serves "
             "the others"
@@ -72,7 +75,7 @@ class StartReport:
         ]
 
     def _summary(self) -> list[str]:
-        """The count of ready models and every failure with its reason: in one line, or in a line each if several."""
+        """The count of ready models and every failure. Reasons follow a single one; of several, each has a line then."""
         versions = Counter(row.full_name for row in self._rows)
         ready = len(versions.keys() - {row.full_name for row in self._failures})
         models = "model is ready in" if len(versions) == 1 else "models are ready in"
@@ -81,9 +84,11 @@ class StartReport:
             f"{row.full_name} version {row.version}" if versions[row.full_name] > 1 else row.full_name
             for row in self._failures
         ]
-        reasons = [_first_line(row.reason or row.state) for row in self._failures]
         if not subjects:
             return [counted]
+        if self._is_told:
+            return [f"{counted}; failed, as said above: {', '.join(map(one_line, subjects))}"]
+        reasons = [_first_line(row.reason or row.state) for row in self._failures]
         if len(subjects) == 1:
             return [f"{counted}; failed: {one_line(subjects[0])} ({reasons[0]})"]
         lines = (f"  {one_line(subject)}: {reason}" for subject, reason in zip(subjects, reasons, strict=True))

@@ -1,4 +1,4 @@
-"""Finds the model that is calling: a ``pb_utils`` call in a test is served on behalf of that model.
+"""Runtimes of models in the test's process: a ``pb_utils`` call is served on behalf of the model that makes it.
 
 A server runs one model per process and binds its runtime once. Here one runtime is bound for all open models and passes
 every call on to the runtime of the calling model.
@@ -7,17 +7,30 @@ every call on to the runtime of the calling model.
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, cast
+from typing import Any, Iterator, List, Optional, cast
 
-from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime
-from pybackend_sdk.testing.model_modules import caller_modules
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
+from pybackend_sdk.testing.logs import ModelLog
+from pybackend_sdk.testing.model_modules import ModelModules, caller_modules
+from pybackend_stub.runtime import StubRuntime
 
-if TYPE_CHECKING:
-    from pybackend_sdk.testing.runtime import HarnessRuntime
+
+class HarnessRuntime(StubRuntime):
+    """One model's services: those of a stub, with a log for the test. Its modules tell its calls from those of others."""
+
+    def __init__(self, instance_name: str, model_directory: str, modules: ModelModules, log: ModelLog) -> None:
+        super().__init__(model_directory, instance_name, {})
+        self.modules = modules
+        self._log = log
+
+    def log(self, level: int, file: str, line: int, message: str) -> None:
+        self._log.add(Logger.LogLevel(level), file, line, message)
+
 
 _lock = threading.Lock()
 _attached: "List[HarnessRuntime]" = []
-_bound_before: Runtime = UnavailableRuntime()
+_bound_before: Runtime = Runtime()
 _entered: "ContextVar[Optional[HarnessRuntime]]" = ContextVar("pybackend_sdk_testing_model", default=None)
 
 
@@ -70,30 +83,10 @@ def _runtime_of_caller() -> Runtime:
 
 
 class _Dispatcher:
-    """Stands in for the caller's runtime: every attribute is the caller's. Metrics know their own registry."""
+    """Stands in for the caller's runtime: every attribute is the caller's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_runtime_of_caller(), name)
-
-    def create_metric(self, family: Any, labels: "Dict[str, str]", buckets: "Optional[List[float]]") -> object:
-        return family.registry.create(family, labels, buckets)
-
-    def increment_metric(self, metric: Any, value: float) -> None:
-        metric.registry.increment(metric, value)
-
-    def set_metric(self, metric: Any, value: float) -> None:
-        metric.registry.set(metric, value)
-
-    def observe_metric(self, metric: Any, value: float) -> None:
-        metric.registry.observe(metric, value)
-
-    def metric_value(self, metric: Any) -> float:
-        value: float = metric.registry.read(metric)
-        return value
-
-    def drop_metric(self, handle: Any) -> None:
-        """Called by the garbage collector, so this only records the handle."""
-        handle.registry.dropped.append(handle.item)
 
 
 _dispatcher = cast("Runtime", _Dispatcher())

@@ -15,8 +15,10 @@ import tempfile
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import pybackend_sdk
+import pybackend_stub
 import pybackend_wire
 from pybackend_sdk.testing.errors import HarnessError, LoadError
+from pybackend_wire.confinement import NOT_CONFINED
 
 PARAMETER = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -24,10 +26,14 @@ HERE = "here"
 """Given as an environment: the test's own process."""
 
 _MODULES = ("triton_python_backend_utils.py", "c_python_backend_utils.py")
-_MAIN = (
-    "import sys; sys.path[0] = sys.argv[1]; sys.dont_write_bytecode = True; "
-    "from pybackend_sdk.testing.environment_process import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
+_BACKENDS = "pybackend_backends"
+_MAIN = """import os, sys
+
+from pybackend_stub.bootstrap import main
+
+socket, nudges, confinement = sys.argv[1:]
+sys.exit(main([socket, nudges, str(os.getppid()), "0", confinement]))
+"""
 _READ = "SANDBOX_READ"
 _END_S = 5.0
 
@@ -48,7 +54,7 @@ def environment_of(document: Mapping[str, Any], model_directory: str, given: Opt
 
 
 class EnvironmentProcess:
-    """A process in an environment that can run a model under test.
+    """A stub process in an environment.
 
     Args:
         path: the environment: an archive or a directory.
@@ -59,6 +65,7 @@ class EnvironmentProcess:
 
     Attributes:
         socket: connected to the process.
+        output: the end of a pipe to read what it prints, without waiting.
 
     Raises:
         HarnessError: no program here can start a process in that environment.
@@ -72,40 +79,35 @@ class EnvironmentProcess:
         parameters: "Mapping[str, Mapping[str, str]]",
         read: Sequence[str],
     ) -> None:
-        self._path = path
-        self._model_name = model_name
         self._code = _staged()
         rights = _rights(parameters, [self._code, *read])
-        command = [*_runner(path, model_name, model_directory, rights), "python", "-c", _MAIN]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
+        command = [*_runner(path, model_name, model_directory, rights), "python", "-I", "-B"]
         self.socket, theirs = socket.socketpair()
-        errors = os.dup(2)
+        nudges, self._nudges = os.pipe()
+        self.output, output = os.pipe()
+        os.set_blocking(self.output, False)
         try:
             self._process = subprocess.Popen(
-                [*command, self._code, str(theirs.fileno()), str(errors)],
+                [*command, self._code, str(theirs.fileno()), str(nudges), NOT_CONFINED],
                 stdin=subprocess.DEVNULL,
-                stderr=self._said,  # until it runs; then it writes where this process does
-                pass_fds=(theirs.fileno(), errors),
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(), nudges),
                 env=_variables(path),
             )
         except BaseException as error:
-            self.socket.close()
             self._clean_up()
             if isinstance(error, OSError):
-                raise LoadError(f"{self._what()} cannot be used: {error}") from error
+                raise LoadError(f"the environment {path} of model '{model_name}' cannot be used: {error}") from error
             raise
         finally:
             theirs.close()
-            os.close(errors)
+            os.close(nudges)
+            os.close(output)
 
-    def not_started(self) -> LoadError:
-        """Return the error for a process that ended before it could run a model."""
-        self._process.wait()
-        self._said.seek(0)
-        said = self._said.read().decode("utf-8", "replace").strip()
-        if said.startswith("error: "):
-            said = said[len("error: ") :]
-        return LoadError(f"{self._what()} cannot be used: {said or self.fate()}")
+    def nudge(self, how: bytes) -> None:
+        """Have the process look at its socket, although it is busy."""
+        os.write(self._nudges, how)
 
     def fate(self) -> str:
         """Return how the process ended."""
@@ -129,11 +131,10 @@ class EnvironmentProcess:
         self._process.kill()
 
     def _clean_up(self) -> None:
-        self._said.close()
+        self.socket.close()
+        for descriptor in (self.output, self._nudges):
+            os.close(descriptor)
         shutil.rmtree(self._code, ignore_errors=True)
-
-    def _what(self) -> str:
-        return f"the environment {self._path} of model '{self._model_name}'"
 
 
 def _rights(parameters: "Mapping[str, Mapping[str, str]]", read: Sequence[str]) -> "Dict[str, Dict[str, str]]":
@@ -145,14 +146,19 @@ def _rights(parameters: "Mapping[str, Mapping[str, str]]", read: Sequence[str]) 
 
 
 def _staged() -> str:
-    """Make a directory that holds the SDK alone: a model must not see other packages of this environment."""
+    """Make a directory that a stub can run: its code alone, because a model must not see this environment's packages."""
     directory = tempfile.mkdtemp(prefix="pybackend-testing-")
     os.chmod(directory, 0o755)  # noqa: S103  the process may have another user
-    sdk, wire = (os.path.dirname(os.path.abspath(str(package.__file__))) for package in (pybackend_sdk, pybackend_wire))
-    beside = os.path.dirname(sdk)
-    for path in (sdk, wire, *(os.path.join(beside, name) for name in _MODULES)):
-        copy = shutil.copytree if os.path.isdir(path) else shutil.copyfile
-        copy(path, os.path.join(directory, os.path.basename(path)))
+    backends = importlib.util.find_spec(_BACKENDS)
+    packages = [os.path.dirname(str(package.__file__)) for package in (pybackend_sdk, pybackend_stub, pybackend_wire)]
+    packages += (backends.submodule_search_locations or []) if backends is not None else []
+    for path in packages:
+        target = os.path.join(directory, os.path.basename(path))
+        shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _MODULES:
+        shutil.copyfile(os.path.join(os.path.dirname(packages[0]), name), os.path.join(directory, name))
+    with open(os.path.join(directory, "__main__.py"), "w", encoding="utf-8") as file:
+        file.write(_MAIN)
     return directory
 
 

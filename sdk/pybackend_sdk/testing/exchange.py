@@ -4,12 +4,10 @@ import queue
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError
-from pybackend_sdk.execution import prune
-from pybackend_sdk.parameters import Parameters
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.testing.inputs import wire_bytes
 from pybackend_sdk.testing.signature import Signature
+from pybackend_wire.messages import RequestOptions
 
 
 class Arrival(NamedTuple):
@@ -18,33 +16,22 @@ class Arrival(NamedTuple):
     Attributes:
         response: its outputs are copies made when it was sent; None for the flag alone.
         final: whether it is the last arrival.
-        dropped: names of outputs that the request did not want.
+        unknown: names of outputs that the configuration does not have.
         exception: the exception that the model raised instead of answering.
     """
 
     response: Optional[InferenceResponse]
     final: bool
-    dropped: Sequence[str] = ()
+    unknown: Sequence[str] = ()
     exception: Optional[BaseException] = None
 
 
-class RequestOptions(NamedTuple):
-    """Rarely used fields of a request; see :class:`~pybackend_sdk.request.InferenceRequest`."""
-
-    request_id: str = ""
-    correlation_id: Any = 0
-    flags: int = 0
-    timeout_us: int = 0
-    priority: int = 0
-    parameters: Optional[Parameters] = None
-
-
 class Exchange:
-    """A request and its responses. It is the key of the model's request object.
+    """A request and its responses.
 
     Args:
         signature: the model's.
-        inputs: tensors for the model; they belong to the request from then on.
+        inputs: tensors for the model.
         requested: names of the outputs to send.
         batch_size: the request's.
         options: the request's.
@@ -58,58 +45,63 @@ class Exchange:
         batch_size: int,
         options: RequestOptions,
     ) -> None:
+        self.inputs = inputs
+        """The tensors, until the request is sent; then views of what the model may change, if it is executed again."""
+        self.places: Optional[List[Any]] = None
+        """The tensors' places for the model's process, once they have been written there."""
+        self.segment = 0
+        """The segment that holds them."""
         self.requested = requested
         self.batch_size = batch_size
         self.options = options
+        self.execution = 0
+        """The number of its execution, 0 until it is sent."""
         self.cancelled = False
-        self.began = False
         self.ended = False
-        """``execute`` was called, and it and its coroutine have ended."""
+        """``execute`` was called and has returned, or its coroutine if the model answers once."""
         self.finished = False
         """The final flag was sent."""
-        self.number = 0
-        """Identifies it between two processes of a test."""
-        self.on_cancel: Optional[Callable[[], None]] = None
-        """Called when the request is cancelled, for a model in another process."""
+        self.on_cancel: Callable[[], None] = lambda: None
         self.exception: Optional[BaseException] = None
-        """The exception that ``execute`` raised, if the response stream reports it to the client."""
+        """The exception that ``execute`` raised."""
         self._signature = signature
         self._parents: Sequence[Exchange] = ()
         self._children: List[Exchange] = []
-        self._inputs: Optional[List[Tensor]] = inputs
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # the garbage collector may put into it
 
-    def take_inputs(self) -> List[Tensor]:
-        """Return the tensors, once for each execution: from then on the model decides how long they live."""
-        inputs, self._inputs = self._inputs, None
-        assert inputs is not None
-        return inputs
-
-    def give_back(self, inputs: List[Tensor]) -> None:
-        """Set the inputs for the next execution of this request."""
-        self._inputs = inputs
-
-    def transmit(self, response: Optional[InferenceResponse], final: bool) -> None:
-        """Send a response, the final flag, or both; the response stream has checked that the model may send it."""
-        if response is None:
-            self.put(Arrival(None, final))
-        elif response.has_error():
-            self.put(Arrival(_error_copy(response), final, exception=self.exception))
-        else:
-            outputs = prune(response, self.requested)
-            kept = [tensor.name() for tensor in outputs]
-            dropped = [tensor.name() for tensor in response.output_tensors() if tensor.name() not in kept]
-            self.put(Arrival(self._copy(outputs, response), final, dropped))
+    def answer(self, response: Optional[InferenceResponse], final: bool) -> None:
+        """Deliver what the model sent: a response, the final flag, or both."""
+        unknown: Sequence[str] = ()
+        exception = None
+        if response is not None:
+            if response.has_error():
+                exception = self.exception
+            outputs, specs = response._output_tensors, self._signature.outputs
+            unknown = [tensor.name() for tensor in outputs if tensor.name() not in specs]
+            response._output_tensors = [tensor for tensor in outputs if tensor.name() in specs]
+            for tensor in response._output_tensors:
+                tensor._shape = list(specs[tensor.name()].shape_for_client(tensor._shape))
+        self._put(Arrival(response, final, unknown, exception))
 
     def fail(self, error: TritonError, exception: Optional[BaseException] = None) -> None:
-        """Send an error as the only response."""
-        self.put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
+        """Deliver an error as the last response."""
+        self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
+
+    def _put(self, arrival: Arrival) -> None:
+        self.finished = self.finished or arrival.final
+        self._arrivals.put(arrival)
+
+    def receive(self, wait_s: float) -> Optional[Arrival]:
+        """Wait for the next arrival; None if none comes in time."""
+        try:
+            return self._arrivals.get(timeout=max(0.0, wait_s))
+        except queue.Empty:
+            return None
 
     def cancel(self) -> None:
         """Stop waiting. BLS calls made for this request alone are cancelled with it."""
         self.cancelled = True
-        if self.on_cancel is not None:
-            self.on_cancel()
+        self.on_cancel()
         for child in list(self._children):
             if all(parent.cancelled for parent in child._parents):
                 child.cancel()
@@ -121,33 +113,3 @@ class Exchange:
             parent._children.append(self)
         if parents and all(parent.cancelled for parent in parents):
             self.cancel()
-
-    def receive(self, wait_s: float) -> Optional[Arrival]:
-        """Wait for the next arrival; None if none comes in time."""
-        try:
-            return self._arrivals.get(timeout=max(0.0, wait_s))
-        except queue.Empty:
-            return None
-
-    def put(self, arrival: Arrival) -> None:
-        """Deliver an arrival to the test."""
-        self.finished = self.finished or arrival.final
-        self._arrivals.put(arrival)
-
-    def _copy(self, outputs: "Sequence[Tensor]", response: InferenceResponse) -> InferenceResponse:
-        copy = InferenceResponse([self._tensor_copy(tensor) for tensor in outputs])
-        copy._parameters = response._parameters
-        return copy
-
-    def _tensor_copy(self, tensor: Tensor) -> Tensor:
-        shape: Sequence[int] = tensor.shape()
-        spec = self._signature.outputs.get(tensor.name())
-        if spec is not None:
-            shape = spec.shape_for_client(shape)
-        return Tensor._from_wire(tensor.name(), tensor._datatype, shape, wire_bytes(tensor))
-
-
-def _error_copy(response: InferenceResponse) -> InferenceResponse:
-    error = response.error()
-    assert error is not None
-    return InferenceResponse(error=TritonError(error.message(), error.code()))

@@ -6,10 +6,13 @@ import threading
 from typing import List
 
 import pybackend_sdk
+import pybackend_stub
 import pybackend_wire
 from pybackend_sdk.error import format_exception
 
-_OURS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (pybackend_sdk, pybackend_wire))
+_OURS = tuple(
+    os.path.dirname(str(package.__file__)) + os.sep for package in (pybackend_sdk, pybackend_stub, pybackend_wire)
+)
 
 
 def format_error(error: BaseException) -> str:
@@ -20,6 +23,10 @@ def format_error(error: BaseException) -> str:
 def contained(error: BaseException) -> bool:
     """Whether a server answers with this exception; others are for the test, such as Ctrl-C or ``pytest.fail()``."""
     return isinstance(error, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))
+
+
+class ModelException(Exception):
+    """An exception of a model in another process. The text is what a server would log about it, with its traceback."""
 
 
 class PendingFailures:

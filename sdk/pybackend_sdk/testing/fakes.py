@@ -30,11 +30,11 @@ RunCoroutine = Callable[[Any], Any]
 class Replies(Protocol):
     """The responses to one call of a model."""
 
-    def receive(self) -> Optional[InferenceResponse]:
-        """Wait for the next response; an empty one for a final flag sent alone, None after the last."""
+    def receive(self) -> Tuple[Optional[InferenceResponse], bool]:
+        """Wait for the next response, and whether it is the last; None stands for a final flag sent alone."""
 
     def cancel(self) -> None:
-        """Stop: the caller wants no more responses."""
+        """Stop: the caller wants no more responses. Any thread may call it, also while another one receives."""
 
 
 class FakeModel:
@@ -141,6 +141,7 @@ class _FakeReplies:
         self._run_coroutine = run_coroutine
         self._values: Any = None
         self._last: Optional[InferenceResponse] = None
+        self._cancelled = False
 
     def take(self, value: Any) -> None:
         """Accept the function's result, which may be an iterator or a coroutine."""
@@ -151,7 +152,6 @@ class _FakeReplies:
         if isinstance(value, AbstractIterator):
             self._model.decoupled = True
             self._values = value
-            self._last = InferenceResponse()  # stands for the final flag alone
         else:
             self._last = self._model.response(value, self._requested)
 
@@ -159,23 +159,20 @@ class _FakeReplies:
         """Make this the last response."""
         self._values, self._last = None, response
 
-    def receive(self) -> Optional[InferenceResponse]:
+    def receive(self) -> Tuple[Optional[InferenceResponse], bool]:
         if self._values is not None:
             try:
-                return self._model.response(next(self._values), self._requested)
+                if not self._cancelled:
+                    return self._model.response(next(self._values), self._requested), False
+                getattr(self._values, "close", lambda: None)()
             except StopIteration:
-                self._values = None
+                pass
             except BaseException as error:  # noqa: BLE001  as what a model raises
                 self.end_with(self._model.error(error))
-        last, self._last = self._last, None
-        return last
+        return self._last, True
 
     def cancel(self) -> None:
-        if self._values is not None:
-            close = getattr(self._values, "close", None)
-            if close is not None:
-                close()
-            self._values = None
+        self._cancelled = True
 
 
 def _drawn(values: Any, run_coroutine: RunCoroutine) -> "AbstractIterator[Any]":

@@ -15,15 +15,14 @@ from pybackend_sdk.testing.configuration import (
 from pybackend_sdk.testing.environment import environment_of
 from pybackend_sdk.testing.errors import HarnessError
 from pybackend_sdk.testing.exchange import Exchange
-from pybackend_sdk.testing.instance import ModelInstance
-from pybackend_sdk.testing.loading import ModelPlan, load, new_instance, text_parameter
+from pybackend_sdk.testing.executor import ModelExecutor
+from pybackend_sdk.testing.loading import ModelPlan, open_model
 from pybackend_sdk.testing.logs import LogLine, ModelLog
 from pybackend_sdk.testing.metrics import MetricRegistry
 from pybackend_sdk.testing.model_files import model_directory, model_file, version_directory
 from pybackend_sdk.testing.model_table import ModelTable, Target
-from pybackend_sdk.testing.replies import HarnessReplies, cycle_refusal, request_of
-from pybackend_sdk.testing.request import Request, exchange_of
-from pybackend_sdk.testing.result import Result, Stream, checked_result
+from pybackend_sdk.testing.request import Request, exchange_of, request_of
+from pybackend_sdk.testing.result import HarnessReplies, Result, Stream, checked_result
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -68,6 +67,8 @@ class ModelHarness:
         backend_directory: directory of Python-based backends, for models of backends that do not come with pybackend.
         environment: an archive or directory with the Python that runs the model, in another process; ``"here"`` runs it
             in the test's own process. None for the configured one (``EXECUTION_ENV_PATH``).
+        debug_port: port of this machine where a debugger must attach before a model in an environment is imported; that
+            environment needs debugpy. A model in the test's own process stops where the test's debugger wants it to.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ModelHarness:
         wait_s: float = WAIT_S,
         backend_directory: Optional[PathLike] = None,
         environment: Optional[PathLike] = None,
+        debug_port: Optional[int] = None,
     ) -> None:
         self.directory = model_directory(model_dir)
         self.name = os.path.basename(self.directory)
@@ -100,13 +102,13 @@ class ModelHarness:
         self._models = models
         self._wait_s = wait_s
         self._backend_directory = backend_directory
+        self._debug_port = debug_port
         self._environment = None if environment is None else os.fspath(environment)
         self._table: Optional[ModelTable] = None
         self._joined: Optional[ModelTable] = None
-        self._instance: Optional[ModelInstance] = None
+        self._executor: Optional[ModelExecutor] = None
         self._configuration: Optional[Configuration] = None
         self._version = 0
-        self._copy_inputs = False
         self._log = ModelLog(self.name)
 
     # Life
@@ -121,7 +123,7 @@ class ModelHarness:
             LoadError: the model cannot be loaded; the text is the reason as a server shows it.
             ConfigError: its configuration is missing or wrong.
         """
-        if self._instance is not None:
+        if self._executor is not None:
             raise HarnessError(f"the harness of model '{self.name}' is already open")
         configuration = read_configuration(
             self.directory, self._config_source if config is None else config, self._overrides, self._parameters
@@ -134,12 +136,10 @@ class ModelHarness:
         try:
             if self._joined is None:
                 table.open(self, self._models or {}, self._sibling)
-            self._instance = new_instance(plan, table, self._log)
-            self._configuration = load(plan, self._instance)
+            self._executor, self._configuration = open_model(plan, table, self._log)
         except BaseException:
             self._abandon()
             raise
-        self._copy_inputs = text_parameter(self._configuration.document, "INPUT_COPY") == "yes"
         return self
 
     def _plan(self, configuration: Configuration) -> ModelPlan:
@@ -158,6 +158,7 @@ class ModelHarness:
             self._device_id,
             self._wait_s,
             environment_of(configuration.document, self.directory, self._environment),
+            self._debug_port,
         )
 
     def close(self) -> None:
@@ -166,26 +167,24 @@ class ModelHarness:
         Raises:
             FinalizeError: ``finalize`` raised, or ``execute`` does not return (if the harness is strict).
         """
-        instance, table = self._instance, self._table
-        if instance is None or table is None:
+        executor, table = self._executor, self._table
+        if executor is None or table is None:
             return
-        self._instance = self._table = None
+        self._executor = self._table = None
         try:
-            instance.finalize(strict=self.strict)
+            executor.finalize(strict=self.strict)
         finally:
-            instance.release()
+            executor.release()
             if self._joined is None:
                 table.close()
         table.failures.raise_first()
 
     def _abandon(self) -> None:
         """Clean up after a failure to open."""
-        if self._instance is not None:
-            self._instance.release()
         if self._table is not None and self._joined is None:
             with suppress(HarnessError):  # the test should report why opening failed
                 self._table.close()
-        self._instance = self._table = None
+        self._table = None
 
     def __enter__(self) -> "ModelHarness":  # noqa: PYI034  3.8 has no Self
         return self.open()
@@ -205,7 +204,7 @@ class ModelHarness:
     @property
     def is_open(self) -> bool:
         """Whether the model is loaded."""
-        return self._instance is not None
+        return self._executor is not None
 
     # Inference
 
@@ -257,7 +256,7 @@ class ModelHarness:
         Raises:
             HarnessError: see :meth:`infer`.
         """
-        executor = self._opened().executor
+        executor = self._opened()
         if executor.decoupled:
             raise HarnessError(
                 f"model '{self.name}' is decoupled and sends any number of responses: use harness.stream(...), which "
@@ -305,7 +304,7 @@ class ModelHarness:
         """
         given = {**(inputs or {}), **named_inputs}
         request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
-        executor, exchange = self._opened().executor, self._exchange(request)
+        executor, exchange = self._opened(), self._exchange(request)
         executor.start(exchange)
         return Stream(executor, exchange, self._wait_s if wait_s is None else wait_s, strict=self.strict)
 
@@ -318,7 +317,7 @@ class ModelHarness:
     @property
     def model(self) -> Any:
         """The model object, an instance of the model's ``TritonPythonModel``."""
-        return self._opened().model
+        return self._opened().host.process.model
 
     @property
     def config(self) -> Dict[str, Any]:
@@ -336,12 +335,12 @@ class ModelHarness:
     @property
     def instance_name(self) -> str:
         """The instance's name, e.g. ``add_sub_0``."""
-        return self._opened().runtime.instance_name
+        return self._opened().instance_name
 
     @property
     def decoupled(self) -> bool:
         """Whether the model sends any number of responses per request."""
-        return self._opened().executor.decoupled
+        return self._opened().decoupled
 
     @property
     def logs(self) -> List[LogLine]:
@@ -363,11 +362,11 @@ class ModelHarness:
 
     def call(self, request: InferenceRequest) -> HarnessReplies:
         """Run a model's request."""
-        executor = self._opened().executor
+        executor = self._opened()
         exchange = self._exchange(request_of(request, self.name))
         exchange.serve(executor.served())
         if executor.waits_for_caller:
-            raise cycle_refusal(executor)
+            raise executor.cycle_refusal()
         if executor.decoupled:
             executor.start(exchange)
         else:
@@ -376,12 +375,12 @@ class ModelHarness:
 
     # Inside
 
-    def _opened(self) -> ModelInstance:
-        if self._instance is None:
+    def _opened(self) -> ModelExecutor:
+        if self._executor is None:
             raise HarnessError(
                 f"the harness of model '{self.name}' is not open: use it as `with ModelHarness(...) as harness:`"
             )
-        return self._instance
+        return self._executor
 
     def _opened_table(self) -> ModelTable:
         self._opened()
@@ -391,7 +390,7 @@ class ModelHarness:
     def _exchange(self, request: Union[Request, Mapping[str, Any]]) -> Exchange:
         if not isinstance(request, Request):
             request = Request(request)
-        return exchange_of(request, self._opened().executor.signature, copy_inputs=self._copy_inputs)
+        return exchange_of(request, self._opened().signature)
 
     def _sibling(self, target: Any, name: str) -> "Optional[ModelHarness]":
         """Make a harness for a directory, or return the given one; it knows the same models as this one."""

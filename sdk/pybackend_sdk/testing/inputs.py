@@ -17,14 +17,13 @@ from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 _NAMES = {"O": "BYTES", "S": "BYTES", "U": "BYTES"}
 
 
-def input_tensors(signature: Signature, values: Mapping[str, Any], *, copy: bool) -> Tuple[List[Tensor], int]:
+def input_tensors(signature: Signature, values: Mapping[str, Any]) -> Tuple[List[Tensor], int]:
     """Make the tensors of a request as a model receives them, each in separate memory.
 
     Args:
         signature: the model's.
         values: by name: arrays; other values that ``numpy.asarray`` takes, in the configured datatype; or tensors of
             ``pb_utils``. None leaves an optional input out.
-        copy: make arrays private copies, as with ``INPUT_COPY``.
 
     Returns:
         The tensors, and the size of the batch (1 without one).
@@ -37,7 +36,7 @@ def input_tensors(signature: Signature, values: Mapping[str, Any], *, copy: bool
     tensors, batch_size = [], None
     for name, value in given.items():
         spec = signature.inputs.get(name)
-        tensor = _tensor(signature, spec, name, value, copy=copy)
+        tensor = _tensor(signature, spec, name, value)
         if spec is not None and signature.max_batch_size:
             batch_size = _check_batch(signature, name, tensor.shape(), batch_size)
         if spec is not None:
@@ -95,7 +94,7 @@ def _quoted(names: Any) -> str:
 # --- Values ---------------------------------------------------------------------------------------------------------
 
 
-def _tensor(signature: Signature, spec: Optional[TensorSpec], name: str, value: Any, *, copy: bool) -> Tensor:
+def _tensor(signature: Signature, spec: Optional[TensorSpec], name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         datatype, shape, data = value._datatype, value.shape(), wire_bytes(value)
     else:
@@ -107,7 +106,7 @@ def _tensor(signature: Signature, spec: Optional[TensorSpec], name: str, value: 
             f"inference input '{name}' data-type is '{datatype}', but model '{signature.model_name}' expects "
             f"'{spec.datatype}'{_cast_advice(spec, value)}"
         )
-    return Tensor._from_wire(name, datatype, shape, data, copy)
+    return Tensor._from_wire(name, datatype, shape, data)
 
 
 def wire_bytes(tensor: Tensor) -> bytearray:

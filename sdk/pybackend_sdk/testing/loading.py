@@ -1,36 +1,37 @@
 """Loads a model from its directory to a ready instance: the same steps as in a server, in the same order."""
 
 import json
+import os
+from functools import partial
 from typing import Any, Mapping, NamedTuple, Optional, Tuple
 
+from pybackend_sdk.testing.attribution import HarnessRuntime
 from pybackend_sdk.testing.configuration import Configuration, finish_configuration
-from pybackend_sdk.testing.executor import ExecutionOptions
-from pybackend_sdk.testing.instance import ModelInstance
+from pybackend_sdk.testing.environment import EnvironmentProcess
+from pybackend_sdk.testing.executor import ModelExecutor
+from pybackend_sdk.testing.host import Host
+from pybackend_sdk.testing.local import LocalProcess
 from pybackend_sdk.testing.logs import ModelLog
-from pybackend_sdk.testing.model_calls import ModelCalls
 from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
-from pybackend_sdk.testing.runtime import HarnessRuntime
+from pybackend_sdk.testing.process import ModelProcess
 from pybackend_sdk.testing.signature import signature_of
 from pybackend_sdk.testing.turns import turns_of
+from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 
 class ModelPlan(NamedTuple):
     """A model to load.
 
     Attributes:
-        name: the model's name.
-        directory: the model's directory.
-        version: its version.
-        version_directory: the version's directory.
-        model_file: the file with its class.
-        of_backend: whether that file belongs to a Python-based backend.
+        of_backend: whether the file with its class belongs to a Python-based backend.
         configuration: read, not yet completed.
         auto_complete: whether the model may complete it.
         kind: of the instance, None for the configured one.
         device_id: of the instance, None for the configured one.
         wait_s: how long to wait where a server would wait for ever.
         environment: path of the environment that it runs in, None for the test's own process.
+        debug_port: where a debugger must attach to a model in an environment, None for no debugger.
     """
 
     name: str
@@ -45,78 +46,80 @@ class ModelPlan(NamedTuple):
     device_id: Optional[int]
     wait_s: float
     environment: Optional[str]
+    debug_port: Optional[int]
 
 
-def new_instance(plan: ModelPlan, table: ModelTable, log: ModelLog) -> ModelInstance:
-    """Make an instance that is not loaded yet.
+def open_model(plan: ModelPlan, table: ModelTable, log: ModelLog) -> "Tuple[ModelExecutor, Configuration]":
+    """Import, complete and initialise the model; returns what executes it, and the effective configuration.
 
     Args:
         plan: the model.
         table: the models that it may call.
         log: receives its lines.
-    """
-    document = finish_configuration(plan.configuration, None, _gpu_count(plan.configuration), check=False).document
-    instance_name = f"{document['instance_group'][0]['name']}_0"
-    modules = ModelModules(plan.model_file, plan.of_backend)
-    runtime = HarnessRuntime(
-        instance_name, plan.version_directory, modules, log, table, table.metrics, ModelCalls(table)
-    )
-    if plan.environment is None:
-        return ModelInstance(runtime, plan.model_file, plan.wait_s, table.failures)
-    from pybackend_sdk.testing.remote_instance import RemoteInstance  # late: most tests never use it
-
-    return RemoteInstance(
-        runtime,
-        plan.environment,
-        plan.directory,
-        document["parameters"],
-        plan.of_backend,
-        plan.model_file,
-        plan.name,
-        plan.wait_s,
-        table,
-        log,
-    )
-
-
-def load(plan: ModelPlan, instance: ModelInstance) -> Configuration:
-    """Import, complete and initialise the model; returns the effective configuration.
 
     Raises:
         LoadError: the model's code failed.
         ConfigError: the completed configuration is wrong.
     """
-    instance.load()
-    completed = None
-    if plan.auto_complete:
-        completed = instance.complete_config(plan.name, json.dumps(plan.configuration.document))
-    finished = finish_configuration(plan.configuration, completed, _gpu_count(plan.configuration))
-    document = finished.document
-    kind, device_id = _placement(plan, document)
-    args = {
-        "model_config": json.dumps(document, separators=(",", ":")),
-        "model_instance_kind": kind,
-        "model_instance_name": instance.runtime.instance_name,
-        "model_instance_device_id": str(device_id),
-        "model_repository": plan.directory,
-        "model_version": str(plan.version),
-        "model_name": plan.name,
-    }
-    instance.initialize(args, signature_of(document), options_of(document))
-    return finished
+    gpus = _gpu_count(plan.configuration)
+    document = finish_configuration(plan.configuration, None, gpus, check=False).document
+    name = f"{document['instance_group'][0]['name']}_0"
+    host = Host(table)
+    process = _process(plan, host, table, log, name, document["parameters"])
+    host.connect(process)
+    try:
+        model = ModelToLoad(plan.model_file, plan.name, name, plan.version_directory, plan.of_backend)
+        completed = process.load(model, json.dumps(plan.configuration.document) if plan.auto_complete else None)
+        finished = finish_configuration(plan.configuration, completed, gpus)
+        document = finished.document
+        signature, turns = signature_of(document), turns_of(document)
+        decoupled = bool(document.get("model_transaction_policy", {}).get("decoupled", False))
+        host.reschedules, host.streams = turns is not None, decoupled
+        kind, device_id = _placement(plan, document)
+        args = {
+            "model_config": json.dumps(document, separators=(",", ":")),
+            "model_instance_kind": kind,
+            "model_instance_name": name,
+            "model_instance_device_id": str(device_id),
+            "model_repository": plan.directory,
+            "model_version": str(plan.version),
+            "model_name": plan.name,
+        }
+        host.has_is_ready = process.initialize(
+            Initialize(
+                args,
+                list(signature.outputs),
+                _text(document, "INPUT_COPY") == "yes",
+                decoupled,
+                int(_text(document, "ASYNC_EXECUTE_CONCURRENCY") or 1),
+                host.reschedules,
+                drops_unknown_outputs=False,
+                maps_regions=False,
+            )
+        )
+    except BaseException:
+        process.release()
+        raise
+    cancels_calls = _text(document, "CANCEL_CALLS_WITH_REQUEST") == "yes"
+    executor = ModelExecutor(host, name, signature, decoupled, cancels_calls, turns, plan.wait_s, table.failures)
+    return executor, finished
 
 
-def options_of(document: Mapping[str, Any]) -> ExecutionOptions:
-    """Return a finished configuration's settings for executions."""
-    return ExecutionOptions(
-        decoupled=bool(document.get("model_transaction_policy", {}).get("decoupled", False)),
-        concurrency=int(text_parameter(document, "ASYNC_EXECUTE_CONCURRENCY") or 1),
-        cancels_calls=text_parameter(document, "CANCEL_CALLS_WITH_REQUEST") == "yes",
-        turns=turns_of(document),
-    )
+def _process(
+    plan: ModelPlan, host: Host, table: ModelTable, log: ModelLog, instance_name: str, parameters: "Mapping[str, Any]"
+) -> ModelProcess:
+    if plan.environment is not None:
+        from pybackend_sdk.testing.remote import RemoteProcess  # late: most tests never use it
+
+        places = [plan.version_directory, os.path.dirname(plan.model_file)]
+        start = partial(EnvironmentProcess, plan.environment, plan.name, plan.directory, parameters, places)
+        return RemoteProcess(host, start, plan.environment, plan.name, instance_name, plan.wait_s, log, plan.debug_port)
+    modules = ModelModules(plan.model_file, plan.of_backend)
+    runtime = HarnessRuntime(instance_name, plan.version_directory, modules, log)
+    return LocalProcess(host, runtime, plan.wait_s, table.failures)
 
 
-def text_parameter(document: Mapping[str, Any], key: str) -> str:
+def _text(document: Mapping[str, Any], key: str) -> str:
     """Return a value of the configuration's ``parameters``, ``""`` if there is none."""
     value: str = document["parameters"].get(key, {}).get("string_value", "")
     return value

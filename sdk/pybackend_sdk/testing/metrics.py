@@ -3,9 +3,12 @@
 import threading
 from bisect import bisect_left
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from itertools import count
+from typing import Any, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from pybackend_sdk.metrics import MetricKind, metric_failure
+from pybackend_stub.host_calls import HostRefusal
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.messages import MetricChange, MetricKind
 
 _Labels = FrozenSet[Tuple[str, str]]
 
@@ -25,8 +28,8 @@ class _Series:
             yield sample_name(name, self.labels), self.value
             return
         below = 0
-        for bound, count in zip([*map(_shown, self.bounds), "+Inf"], self.counts):
-            below += count
+        for bound, inside in zip([*map(_shown, self.bounds), "+Inf"], self.counts):
+            below += inside
             yield sample_name(name + "_bucket", {**self.labels, "le": bound}), below
         yield sample_name(name + "_sum", self.labels), self.value
         yield sample_name(name + "_count", self.labels), below
@@ -39,16 +42,6 @@ class _Family:
         self.series: Dict[_Labels, _Series] = {}
 
 
-class _Handle:
-    """The handle by which one ``Metric`` or ``MetricFamily`` of a model refers to a series or a family."""
-
-    __slots__ = ("item", "registry")
-
-    def __init__(self, registry: "MetricRegistry", item: Any) -> None:
-        self.registry = registry
-        self.item = item
-
-
 class MetricRegistry(Mapping[str, float]):
     """Every sample by its name and labels, as on the server's metrics page: ``{'asked_total{model="m"}': 2.0}``.
 
@@ -57,12 +50,12 @@ class MetricRegistry(Mapping[str, float]):
 
     Attributes:
         dropped: handles that the garbage collector has found.
-        sources: functions that return the samples of models in other processes.
     """
 
     def __init__(self) -> None:
-        self.dropped: Deque[Any] = deque()
-        self.sources: List[Callable[[], Mapping[str, float]]] = []
+        self.dropped: Deque[int] = deque()
+        self._held: Dict[int, Any] = {}
+        self._handles = count(1)
         self._families: Dict[str, _Family] = {}
         self._lock = threading.RLock()
 
@@ -94,72 +87,63 @@ class MetricRegistry(Mapping[str, float]):
     def _samples(self) -> Dict[str, float]:
         with self._lock:
             self._forget_dropped()
-            samples = {
+            return {
                 name: value
                 for family in self._families.values()
                 for series in family.series.values()
                 for name, value in series.samples()
             }
-        for source in list(self.sources):
-            for name, value in source().items():
-                samples[name] = samples.get(name, 0.0) + value
-        return samples
 
-    # For models
+    # For models: the messages about metrics
 
-    def create_family(self, instance_name: str, name: str, kind: MetricKind) -> _Handle:
-        """Register a family, or find the existing one of that name.
+    def create_family(self, name: str, number: int) -> int:
+        """Register a family, or find the existing one of that name; returns a handle.
 
         Raises:
-            TritonModelException: the existing one is of another kind.
+            HostRefusal: the existing one is of another kind.
         """
+        kind = MetricKind(number)
         with self._lock:
             family = self._families.setdefault(name, _Family(name, kind))
             if family.kind != kind:
-                raise metric_failure(
-                    "Error when creating MetricFamily: ",
-                    instance_name,
+                raise HostRefusal(
                     f"metric family '{name}' is registered as a {family.kind.name.lower()}, it cannot be a "
                     f"{kind.name.lower()} too.",
+                    ErrorCode.INVALID_ARG,
                 )
-            return _Handle(self, family)
+            return self._handle(family)
 
-    def create(self, family: Any, labels: Dict[str, str], bounds: "Optional[List[float]]") -> _Handle:
-        """Register a series, or share the existing one with these labels."""
+    def create(self, family: int, labels: Dict[str, str], bounds: "Optional[List[float]]") -> int:
+        """Register a series, or share the existing one with these labels; returns a handle."""
         with self._lock:
             self._forget_dropped()
-            key = frozenset(labels.items())
-            series = family.item.series.setdefault(key, _Series(family.item, labels, bounds))
+            owner: _Family = self._held[family]
+            series = owner.series.setdefault(frozenset(labels.items()), _Series(owner, labels, bounds))
             series.holders += 1
-            return _Handle(self, series)
+            return self._handle(series)
 
-    def increment(self, metric: Any, value: float) -> None:
-        """Add to a counter or gauge."""
+    def _handle(self, item: Any) -> int:
+        handle = next(self._handles)
+        self._held[handle] = item
+        return handle
+
+    def change(self, metric: int, change: int, value: float) -> None:
+        """Change a series. A bucket of a histogram includes its bound."""
         with self._lock:
-            metric.item.value += value
+            series: _Series = self._held[metric]
+            if series.bounds is not None:
+                series.counts[bisect_left(series.bounds, value)] += 1
+            series.value = value if change == MetricChange.SET else series.value + value
 
-    def set(self, metric: Any, value: float) -> None:
-        """Set a gauge."""
-        with self._lock:
-            metric.item.value = value
-
-    def observe(self, metric: Any, value: float) -> None:
-        """Add an observation to a histogram; a bucket includes its bound."""
-        series: _Series = metric.item
-        assert series.bounds is not None
-        with self._lock:
-            series.counts[bisect_left(series.bounds, value)] += 1
-            series.value += value
-
-    def read(self, metric: Any) -> float:
+    def read(self, metric: int) -> float:
         """Return the value of a counter or gauge."""
         with self._lock:
-            value: float = metric.item.value
+            value: float = self._held[metric].value
             return value
 
     def _forget_dropped(self) -> None:
         while self.dropped:
-            item = self.dropped.popleft()
+            item = self._held.pop(self.dropped.popleft(), None)
             if isinstance(item, _Series):
                 item.holders -= 1
                 if not item.holders:

@@ -6,13 +6,13 @@ import tempfile
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Union
 
-from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.testing.coroutines import CoroutineRunner
 from pybackend_sdk.testing.errors import HarnessError, LoadError
 from pybackend_sdk.testing.failures import PendingFailures
 from pybackend_sdk.testing.fakes import FakeModel, Replies
 from pybackend_sdk.testing.metrics import MetricRegistry
+from pybackend_stub.coroutines import CoroutineRunner
+from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
 
 
@@ -55,20 +55,6 @@ Target = Union[str, "os.PathLike[str]", RunningModel, "Callable[..., Any]"]
 
 MakeModel = Callable[[Any, str], Optional[RunningModel]]
 """Makes a model, not yet loaded, from a directory and a name; returns None for other targets."""
-
-
-class CallRefused(Exception):
-    """A call that does not reach its model.
-
-    Attributes:
-        message: the reason.
-        code: the kind of failure.
-    """
-
-    def __init__(self, message: str, code: ErrorCode) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
 
 
 class _Entry:
@@ -164,8 +150,8 @@ class ModelTable:
     def _run_coroutine(self, coroutine: Any) -> Any:
         with self._lock:
             if self._runner is None:
-                self._runner = CoroutineRunner("pybackend fakes")
-        return self._runner.run(coroutine)
+                self._runner = CoroutineRunner()
+        return self._runner.run(0, coroutine)
 
     # Calls
 
@@ -173,20 +159,20 @@ class ModelTable:
         """Run a model's request.
 
         Raises:
-            CallRefused: the request does not reach the model.
+            HostRefusal: the request does not reach the model.
         """
         target = request._target
         assert target is not None
         name, version = target.model_name, target.model_version
         entry = self._entries.get(name)
         if entry is None:
-            raise CallRefused(_unknown(name) + self._advice(), ErrorCode.INVALID_ARG)
+            raise HostRefusal(_unknown(name) + self._advice(), ErrorCode.INVALID_ARG)
         if entry.harness is not None and version >= 0 and version != entry.harness.version:
-            raise CallRefused(
+            raise HostRefusal(
                 f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
             )
         if entry.ready and entry.model.decoupled and not decoupled:
-            raise CallRefused(
+            raise HostRefusal(
                 f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
                 "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
                 "decoupled models.'",
@@ -201,61 +187,52 @@ class ModelTable:
 
     # Model control
 
-    def load(self, instance_name: str, name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
+    def load(self, name: str, config: str, files: "Mapping[str, bytes]") -> None:
         """Load a model, or reload it with another configuration.
 
         Raises:
-            TritonModelException: the model cannot be loaded.
+            HostRefusal: the model cannot be loaded.
         """
-        prefix, failed = "Failed to load model: ", f"failed to load '{name}', failed to poll from model repository: "
+        failed = f"failed to load '{name}', failed to poll from model repository: "
         entry = self._entries.get(name)
         if files:
             if not config:
-                raise _refused(
-                    prefix, instance_name, f"{failed}files are given without a configuration: give 'config' too"
-                )
-            self._load_files(instance_name, name, config, files)
+                raise _refused(f"{failed}files are given without a configuration: give 'config' too")
+            self._load_files(name, config, files)
             return
         if entry is None:
-            raise _refused(prefix, instance_name, f"{failed}there is no such model{self._advice()}")
+            raise _refused(f"{failed}there is no such model{self._advice()}")
         if entry.harness is not None and (config or not entry.harness.is_open):
             if not entry.owned:
-                raise _refused(
-                    prefix, instance_name, f"the test itself has opened model '{name}': it cannot be changed here"
-                )
-            self._reopen(instance_name, entry.harness, config)
+                raise _refused(f"the test itself has opened model '{name}': it cannot be changed here")
+            self._reopen(entry.harness, config)
         entry.ready = True
 
-    def _load_files(self, instance_name: str, name: str, config: str, files: Dict[str, bytes]) -> None:
+    def _load_files(self, name: str, config: str, files: "Mapping[str, bytes]") -> None:
         root = tempfile.mkdtemp(prefix="pybackend-testing-")
         self._directories.append(root)
         directory = os.path.join(root, name)
         for key, content in files.items():
             path = os.path.normpath(os.path.join(directory, key[len("file:") :].lstrip("/")))
             if not key.startswith("file:") or not path.startswith(directory + os.sep):
-                raise _refused(
-                    "Failed to load model: ",
-                    instance_name,
-                    f"'{key}' is no path of a file: write 'file:<version>/<name>'",
-                )
+                raise _refused(f"'{key}' is no path of a file: write 'file:<version>/<name>'")
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
                 file.write(content)
         previous = self._entries.get(name)
         harness = self._make_model(directory, name)
         assert harness is not None
-        self._reopen(instance_name, harness, config)
+        self._reopen(harness, config)
         if previous is not None and previous.owned and previous.harness is not None:
             previous.harness.close()
         self._entries[name] = _Entry(None, harness, owned=True)
 
-    def _reopen(self, instance_name: str, harness: RunningModel, config: str) -> None:
+    def _reopen(self, harness: RunningModel, config: str) -> None:
         try:
             harness.close()
             harness.open(config or None)
         except HarnessError as error:
-            reason = f"load failed for model '{harness.name}': {error}\n"
-            raise _refused("Failed to load model: ", instance_name, reason) from error
+            raise _refused(f"load failed for model '{harness.name}': {error}\n") from error
 
     def unload(self, name: str) -> None:
         """Unload a model; unknown models are ignored."""
@@ -266,23 +243,20 @@ class ModelTable:
         if entry.owned and entry.harness is not None:
             entry.harness.close()
 
-    def is_ready(self, instance_name: str, name: str, version: str) -> bool:
+    def is_ready(self, name: str, version: str) -> bool:
         """Whether a model accepts requests.
 
         Raises:
-            TritonModelException: there is no such model, or the version is malformed.
+            HostRefusal: there is no such model, or the version is malformed.
         """
-        prefix = "Failed to check model readiness: "
         if version and not version.lstrip("-").isdigit():
             raise _refused(
-                prefix,
-                instance_name,
                 f"failed to get model version from specified version string '{version}' (it is no number), version should "
                 "be an integral value > 0",
             )
         entry = self._entries.get(name)
         if entry is None:
-            raise _refused(prefix, instance_name, _unknown(name) + self._advice())
+            raise _refused(_unknown(name) + self._advice())
         if not entry.ready or entry.harness is None:
             return entry.ready
         if version and int(version) != entry.harness.version:
@@ -294,9 +268,9 @@ def _unknown(name: str) -> str:
     return f"Request for unknown model: '{name}' is not found"
 
 
-def _not_ready(name: str) -> CallRefused:
-    return CallRefused(f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE)
+def _not_ready(name: str) -> HostRefusal:
+    return HostRefusal(f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE)
 
 
-def _refused(prefix: str, instance_name: str, reason: str) -> TritonModelException:
-    return TritonModelException(f"{prefix}Failed to process the request for model '{instance_name}', message: {reason}")
+def _refused(reason: str) -> HostRefusal:
+    return HostRefusal(reason, ErrorCode.INVALID_ARG)

@@ -11,7 +11,7 @@ from pybackend_wire.dtypes import DATATYPES
 def output_problems(
     signature: Signature,
     outputs: "Sequence[Tensor]",
-    dropped: "Sequence[str]",
+    unknown: "Sequence[str]",
     requested: "Sequence[str]",
     batch_size: int,
 ) -> List[str]:
@@ -20,14 +20,13 @@ def output_problems(
     Args:
         signature: the model's.
         outputs: the requested ones, in the shapes that clients receive.
-        dropped: names of outputs that the request did not want.
+        unknown: names of outputs that the configuration does not have.
         requested: names of the requested outputs.
         batch_size: the request's; every output of a batching model must have this many items.
     """
     subject = f"model '{signature.model_name}' returned"
     problems = []
     names = [tensor.name() for tensor in outputs]
-    unknown = [name for name in [*names, *dropped] if name not in signature.outputs]
     for name in unknown:
         missing = [other for other in signature.outputs if other not in names]
         problems.append(
@@ -35,13 +34,12 @@ def output_problems(
             f"{nearest(name, missing or signature.outputs)} Its outputs are {listed(signature.outputs.values())}."
         )
     problems += [
-        f"{subject} no output '{name}', although the request wants it; it returned {sorted([*names, *dropped])}."
+        f"{subject} no output '{name}', although the request wants it; it returned {sorted([*names, *unknown])}."
         for name in requested
         if name not in names
     ]
     for tensor in outputs:
-        if tensor.name() in signature.outputs:
-            problems += _tensor_problems(signature, signature.outputs[tensor.name()], tensor, batch_size, subject)
+        problems += _tensor_problems(signature, signature.outputs[tensor.name()], tensor, batch_size, subject)
     return problems
 
 

@@ -10,12 +10,19 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names the environment of models."""
-    parser.getgroup("pybackend").addoption(
+    """Add the options for models with an environment."""
+    group = parser.getgroup("pybackend")
+    group.addoption(
         "--model-env",
         metavar="PATH",
         help="environment that models of the fixture model_harness run in: an archive or a directory, or 'here' for the "
         "tests' own process [the model's EXECUTION_ENV_PATH]",
+    )
+    group.addoption(
+        "--model-debug-port",
+        metavar="PORT",
+        type=int,
+        help="wait for a debugger on this port before a model with an environment of the fixture model_harness is imported",
     )
 
 
@@ -33,6 +40,7 @@ def model_harness(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Mod
             from pybackend_sdk.testing.harness import ModelHarness  # late: most test runs never use it
 
             named.setdefault("environment", request.config.getoption("--model-env"))
+            named.setdefault("debug_port", request.config.getoption("--model-debug-port"))
             return stack.enter_context(ModelHarness(*arguments, **named))
 
         yield open_model

@@ -2,10 +2,12 @@
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 
+from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.testing.errors import InputError
-from pybackend_sdk.testing.exchange import Exchange, RequestOptions
+from pybackend_sdk.testing.exchange import Exchange
 from pybackend_sdk.testing.inputs import input_tensors, requested_outputs
 from pybackend_sdk.testing.signature import Signature
+from pybackend_wire.messages import RequestOptions
 
 
 class Request(NamedTuple):
@@ -33,22 +35,43 @@ class Request(NamedTuple):
     flags: int = 0
 
 
-def exchange_of(request: Request, signature: Signature, *, copy_inputs: bool) -> Exchange:
+def exchange_of(request: Request, signature: Signature) -> Exchange:
     """Turn a test's request into an exchange.
 
     Raises:
         InputError: the request does not fit the model.
     """
-    tensors, batch_size = input_tensors(signature, request.inputs, copy=copy_inputs)
+    tensors, batch_size = input_tensors(signature, request.inputs)
     options = RequestOptions(
         request.request_id,
         request.correlation_id,
         request.flags,
-        request.timeout_us,
         request.priority,
+        request.timeout_us,
         _parameters(request.parameters),
     )
     return Exchange(signature, tensors, requested_outputs(signature, request.outputs), batch_size, options)
+
+
+def request_of(request: InferenceRequest, model_name: str) -> Request:
+    """Turn a model's BLS request into a test's request.
+
+    Raises:
+        InputError: an input appears twice.
+    """
+    inputs = {tensor.name(): tensor for tensor in request.inputs()}
+    if len(inputs) != len(request.inputs()):
+        raise InputError(f"an input is given twice for model '{model_name}'")
+    return Request(
+        inputs,
+        request._requested_output_names,
+        request.request_id(),
+        request.correlation_id(),
+        request._parameters,
+        request.timeout(),
+        0,
+        request.flags(),
+    )
 
 
 def _parameters(parameters: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:

@@ -2,19 +2,17 @@
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.testing.errors import InferenceFailed, OutputError
+from pybackend_sdk.testing.errors import HarnessError, InferenceFailed, OutputError
+from pybackend_sdk.testing.exchange import Arrival, Exchange
+from pybackend_sdk.testing.executor import ModelExecutor
 from pybackend_sdk.testing.signature import nearest
-
-if TYPE_CHECKING:
-    from pybackend_sdk.testing.exchange import Arrival, Exchange
-    from pybackend_sdk.testing.executor import ModelExecutor
 
 
 class Result:
@@ -96,7 +94,7 @@ class Stream:
         strict: treat outputs that do not match the configuration as errors, not warnings.
     """
 
-    def __init__(self, executor: "ModelExecutor", exchange: "Exchange", wait_s: float, *, strict: bool) -> None:
+    def __init__(self, executor: ModelExecutor, exchange: Exchange, wait_s: float, *, strict: bool) -> None:
         self._executor = executor
         self._exchange = exchange
         self._wait_s = wait_s
@@ -142,8 +140,36 @@ class Stream:
         return self._exchange.finished
 
 
+class HarnessReplies:
+    """The responses of a model that runs in a harness."""
+
+    def __init__(self, executor: ModelExecutor, exchange: Exchange, wait_s: float, *, strict: bool) -> None:
+        self._executor = executor
+        self._exchange = exchange
+        self._wait_s = wait_s
+        self._strict = strict
+        self._received = 0
+
+    def receive(self) -> Tuple[Optional[InferenceResponse], bool]:
+        try:
+            arrival = self._executor.next_arrival(self._exchange, self._wait_s, self._received)
+            self._received += 1
+            if arrival.response is None:
+                return None, True
+            complete = not self._executor.decoupled
+            result = checked_result(self._executor, self._exchange, arrival, strict=self._strict, complete=complete)
+            return result.response, arrival.final
+        except HarnessError as error:
+            self._executor.failures.keep(error)
+            text = f"An error occurred while performing BLS request. {error}"
+            return InferenceResponse(error=TritonError(text)), True
+
+    def cancel(self) -> None:
+        self._exchange.cancel()
+
+
 def checked_result(
-    executor: "ModelExecutor", exchange: "Exchange", arrival: "Arrival", *, strict: bool, complete: bool = True
+    executor: ModelExecutor, exchange: Exchange, arrival: Arrival, *, strict: bool, complete: bool = True
 ) -> Result:
     """Make a result, and check its outputs against the configuration.
 

@@ -3,12 +3,8 @@
 from itertools import count
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-import numpy as np
-
-from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, InferenceRequest
-from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
 from pybackend_sdk.testing.exchange import Exchange
-from pybackend_wire.dtypes import DATATYPES
 
 MOST_TURNS = 10_000
 """Most executions of one request: a model that reschedules for ever must fail its test."""
@@ -36,17 +32,12 @@ class Turns:
             flags=options.flags | TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
         )
 
-    def go_on(self, exchange: Exchange, request: InferenceRequest) -> None:
-        """Prepare the next execution."""
+    def go_on(self, exchange: Exchange) -> None:
+        """Prepare the next execution; the inputs are as the model has left them."""
         exchange.options = exchange.options._replace(flags=0)
-        exchange.give_back([self._next(tensor) for tensor in request.inputs()])
-
-    def _next(self, tensor: Tensor) -> Tensor:
-        data = tensor._data
-        if tensor._name in self._starts:
-            dtype = DATATYPES[tensor._datatype].numpy
-            data = bytearray(np.full(tensor._shape, self._starts[tensor._name], dtype).tobytes())
-        return Tensor._from_wire(tensor._name, tensor._datatype, tensor._shape, data, tensor._copy)
+        for tensor in exchange.inputs:
+            if tensor.name() in self._starts:
+                tensor.as_numpy()[...] = self._starts[tensor.name()]
 
 
 def turns_of(document: "Mapping[str, Any]") -> "Optional[Turns]":

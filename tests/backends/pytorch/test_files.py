@@ -12,7 +12,7 @@ import pytest
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 
 torch = pytest.importorskip("torch")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def version_directory(tmp_path):
-    runtime = UnavailableRuntime()
+    runtime = Runtime()
     runtime.model_directory = str(tmp_path)
     previous = bind_runtime(runtime)
     yield

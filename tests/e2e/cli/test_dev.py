@@ -38,6 +38,13 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
 """
 
+MISSPELT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        answer = np.zeros(1, np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OTU", answer)]) for _ in requests]
+"""
+
 
 def write(repository, name, factor):
     directory = write_model(repository, name, MODEL, CONFIG)
@@ -62,6 +69,13 @@ def server(tmp_path_factory):
     write(repository, "kept", 1)
     write(repository, "saved", 1)
     write(repository, "at_first", "1 / 0")
+    write_model(repository, "misspelt", MISSPELT, CONFIG)
+    write_model(
+        repository,
+        "lenient",
+        MISSPELT,
+        f'{CONFIG} parameters {{ key: "VALIDATE_OUTPUTS" value {{ string_value: "no" }} }}',
+    )
     alone = write(other, "alone", 1)
     server = ServerProcess([repository, alone], command="dev")
     server.repository, server.alone = repository, alone
@@ -118,13 +132,27 @@ def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):
     wait_until(lambda: len(before & set(server.stub_pids())) < len(before), "its process is left")
 
 
+def test_the_reason_of_a_failed_load_is_said_once(server):
+    server.wait_for(r"failed, as said above: at_first\n")
+    assert server.output.count("ZeroDivisionError: division by zero\n    Traceback") == 1
+    assert "failed to load 'at_first'" not in server.output
+
+
+def test_an_output_that_is_not_as_configured_is_an_error(server):
+    zero = {"IN": np.zeros(1, np.float32)}
+    refused = infer(server, "misspelt", zero)
+    sentence = "model 'misspelt' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
+    assert (refused.status, refused.error) == (500, sentence)
+    assert infer(server, "lenient", zero).status == 200
+
+
 def test_broken_files_leave_the_last_good_version_serving(server):
     kept = server.repository / "kept"
     keeps = "error: model 'kept' keeps serving as before its change: it is loaded again when its files change"
     (kept / "1" / "helper.py").write_text("FACTOR = (\n")
     server.wait_for(keeps)
     found = server.wait_for(
-        r"error: kept_0 model\.py:\d+: cannot import \S+: line 1 of (\S+) is not valid Python [\d.]+: '\(' was never closed\n"
+        r"error: kept_0 helper\.py:1: cannot import \S+: line 1 of (\S+) is not valid Python [\d.]+: '\(' was never closed\n"
         r"    Traceback \(most recent call last\):\n(?:    .*\n)+"
     )
     frames = re.findall(r'File "([^"]+)"', found[0])

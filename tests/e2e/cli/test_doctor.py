@@ -286,3 +286,17 @@ output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
 ensemble_scheduling { step { model_name: "absent" model_version: -1
   input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
 """
+
+
+def test_a_running_server_is_recognised_by_its_ports(tmp_path, whole_starts):
+    server = ServerProcess([tmp_path], "--sandbox=off")
+    try:
+        port = server.port
+        status, found = rows("--http-address=127.0.0.1", f"--http-port={port}", "--grpc-port=0", str(tmp_path))
+    finally:
+        server.stop()
+    assert status == 1
+    assert found["HTTP port"]["found"].startswith(
+        f"127.0.0.1:{port} belongs to a running pybackend, process {server.process.pid}, `pybackend serve --model-repository="
+    )
+    assert "--http-port" in found["HTTP port"]["advice"]

@@ -56,7 +56,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            for value in array:
+            for value in array[array >= 0]:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))]))
             if len(array) > 1:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the end")))
@@ -67,6 +67,11 @@ class TritonPythonModel:
     def execute(self, requests):
         error = pb_utils.TritonError("IN must not be empty", pb_utils.TritonError.INVALID_ARG)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
+"""
+MISSPELT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OTU", np.zeros(1))]) for _ in requests]
 """
 
 
@@ -87,6 +92,7 @@ def repository(tmp_path_factory):
     out += 'output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
     write_model(directory, "fields", SEQUENCE, out)
     write_model(directory, "refuses", REFUSES, out)
+    write_model(directory, "misspelt", MISSPELT, out)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(directory, "stream", STREAM, identity_config(extra=decoupled))
     return directory
@@ -214,12 +220,28 @@ def test_sequences_and_parameters_reach_the_model(infer):
         ),
         (["flat", "--input", "IN=@no.npy"], "error: input 'IN': cannot read no.npy: No such file or directory\n"),
         (["refuses"], "error: IN must not be empty\n"),
-        (["nobody"], "error: Request for unknown model: 'nobody' is not found\n"),
+        (
+            ["nobody"],
+            "error: Request for unknown model: 'nobody' is not found. `pybackend status` lists the models\n",
+        ),
+        (["sqare"], "error: Request for unknown model: 'sqare' is not found. Did you mean 'square'?\n"),
     ],
 )
 def test_an_error_is_one_sentence_and_status_1(infer, arguments, message):
     done = infer(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+def test_numbers_need_no_brackets(infer):
+    assert infer("flat", "IN=5.1,3.5, 1").stdout.splitlines()[-1] == "OUT  FP32 [3]  [5.1, 3.5, 1. ]"
+
+
+def test_a_file_of_neither_kind(infer, tmp_path):
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04")
+    done = infer("flat", f"IN=@{tmp_path}/x.pkl")
+    assert done.stderr == (
+        f"error: input 'IN': {tmp_path}/x.pkl is neither JSON (it is no text) nor an array saved with numpy.save()\n"
+    )
 
 
 def test_wrong_json_is_explained(infer):
@@ -248,7 +270,7 @@ def test_the_responses_of_a_decoupled_model_are_printed_as_they_arrive(infer):
         (["m", "--sequence-start"], "--sequence-start needs --sequence-id=ID"),
         (["m", "--", "--sandbox=off"], "Flags after -- are for `pybackend serve`: they need --repository=DIR"),
         (["m", "--outptu=X"], 'Bad option: "--outptu". Did you mean --output?'),
-        (["m", "n"], "Unexpected argument: n"),
+        (["m", "n"], "Unexpected argument: n. Write inputs as NAME=VALUE"),
     ],
 )
 def test_a_wrong_command_line(pybackend, arguments, message):
@@ -347,6 +369,66 @@ def test_an_ensemble_is_served_with_its_parts(pybackend):
         "Y=[1, 1, 1, 1]",
     )
     assert (done.returncode, done.stdout.splitlines()[1]) == (0, "RESULT  FP32 [4]  [8., 8., 8., 8.]"), done.stderr
+
+
+def test_inputs_need_no_flag(infer):
+    done = infer("add_sub", "INPUT0=[1, 2, 3, 4]", "--id", "a", "INPUT1=[10, 20, 30, 40]", "--output", "OUTPUT0")
+    assert done.stdout.splitlines()[-1] == "OUTPUT0  FP32 [4]  [11., 22., 33., 44.]"
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3,4\n", "1, 2\n\n3, 4\n", "\ufeffa,b\n1,2\n3,4"])
+def test_rows_of_a_csv_file(infer, tmp_path, text):
+    (tmp_path / "rows.csv").write_text(text)
+    assert "[3, 4]" in infer("square", f"IN=@{tmp_path}/rows.csv").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a,b\n1,2\n3,x\n", "line 3 of {path} is no row of numbers: could not convert string to float: 'x'"),
+        ("1,2\n3\n", "line 2 of {path} has 1 columns, not 2 as the lines above it"),
+    ],
+)
+def test_a_csv_file_that_is_no_table_of_numbers(infer, tmp_path, text, complaint):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    done = infer("square", f"IN=@{path}")
+    assert (done.returncode, done.stderr) == (1, f"error: input 'IN': {complaint.format(path=path)}\n")
+
+
+@pytest.mark.parametrize("name", ["flat", "square", "batched", "text", "truth", "unsigned", "half", "stream"])
+def test_random_inputs_fit_every_model(infer, name):
+    done = infer(name, "--random")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "OUT" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "spec"), [("square", "INT32 [2,2]"), ("stream", "FP32 [-1]")])
+def test_missing_inputs_are_listed_with_type_and_shape(infer, name, spec):
+    done = infer(name)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f" Not given: IN ({spec}). Write NAME=VALUE, or --random for random values\n")
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_response_without_any_output_is_a_failure(infer, as_json):
+    done = infer("misspelt", *as_json)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the response has no output; the model's outputs are OUT. The server's log may name one that is misspelt\n",
+    )
+
+
+def test_a_stream_without_any_response_is_a_failure(infer):
+    done = infer("stream", "--input", "IN=-1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: the model has ended the stream without a response\n"
+
+
+def test_outputs_of_a_model_served_for_one_request_are_validated(pybackend, repository):
+    done = pybackend("infer", "--repository", str(repository), "misspelt")
+    sentence = "error: model 'misspelt' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, sentence)
 
 
 def test_an_error_of_a_model_served_for_one_request(pybackend, repository):

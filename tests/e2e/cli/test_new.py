@@ -59,6 +59,20 @@ def test_models_load_and_answer_their_clients(written):
         server.stop()
 
 
+def test_clients_without_a_server_end_with_a_sentence(written):
+    for client in written.glob("client_*.py"):
+        done = run(client, "http://127.0.0.1:1")
+        assert done.returncode == 1
+        assert done.stderr.startswith("no server answers at http://127.0.0.1:1: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_models_refuse_outputs_that_are_not_as_configured(written):
+    texts = [path.read_text() for path in written.glob("*/config.pbtxt")]
+    validating = 'parameters { key: "VALIDATE_OUTPUTS" value: { string_value: "yes" } }'
+    assert [text for text in texts if validating not in text and 'platform: "ensemble"' not in text] == []
+
+
 def test_tests_pass(written):
     variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", written, cwd=written, env=variables)

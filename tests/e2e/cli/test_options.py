@@ -20,6 +20,11 @@ WRONG = {
     "a misspelt flag": (("serve", "--http-prot=1"), 'Bad option: "--http-prot". Did you mean --http-port?'),
     "a prefix of several flags": (("serve", "--http=1"), 'Bad option: "--http". could match --http-'),
     "a stray argument": (("serve", "models", "more"), "Unexpected argument: more"),
+    "a misspelt command": (("stauts",), "Unexpected argument: stauts. Did you mean `pybackend status`?"),
+    "a command of several words": (
+        ("export_config",),
+        "Unexpected argument: export_config. Did you mean `pybackend export-config`?",
+    ),
     "no command": (("models",), "Unexpected argument: models. To serve models write `pybackend serve DIRECTORY`"),
     "a bool that is none": (
         ("serve", "--exit-on-error=maybe"),
@@ -253,13 +258,17 @@ def test_help_lists_every_flag(pybackend):
         "--debug-wait",
         "--config-file",
         "--print-config",
+        "--version",
         *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
         *(f"--{flag}" for flag in (*ACCESS, *CLOUDS)),
     }
 
 
-def test_version(pybackend):
-    done = pybackend("--version")
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("-V",), ("version",), ("serve", "--version"), ("dev", "--version")]
+)
+def test_version(pybackend, arguments):
+    done = pybackend(*arguments)
     assert done.returncode == 0
     assert re.fullmatch(r"pybackend \d+\.\d+\.\d+\S*\n", done.stdout)
 
@@ -310,6 +319,7 @@ FLAGS = {
     "--model-config-name": ("config_name", "", "large.pbtxt", "large"),
     "--disable-auto-complete-config": ("auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
+    "--validate-outputs": ("validate_outputs", False, "true", True),
     "--strict-readiness": ("strict_readiness", True, "false", False),
     "--model-load-thread-count": ("model_load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),

@@ -242,14 +242,13 @@ class TestModelsThatFail:
         write_model(repository, "unreadable", IDENTITY, "no: such field")
         done = pybackend("serve", str(repository), *FREE_PORTS)
         assert done.returncode == 1
-        last_words = done.stderr.splitlines()[-4:]
         assert re.fullmatch(
-            r"error: creating server: Internal - failed to load all models: 1 of 3 models are ready in \d+\.\d s; failed:",
-            last_words[0],
+            r"error: creating server: Internal - failed to load all models: 1 of 3 models are ready in \d+\.\d s; failed, as "
+            r"said above: bad, unreadable\. --exit-on-error=false serves the others",
+            done.stderr.splitlines()[-1],
         )
-        assert last_words[1] == "  bad: Internal: ValueError: the weights are missing"
-        assert last_words[2].startswith("  unreadable: Invalid argument: failed to read text proto from ")
-        assert last_words[3] == "--exit-on-error=false serves the others"
+        assert done.stderr.count("Internal: ValueError: the weights are missing") == 1
+        assert done.stderr.count("Invalid argument: failed to read text proto from ") == 1
         assert (good / "finalized").read_text() == "x"
         assert "successfully unloaded 'good' version 1" in done.stdout
 
@@ -286,7 +285,7 @@ class TestModelsThatFail:
             body = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}
             assert server.infer("good", body).json["outputs"][0]["data"] == [1, 2]
             server.wait_for(r"bad +\| 1 \| UNAVAILABLE")
-            server.wait_for(r"1 of 2 models are ready in \d+\.\d s; failed: bad \(Internal: ValueError: the weights ")
+            server.wait_for(r"1 of 2 models are ready in \d+\.\d s; failed, as said above: bad\b")
             assert server.get("/v2/health/live").status == 200
             assert server.get("/v2/health/ready").status == 400
             assert server.get("/v2/models/bad/ready").status == 400

@@ -37,7 +37,7 @@ def server(tmp_path_factory):
     write_model(repository, "failing", FAILS, identity_config())
     write_model(repository, "unloaded", IDENTITY, identity_config())
     flags = ("--model-control-mode=explicit", "--load-model=busy", "--load-model=failing")
-    with serving(repository, flags=(*flags, "--metrics-config=summary_latencies=true")) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
+import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +25,10 @@ from pybackend_sdk.testing import (
     OutputError,
     Request,
 )
-from pybackend_sdk.testing.crossing import ModelException
+from pybackend_sdk.testing.failures import ModelException
+from tests.support.debug_adapter import DebugClient, line_of
 from tests.support.environments import foreign_minors, packed, tree
+from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 
 pytestmark = pytest.mark.e2e
@@ -210,6 +215,41 @@ def test_streams(tmp_path, cache):
             harness.stream(IN=[4], wait_s=0.5).collect()
 
 
+OVERLAPPING = """
+import asyncio
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.count = 0
+
+    async def execute(self, requests):
+        self.count += 1
+        while requests[0].request_id() == "0" and self.count < 2:
+            await asyncio.sleep(0.001)
+        return [pb_utils.InferenceResponse(requests[0].inputs())]
+"""
+CALLING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = requests[0].inputs()
+        call = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=tensors)
+        return [pb_utils.InferenceResponse(call.exec().output_tensors())]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "output"), [(OVERLAPPING, "IN"), (CALLING, "OUT")], ids=["they overlap", "the model is busy"]
+)
+def test_executions_may_overlap(tmp_path, cache, code, output):
+    """A model that calls another one hands back the executions that it could not begin; they are sent again."""
+    named = config(tree()).replace('"OUT"', f'"{output}"')
+    model = write_model(tmp_path, "m", code, named)
+    parameters = {"ASYNC_EXECUTE_CONCURRENCY": "8"}
+    with ModelHarness(model, parameters=parameters, models={"other": lambda x: x}) as harness:
+        streams = [harness.stream(IN=[number], request_id=str(number)) for number in range(40)]
+        assert [stream.collect()[0][output].item() for stream in streams] == list(range(40))
+
+
 def test_calls_to_functions_and_to_models_elsewhere(tmp_path, cache):
     stream = write_model(tmp_path, "stream", STREAM, IN_OUT + "model_transaction_policy { decoupled: true }")
     directory = write_model(tmp_path, "m", CALLER, config(tree()))
@@ -287,6 +327,38 @@ def test_the_command_takes_an_environment(tmp_path, cache):
     command = [sys.executable, "-m", "pybackend_sdk.testing", str(directory), "--input", "IN=[0]", "--environment"]
     done = subprocess.run([*command, tree()], capture_output=True, text=True, check=False, timeout=60)
     assert f"OUT: float32 [2] [3., {foreign_minors()[0]}.]" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def debuggable(tmp_path) -> Path:
+    """An environment of this interpreter with debugpy and numpy."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (packages / "all.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return tmp_path / "env"
+
+
+def test_a_debugger_stops_in_the_model(tmp_path, cache, debuggable):
+    file = write_model(tmp_path, "m", MODEL, IN_OUT) / "1" / "model.py"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    harness = ModelHarness(file.parents[1], environment=debuggable, debug_port=port)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(harness.open)
+        waits = f"a debugger to attach to 127.0.0.1:{port}"
+        wait_until(lambda: any(waits in line.message for line in harness.logs), "it does not wait for a debugger")
+        with DebugClient(port) as client:
+            client.attach({file: [line_of(file, "self.count.increment(1)")]})
+            opening.result(60)
+            answer = pool.submit(harness.infer, IN=[1, 2])
+            frame = client.wait_stopped()
+            assert (frame["name"], client.evaluate(frame, "x.tolist()")) == ("execute", "[1.0, 2.0]")
+            client.evaluate(frame, "x.fill(5)")
+            client.resume(frame)
+            assert answer.result(60)["OUT"].tolist() == [10, 10]
+            client.detach()
+        harness.close()
 
 
 # --- pybackend env run ----------------------------------------------------------------------------------------------

@@ -281,6 +281,7 @@ def test_a_failed_load_is_a_sentence_and_the_authors_traceback(failing, name):
     lines = [line for line in log_lines(failing.output) if line.place.startswith(f"{name}_0/")]
     assert len(lines) == 1
     assert lines[0].letter == "E"
+    assert not lines[0].place.endswith(":0")
     assert re.match(pattern, lines[0].text)
     assert "pybackend_s" not in lines[0].text
     assert "frozen" not in lines[0].text

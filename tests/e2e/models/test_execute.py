@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from tests.support.connection import connected
 from tests.support.inference import answer_of, infer, infer_message
 from tests.support.laboratory import laboratory, write_laboratory
-from tests.support.repositories import tensors, write_model
+from tests.support.repositories import identity_config, tensors, write_model
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -211,6 +212,18 @@ def test_nothing_returned_is_answered(lab, statement):
     answer = lab(statement)
     assert answer.status == 500
     assert answer.error.startswith("The model returned no response for this request")
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_nothing_returned_leaves_a_line_with_the_place(tmp_path, coroutine):
+    word = "async def" if coroutine else "def"
+    code = f"class TritonPythonModel:\n    {word} execute(self, requests):\n        self.answer = 42\n"
+    write_model(tmp_path, "forgets", code, identity_config())
+    with serving(tmp_path) as server:
+        for _ in range(2):
+            assert infer(server, "forgets", {"IN": np.ones(1, np.float32)}).status == 500
+        server.wait_for(r"forgets_0/model\.py:4\] \"The model returned no response for this request: ")
+        assert len(re.findall(r"forgets_0/model\.py:4\] \"The model returned", server.output)) == 1
 
 
 @pytest.mark.spec("pb-E11")

@@ -129,7 +129,9 @@ def test_an_unknown_output_is_dropped_or_refused(server):
     assert ask(server, "validates_no", 5).json["outputs"] == []
     refused = ask(server, "validates_yes", 5)
     assert refused.status == 500
-    assert refused.error == "model 'validates_yes' returned output 'OTU', which its configuration does not have"
+    assert refused.error == (
+        "model 'validates_yes' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
+    )
 
 
 @pytest.mark.spec("pb-E08")

@@ -73,7 +73,7 @@ def test_a_name_that_does_not_exist_is_an_error(repository):
         assert server.wait() == 1
     assert f"failed to load 'gone': Internal: there is no directory 'gone' in {repository}" in server.output
     assert "error: creating server: Internal - failed to load all models: 1 of 2 models are ready in " in server.output
-    assert "s; failed: gone (Internal: there is no directory 'gone' in " in server.output
+    assert "s; failed, as said above: gone. " in server.output
     with serving(repository, flags=(*flags, "--exit-on-error=false"), ready=False) as server:
         server.wait_for(r"gone \| - +\| UNAVAILABLE: Internal: there is no directory")
         assert ready(server) == ["a"]

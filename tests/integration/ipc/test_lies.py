@@ -43,13 +43,13 @@ def engine_and_run(tmp_path_factory):
     scripts |= {what: script(code) for what, (code, _) in ITERATIVE.items()}
     scripts |= {what: script(code) for what, code in LATE.items()}
     scripts |= {what: code for what, (code, _) in LOADS.items() if "def hello" not in code}
-    scripts["ignores the end"] = "import time\ndef finalize():\n    stub.send((FINALIZED,))\n    time.sleep(1000)"
+    scripts["ignores the end"] = "import time\ndef finalize():\n    stub.send((FINALIZED, None))\n    time.sleep(1000)"
     scripts["tells its readiness twice"] = (
         "def initialize(message):\n    stub.send((INITIALIZED, True))\n"
         "def probe():\n    stub.send((READINESS, False, 'not today'), (READINESS, True, ''))"
     )
     scripts["calls when it ends"] = (
-        "def finalize():\n    stub.call(1)\n    stub.until(REPLY)\n    stub.call(2)\n    stub.send((FINALIZED,))\n"
+        "def finalize():\n    stub.call(1)\n    stub.until(REPLY)\n    stub.call(2)\n    stub.send((FINALIZED, None))\n"
         "    stub.call(3)"
     )
     scripts["calls without end"] = script(

@@ -7,10 +7,10 @@ import pytest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.response_stream import ResponseStream
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 
 
-class RecordingRuntime(UnavailableRuntime):
+class RecordingRuntime(Runtime):
     """Serves everything, and keeps each call as ``(name, *arguments)``."""
 
     def __init__(self):

@@ -16,7 +16,7 @@ import pytest
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.metrics import Metric, MetricFamily, MetricKind
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 from pybackend_wire.metric_rules import MOST_BUCKETS, MOST_TEXT
 
 COUNTER, GAUGE, HISTOGRAM = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM
@@ -27,7 +27,7 @@ DELETED = (
 )
 
 
-class MetricRuntime(UnavailableRuntime):
+class MetricRuntime(Runtime):
     """Gives handles that count from 1 and keeps each call."""
 
     instance_name = "m_0_1"
@@ -389,7 +389,7 @@ def test_metrics_belong_to_the_runtime_that_made_them(runtime):
     family = MetricFamily("n", "d", GAUGE)
     metric = family.Metric()
     runtime.calls.clear()
-    bind_runtime(UnavailableRuntime())
+    bind_runtime(Runtime())
     metric.set(1)
     del metric, family
     assert runtime.calls == [("set", 2, 1.0), ("drop", 2), ("drop", 1)]
@@ -399,9 +399,9 @@ def test_nothing_is_dropped_at_exit():
     """The process takes all with it, and what a runtime would need may be gone."""
     code = """
         from pybackend_sdk.metrics import MetricFamily
-        from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+        from pybackend_sdk.runtime import Runtime, bind_runtime
 
-        class Runtime(UnavailableRuntime):
+        class Other(Runtime):
             def create_metric_family(self, name, description, kind):
                 return 1
 
@@ -411,7 +411,7 @@ def test_nothing_is_dropped_at_exit():
             def drop_metric(self, handle):
                 print("dropped", handle)
 
-        bind_runtime(Runtime())
+        bind_runtime(Other())
         family = MetricFamily("n", "d", MetricFamily.GAUGE)
         metric = family.Metric()
         itself = [metric, family]

@@ -10,7 +10,7 @@ from pybackend_sdk.memory import shared_memory
 from pybackend_sdk.metrics import MetricFamily
 from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.runtime import Runtime, UnavailableRuntime, bind_runtime, current_runtime, get_model_dir
+from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime, get_model_dir
 
 
 def _received():
@@ -44,11 +44,11 @@ def test_what_cannot_be_done_says_so_in_a_sentence(call, text):
         call()
     message = str(caught.value)
     assert message.startswith(text)
-    assert message.endswith(UnavailableRuntime.reason)
+    assert message.endswith(Runtime.reason)
 
 
 def test_a_runtime_says_why_it_cannot():
-    class Partial(UnavailableRuntime):
+    class Partial(Runtime):
         reason = "This server does not do that yet."
 
         def is_cancelled(self, request):
@@ -64,16 +64,10 @@ def test_a_runtime_says_why_it_cannot():
 
 
 def test_binding_gives_back_what_was_bound(runtime):
-    other = UnavailableRuntime()
+    other = Runtime()
     assert bind_runtime(other) is runtime
     assert current_runtime() is other
     assert bind_runtime(runtime) is other
-
-
-def test_the_base_serves_or_refuses_every_method_of_the_protocol():
-    methods = {name for name, value in vars(Runtime).items() if callable(value) and not name.startswith("_")}
-    assert methods
-    assert methods <= set(vars(UnavailableRuntime))
 
 
 def test_model_directory(runtime):
@@ -85,7 +79,7 @@ def test_model_directory(runtime):
 
 def test_free_memory_is_the_runtimes_to_know(runtime):
     assert shared_memory.free_memory() == 4096
-    bind_runtime(UnavailableRuntime())
+    bind_runtime(Runtime())
     assert shared_memory.free_memory() == 0
 
 
@@ -128,4 +122,4 @@ def test_names_of_other_types(runtime, call):
 
 
 def test_the_default_is_nobody():
-    assert type(runtime_module._bound) is UnavailableRuntime
+    assert type(runtime_module._bound) is Runtime

@@ -34,7 +34,7 @@ SAMPLES = {
         said.Result(9, 1, 2, 3, 4, [ANSWER, None, ERROR]),
         said.FreeInput([messages.BlockPlace(3, 64)]),
         said.NeedOutput(4096),
-        said.Finalized(),
+        said.Finalized(None),
         said.Detached(3),
         said.Respond(9, 1, True, ANSWER),
         said.HandedBack([9, 10]),

@@ -252,6 +252,15 @@ _FAMILIES: Sequence[_ModelFamily] = (
         is_rare=True,
     ),
     _ModelFamily(
+        "pybackend_recent_execution_us",
+        "gauge",
+        "Quantiles of the times in execute, in microseconds, of the last 512 executions that succeeded",
+        lambda model: model.statistics.recent.quantiles_us(model.statistics.success_count),
+        label="quantile",
+        is_latency=True,
+        is_rare=True,
+    ),
+    _ModelFamily(
         "pybackend_sandbox_missing_layers",
         "gauge",
         "Number of layers of the model's sandbox that are not in force",

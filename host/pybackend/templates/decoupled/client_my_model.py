@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
@@ -32,3 +32,7 @@ if __name__ == "__main__":
             print("WORD:", word)
     except HTTPError as error:
         sys.exit(f"the server answers: {error.read().decode()}")
+    except URLError as error:
+        sys.exit(
+            f"no server answers at {SERVER}: {error.reason}. Start `pybackend dev`"
+        )

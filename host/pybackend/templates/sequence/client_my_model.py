@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
@@ -36,3 +36,7 @@ if __name__ == "__main__":
             print("TOTAL:", add(sequence, value, start=number == 0, end=last))
     except HTTPError as error:
         sys.exit(f"the server answers: {error.read().decode()}")
+    except URLError as error:
+        sys.exit(
+            f"no server answers at {SERVER}: {error.reason}. Start `pybackend dev`"
+        )

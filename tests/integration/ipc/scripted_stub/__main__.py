@@ -143,7 +143,7 @@ class ScriptedStub:
                 self.progress(self.execution)
                 self.act("execute", self.result, message[2])
             elif message[0] == HostMessage.FINALIZE:
-                self.act("finalize", lambda: self.send((StubMessage.FINALIZED,)))
+                self.act("finalize", lambda: self.send((StubMessage.FINALIZED, None)))
                 return
             elif message[0] == HostMessage.PROBE:
                 self.act("probe", lambda: self.send((StubMessage.READINESS, True, "")))

@@ -9,7 +9,7 @@ import pytest
 
 from pybackend_backends.vllm.engine_files import make_engine_arguments, read_adapters, read_engine_arguments
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 
 CONFIG = {"name": "m"}
 
@@ -27,7 +27,7 @@ class Arguments:
 
 @pytest.fixture
 def version(tmp_path):
-    runtime = UnavailableRuntime()
+    runtime = Runtime()
     runtime.model_directory = str(tmp_path)
     before = bind_runtime(runtime)
     yield tmp_path

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pybackend.model.latencies import QuantileWindow
+from pybackend.model.latencies import QuantileWindow, RecentTimes
 
 S = 1_000_000_000
 SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
@@ -38,3 +38,13 @@ def test_old_values_leave_the_window():
     (median,) = window.quantiles_ns((0.5,), 61 * S)
     assert median == pytest.approx(9_000, rel=1 / 64)
     assert math.isnan(next(window.quantiles_ns((0.5,), 200 * S)))
+
+
+def test_the_last_executions_have_quantiles_from_the_first_on():
+    recent = RecentTimes()
+    assert recent.quantiles_us(0) == ()
+    recent.add(3_000)
+    assert recent.quantiles_us(1) == (("0.5", 3), ("0.99", 3))
+    for number in range(1, 10_001):
+        recent.add(number * 1_000)
+    assert recent.quantiles_us(10_001) == (("0.5", 9_744), ("0.99", 9_995))

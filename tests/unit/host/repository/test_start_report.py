@@ -26,9 +26,11 @@ def said(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("pybackend"), "propagate", True)
     caplog.set_level(logging.DEBUG, "pybackend")
 
-    def said(rows: list[ModelStatus], *, with_summary: bool = True, **settings) -> list[tuple[str, str]]:
+    def said(
+        rows: list[ModelStatus], *, with_summary: bool = True, is_told: bool = True, **settings
+    ) -> list[tuple[str, str]]:
         every = {"repositories": (Path("models"),), "http": HttpSettings(), **settings}
-        StartReport(rows, 3.14).log(Settings(**every), with_summary=with_summary)
+        StartReport(rows, 3.14, is_told=is_told).log(Settings(**every), with_summary=with_summary)
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
     return said
@@ -68,8 +70,30 @@ def test_several_failures_have_a_line_each(said):
     ]
 
 
+def test_reasons_that_were_just_told_are_not_repeated(said):
+    rows = [*ready(1), failed("x", "Internal: a"), failed("y", "Internal: b", "2"), ModelStatus("y", "3", "READY")]
+    text = "1 of 3 models are ready in 3.1 s; failed, as said above: x, y version 2"
+    table = [
+        "m000 | 1 | READY",
+        "x    | 1 | UNAVAILABLE: Internal: a",
+        "y    | 2 | UNAVAILABLE: Internal: b",
+        "y    | 3 | READY",
+    ]
+    assert said(rows) == [*(("INFO", line) for line in table), ("ERROR", text)]
+    assert StartReport(rows, 3.14).fatal() == (
+        f"creating server: Internal - failed to load all models: {text}. --exit-on-error=false serves the others"
+    )
+
+
+def test_reasons_that_nobody_was_told_are_in_the_summary(said):
+    lines = said([*ready(1), failed("x", "Internal: a")], is_told=False)
+    assert lines[-1] == ("ERROR", "1 of 2 models are ready in 3.1 s; failed: x (Internal: a)")
+
+
 def test_a_name_cannot_forge_lines():
-    assert StartReport([failed("a\nb\u2028", "c\u202ed"), failed("e", "")], 1).fatal().count("\n") == 3
+    rows = [failed("a\nb\u2028", "c\u202ed"), failed("e", "")]
+    assert StartReport(rows, 1, is_told=False).fatal().count("\n") == 3
+    assert StartReport(rows, 1).fatal().count("\n") == 0
 
 
 def test_the_summary_is_left_to_the_last_words(said):

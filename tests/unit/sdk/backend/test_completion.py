@@ -10,7 +10,7 @@ import pytest
 from pybackend_sdk.backend import Signature, TensorInfo, complete_config
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 
 FILE = Signature(
     [TensorInfo("x", "TYPE_FP32", (-1, 3)), TensorInfo("mask", "TYPE_BOOL", (-1, 3), optional=True)],
@@ -23,7 +23,7 @@ Y = {"name": "y", "data_type": "TYPE_INT64"}
 
 @contextmanager
 def operator_settings(**settings):
-    runtime = UnavailableRuntime()
+    runtime = Runtime()
     runtime.backend_settings = {name.replace("_", "-"): value for name, value in settings.items()}
     previous = bind_runtime(runtime)
     try:

@@ -8,12 +8,12 @@ import pytest
 
 from pybackend_sdk.backend import model_path
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.runtime import UnavailableRuntime, bind_runtime
+from pybackend_sdk.runtime import Runtime, bind_runtime
 
 
 @pytest.fixture
 def directory(tmp_path):
-    runtime = UnavailableRuntime()
+    runtime = Runtime()
     runtime.model_directory = str(tmp_path)
     previous = bind_runtime(runtime)
     yield tmp_path

@@ -466,6 +466,24 @@ def test_a_function_hears_of_the_cancellation(front):
     assert ended == [True]
 
 
+def test_a_function_is_asked_for_as_much_as_the_model_reads(front):
+    asked = []
+
+    def other(x):
+        while True:
+            asked.append(x)
+            yield x
+
+    harness = front("""
+replies = iter(call("other", [1], decoupled=True))
+return passed_on([next(replies) for _ in range(3)][-1])
+""", other=other)  # fmt: skip
+    assert harness.infer(IN=[1])["OUT"].tolist() == [1]
+    assert 3 <= len(asked) <= 4
+    harness.close()
+    wait_until(lambda: not any(thread.name == "pybackend call" for thread in threading.enumerate()))
+
+
 WAITS = """
 import time
 class TritonPythonModel:

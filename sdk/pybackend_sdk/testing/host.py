@@ -1,0 +1,265 @@
+"""The server's part for one model under test: sends it requests, and answers its calls and questions.
+
+On both sides are the messages of :mod:`pybackend_wire`. The model's side is the stub's own code, in the test's process
+(:mod:`pybackend_sdk.testing.local`) or in a stub process (:mod:`pybackend_sdk.testing.remote`).
+"""
+
+import contextvars
+import threading
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from pybackend_sdk.error import TritonError
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.testing.calls import CallsOfModel
+from pybackend_sdk.testing.exchange import Exchange
+from pybackend_sdk.testing.model_table import ModelTable
+from pybackend_sdk.testing.process import Execution, ModelProcess, TensorMemory
+from pybackend_stub.host_calls import HostRefusal
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.host_messages import (
+    Answer,
+    Cancel,
+    Detach,
+    Execute,
+    Flow,
+    Probe,
+)
+from pybackend_wire.messages import Failure
+from pybackend_wire.stub_messages import (
+    Call,
+    CancelCall,
+    ChangeMetric,
+    DropMetric,
+    FromStub,
+    HandedBack,
+    IsModelReady,
+    LoadModel,
+    NeedOutput,
+    NewFamily,
+    NewMetric,
+    Readiness,
+    ReadMetric,
+    Rescheduled,
+    Respond,
+    Result,
+    UnloadModel,
+)
+
+_UNLIMITED = 2**53
+"""Responses of a stream that may come before the test has read any: it may read them when it likes."""
+
+
+class Host:
+    """One model's counterpart.
+
+    Args:
+        table: the models that it may call.
+
+    Attributes:
+        process: where the model runs; set by :meth:`connect` before anything else is used.
+        streams: whether it sends any number of responses.
+        reschedules: whether the model may reschedule requests.
+        has_is_ready: whether it can be asked if it is ready; a model without ``is_ready`` is.
+        calls: its calls of other models.
+        errors: exceptions of a model elsewhere, by the beginning of the clients' error.
+    """
+
+    process: ModelProcess
+    calls: CallsOfModel
+
+    def __init__(self, table: ModelTable) -> None:
+        self._table = table
+        self.streams = self.reschedules = self.has_is_ready = False
+        self.errors: Dict[str, BaseException] = {}
+        self._numbers = count(1)
+        self._executions: Dict[int, Execution] = {}
+        self._open: Dict[Tuple[int, int], Exchange] = {}
+        self._returned: List[int] = []
+        self._rescheduled: Dict[int, Sequence[int]] = {}
+        self._ended = ""
+        self._ready: SimpleQueue[Tuple[bool, str]] = SimpleQueue()
+        self._probing = threading.Lock()
+
+    def connect(self, process: ModelProcess) -> None:
+        """Set where the model runs."""
+        self.process = process
+        self._memory = TensorMemory(process)
+        self.calls = CallsOfModel(process, self._memory, self._table)
+        self._handlers: Dict[type, Callable[[Any, bytes], None]] = {
+            Result: self._on_result,
+            Respond: self._on_respond,
+            Rescheduled: self._on_rescheduled,
+            HandedBack: self._on_handed_back,
+            NeedOutput: self._memory.on_need_output,
+            Call: self.calls.on_call,
+            CancelCall: self.calls.on_cancel,
+            Readiness: lambda message, _tail: self._ready.put((message.ready, message.reason)),
+            **dict.fromkeys((NewFamily, NewMetric, ReadMetric), self._on_question),
+            **dict.fromkeys((ChangeMetric, DropMetric), self._on_change),
+            **dict.fromkeys((LoadModel, UnloadModel, IsModelReady), self._on_control),
+        }
+
+    # Requests
+
+    def run(self, exchanges: "Sequence[Exchange]") -> "List[Exchange]":
+        """Execute requests together; returns those to execute again."""
+        execution = Execution(exchanges)
+        self.calls.context = contextvars.copy_context()
+        for exchange in exchanges:
+            if exchange.places is None:
+                exchange.segment, exchange.places, views = self._memory.placed(exchange.inputs)
+                exchange.inputs = views if self.reschedules else []
+            execution.requests.append((exchange.places, list(exchange.requested), tuple(exchange.options)))
+        self.process.execute(execution, self._begun(execution))
+        return execution.again
+
+    def _begun(self, execution: Execution) -> Execute:
+        """Give an execution its number."""
+        number = next(self._numbers)
+        self._executions[number] = execution
+        for place, exchange in enumerate(execution.exchanges):
+            self._open[number, place] = exchange
+            exchange.execution = number
+            exchange.on_cancel = self._cancelling(number, place)
+            if self.streams:
+                self.process.send(Flow(number, place, _UNLIMITED))
+            if exchange.cancelled:
+                exchange.on_cancel()
+        return Execute(number, execution.requests)
+
+    def _cancelling(self, execution: int, place: int) -> "Callable[[], None]":
+        return lambda: self.process.send(Cancel(execution, place))
+
+    def is_ready(self) -> Tuple[bool, str]:
+        """Ask the model; returns the answer, and the reason if it is False."""
+        if self._ended or not self.has_is_ready:
+            return not self._ended, self._ended
+        with self._probing:
+            self.process.send(Probe())
+            return self._ready.get()
+
+    def note_failure(self, execution: int, error: BaseException) -> None:
+        """Keep the exception that an execution raised, for its results."""
+        for (number, _), exchange in list(self._open.items()):
+            if number == execution:
+                exchange.exception = error
+
+    def end(self, message: str) -> None:
+        """Fail what is open: the model's process has ended."""
+        self._ended = message
+        self._ready.put((False, message))
+        for key in list(self._open):
+            exchange = self._open.pop(key, None)
+            if exchange is not None:
+                exchange.fail(TritonError(message))
+        for execution in list(self._executions.values()):
+            execution.done.set()
+
+    # Messages from the model
+
+    def on_message(self, message: FromStub, tail: bytes) -> None:
+        """Act on a message, in the thread that received it.
+
+        Raises:
+            RemoteProtocolError: it makes no sense.
+        """
+        handle = self._handlers.get(type(message))
+        if handle is not None:
+            handle(message, tail)
+
+    def _on_result(self, message: Result, tail: bytes) -> None:
+        execution = self._executions.pop(message.execution)
+        again = self._rescheduled.pop(message.execution, ())
+        for place, (exchange, result) in enumerate(zip(execution.exchanges, message.results)):
+            key = (message.execution, place)
+            if place in again:
+                self._open.pop(key, None)
+                execution.again.append(exchange)
+                continue
+            exchange.ended = True
+            self.process.send(Detach(exchange.segment))
+            if result is not None:
+                self._open.pop(key, None)
+                self._answer(exchange, result, tail, final=True)
+        execution.done.set()
+        self._send_returned()
+
+    def _on_respond(self, message: Respond, tail: bytes) -> None:
+        key = (message.execution, message.request)
+        exchange = self._open.pop(key, None) if message.final else self._open.get(key)
+        if message.final and self.streams:
+            self.process.send(Flow(*key, None))
+        if exchange is not None:
+            self._answer(exchange, message.result, tail, final=message.final)
+
+    def _answer(self, exchange: Exchange, result: Any, tail: bytes, *, final: bool) -> None:
+        if result is None:
+            exchange.answer(None, final)
+            return
+        failure, places, parameters = result
+        if failure is not None:
+            code, text = failure
+            exchange.exception = exchange.exception or self.errors.get(head_of(text))
+            exchange.answer(InferenceResponse(error=TritonError(text, ErrorCode(code))), final)
+            return
+        response = InferenceResponse(self._memory.tensors(places, tail))
+        response._parameters = parameters
+        exchange.answer(response, final)
+
+    def _on_rescheduled(self, message: Rescheduled, _tail: bytes) -> None:
+        self._rescheduled[message.execution] = message.requests
+
+    def _on_handed_back(self, message: HandedBack, _tail: bytes) -> None:
+        """The model was busy; its next result shows that it can take them."""
+        next(self._numbers)  # the execution with the next number would come back too
+        self._returned += message.executions
+        if len(self._returned) == len(self._executions):
+            self._send_returned()
+
+    def _send_returned(self) -> None:
+        returned, self._returned = self._returned, []
+        for number in returned:
+            execution = self._executions.pop(number)
+            self.process.send(self._begun(execution))
+
+    # Questions
+
+    def _on_question(self, message: Any, tail: bytes) -> None:
+        """Answer a question."""
+        failure, value = None, None
+        try:
+            value = self._value(message, tail)
+        except HostRefusal as refused:
+            failure = Failure(int(refused.code), refused.message)
+        self.process.send(Answer(message.call, failure, value))
+
+    def _on_control(self, message: Any, tail: bytes) -> None:
+        self.calls.begin(lambda: self._on_question(message, tail), waits=True)
+
+    def _value(self, message: Any, tail: bytes) -> Any:
+        if isinstance(message, NewFamily):
+            return self._table.metrics.create_family(message.name, message.metric_kind)
+        if isinstance(message, NewMetric):
+            return self._table.metrics.create(message.family, message.labels, message.buckets)
+        if isinstance(message, ReadMetric):
+            return self._table.metrics.read(message.metric)
+        if isinstance(message, LoadModel):
+            files = {tensor.name(): bytes(tensor._data) for tensor in self._memory.tensors(message.files, tail)}
+            return self._table.load(message.model_name, message.config, files)
+        if isinstance(message, UnloadModel):
+            return self._table.unload(message.model_name)
+        return self._table.is_ready(message.model_name, message.model_version)
+
+    def _on_change(self, message: Any, _tail: bytes) -> None:
+        """The garbage collector may be sending it: nothing here takes a lock that a model's thread may hold."""
+        if isinstance(message, DropMetric):
+            self._table.metrics.dropped.append(message.handle)
+        else:
+            self._table.metrics.change(message.metric, message.change, float(message.value))
+
+
+def head_of(error_text: str) -> str:
+    """Return the part of a client's error before the model's frames."""
+    return error_text.partition("\n\nAt:\n")[0].strip()

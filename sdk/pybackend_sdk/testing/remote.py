@@ -1,0 +1,321 @@
+"""A model in a stub process of another environment, started and spoken to as by a server.
+
+One thread reads the socket and the process's output, and the output first: so lines of the log come before later messages.
+"""
+
+import array
+import json
+import mmap
+import os
+import select
+import socket
+import tempfile
+import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.testing.environment import EnvironmentProcess
+from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError
+from pybackend_sdk.testing.failures import ModelException
+from pybackend_sdk.testing.host import Host, head_of
+from pybackend_sdk.testing.logs import ModelLog
+from pybackend_sdk.testing.process import Execution, ModelProcess
+from pybackend_wire.codec import JSON, Codec, available, decode_frame
+from pybackend_wire.framing import HEADER, FrameDecoder
+from pybackend_wire.host_messages import (
+    Attach,
+    DebuggerPoint,
+    Execute,
+    Finalize,
+    FromHost,
+    Initialize,
+    Load,
+    ModelToLoad,
+    Probe,
+    encoded,
+)
+from pybackend_wire.log_record import MARK, MOST_LINE, MOST_PIECES
+from pybackend_wire.messages import NUDGE, SegmentRole
+from pybackend_wire.stub_messages import STUB_MESSAGES, Completed, Failed, Finalized, Hello, Initialized
+
+_RECORD_FIELDS = 11
+_READ_BYTES = 1 << 16
+_MOST_ERRORS = 64
+"""Most tracebacks to remember for errors that may come again without one."""
+
+_Answer = Union[Hello, Completed, Initialized, Failed, Finalized, None]
+"""A message about the model's life; None if there will be none, because the process has ended."""
+
+
+class RemoteProcess(ModelProcess):
+    """A model in a stub process; with a port, the model is imported when a debugger has attached there."""
+
+    is_here = False
+
+    def __init__(
+        self,
+        host: Host,
+        start: "Callable[[], EnvironmentProcess]",
+        environment: str,
+        model_name: str,
+        instance_name: str,
+        wait_s: float,
+        log: ModelLog,
+        debug_port: Optional[int],
+    ) -> None:
+        self._host = host
+        self._start = start
+        self._where = environment
+        self._model_name = model_name
+        self._whose_process = f"the process of '{instance_name}' in {environment}"
+        self._unhealthy = f"Stub process '{instance_name}' is not healthy."
+        self._wait_s = wait_s
+        self._debug_port = debug_port
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
+        self._started: SimpleQueue[Optional[BaseException]] = SimpleQueue()
+        self._reader = threading.Thread(target=self._run, name="pybackend stub", daemon=True)
+        self._codec: Codec = JSON
+        self._writing = threading.Lock()
+        self._output = _Output(host, log)
+        self._process: Optional[EnvironmentProcess] = None
+        self._has_ended = False
+        self._overlaps = False
+
+    @property
+    def model(self) -> Any:
+        return _NotHere(f"the model object of '{self._model_name}' is in another process, of {self._where}")
+
+    # Life
+
+    def load(self, model: ModelToLoad, config_json: Optional[str]) -> "Optional[Dict[str, Any]]":
+        # The reader starts it: the kernel ends a stub with the thread that started it.
+        self._reader.start()
+        error = self._started.get()
+        if error is not None:
+            raise error
+        hello = self._answers.get()
+        if not isinstance(hello, Hello):
+            why = hello.failure[1] if isinstance(hello, Failed) else self._said()
+            raise LoadError(f"the environment {self._where} of model '{self._model_name}' cannot be used: {why}")
+        codec = next(codec for codec in available() if codec.name in hello.codecs)
+        debugger = None if self._debug_port is None else DebuggerPoint(self._debug_port, waits=True)
+        self._send(Load(codec.name, config_json, model._replace(debugger=debugger)))
+        self._codec = codec
+        self._output.passes_on = True
+        completed = self._next(Completed)
+        document: Optional[Dict[str, Any]] = completed.config
+        return document
+
+    def _said(self) -> str:
+        """Return why the process has not become a stub."""
+        said = self._output.take_printed().decode("utf-8", "replace").strip()
+        return (said[len("error: ") :] if said.startswith("error: ") else said) or self._fate()
+
+    def initialize(self, plan: Initialize) -> bool:
+        self._overlaps = plan.concurrency > 1
+        self._send(plan)
+        has_is_ready: bool = self._next(Initialized).has_is_ready
+        return has_is_ready
+
+    def _next(self, kind: type) -> Any:
+        answer = self._answers.get()
+        if isinstance(answer, kind):
+            return answer
+        if isinstance(answer, Failed):
+            raise LoadError(answer.failure[1])
+        raise LoadError(f"{self._whose_process} has ended: {self._fate()}")
+
+    def finalize(self) -> Tuple[str, Optional[BaseException]]:
+        self._send(Finalize())
+        try:
+            answer = self._answers.get(timeout=2 * self._wait_s if self._debug_port is None else None)
+        except Empty:
+            raise FinalizeError("finalize does not return, or execute does not") from None
+        if not isinstance(answer, Finalized):
+            return f"{self._whose_process} has ended before finalize: {self._fate()}", None
+        return "" if answer.failure is None else f"finalize raised: {answer.failure[1]}", None
+
+    def release(self) -> None:
+        if self._process is not None:
+            with suppress(OSError):  # the process has closed it
+                self._process.socket.shutdown(socket.SHUT_RDWR)
+            self._reader.join()
+            self._process.end()
+
+    # Requests
+
+    def send(self, message: FromHost) -> None:
+        self._send(message)
+        if isinstance(message, Probe) and self._process is not None:
+            self._process.nudge(NUDGE)
+
+    def execute(self, execution: Execution, message: Execute) -> None:
+        self._send(message)
+        if not (self._overlaps or self._has_ended):
+            execution.done.wait()
+        if self._has_ended:
+            raise HarnessError(f"{self._whose_process} has ended: {self._fate()}")
+
+    def attach(self, number: int, size: int, role: SegmentRole) -> Any:
+        """Share memory that has no name; the model's process gets its descriptor."""
+        descriptor = _unnamed_file()
+        try:
+            os.ftruncate(descriptor, size)
+            mapping = mmap.mmap(descriptor, size)
+            self._send(Attach(number, size, role), [descriptor])
+        finally:
+            os.close(descriptor)
+        return mapping
+
+    def whereabouts(self) -> str:
+        return f"it runs in {self._whose_process}"
+
+    def _send(self, message: FromHost, descriptors: Sequence[int] = ()) -> None:
+        metadata = self._codec.dumps([encoded(message)])
+        data = memoryview(HEADER.pack(len(metadata), 0) + metadata)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        assert self._process is not None
+        with self._writing, suppress(OSError):  # the reader notices the end too, and tells all who wait
+            sent = self._process.socket.sendmsg([data], ancillary)
+            self._process.socket.sendall(data[sent:])
+
+    def _fate(self) -> str:
+        return "it was never started" if self._process is None else self._process.fate()
+
+    # The thread that reads
+
+    def _run(self) -> None:
+        try:
+            self._process = self._start()
+        except BaseException as error:  # noqa: BLE001  the thread that opens the model raises it
+            self._started.put(error)
+            return
+        self._started.put(None)
+        try:
+            self._read(self._process)
+        except Exception as error:  # noqa: BLE001  whatever a stub's message breaks
+            self._process.kill()
+            self._host.errors.setdefault(head_of(self._unhealthy), error)
+        self._output.read(self._process.output)
+        self._has_ended = True
+        self._answers.put(None)
+        self._host.end(self._unhealthy)
+
+    def _read(self, process: EnvironmentProcess) -> None:
+        decoder = FrameDecoder()
+        poll = select.poll()
+        for descriptor in (process.socket.fileno(), process.output):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if not self._output.read(process.output) and process.output in ready:
+                poll.unregister(process.output)
+            if process.socket.fileno() not in ready:
+                continue
+            try:
+                received = process.socket.recv_into(decoder.room())
+            except OSError:
+                received = 0
+            if not received:
+                return
+            for frame in decoder.received(received):
+                for kind, *fields in decode_frame(self._codec, frame):
+                    self._handle(STUB_MESSAGES[kind](*fields), bytes(frame.tail))
+
+    def _handle(self, message: Any, tail: bytes) -> None:
+        if isinstance(message, (Hello, Completed, Initialized, Failed, Finalized)):
+            self._answers.put(message)
+        else:
+            self._host.on_message(message, tail)
+
+
+class _Output:
+    """Reads the output of a stub's process: printed text, and records of its log in between. See :mod:`pybackend_wire.log_record`.
+
+    Attributes:
+        passes_on: whether printed text goes to the test's own output; before that it is kept.
+    """
+
+    def __init__(self, host: Host, log: ModelLog) -> None:
+        self.passes_on = False
+        self._host = host
+        self._log = log
+        self._printed = b""
+        self._rest = b""
+        self._pieces: Dict[Tuple[int, int], List[str]] = {}
+
+    def read(self, descriptor: int) -> bool:
+        """Read what there is, without waiting; False at the end."""
+        while True:
+            try:
+                data = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                return True
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                text, mark, record = line.rpartition(MARK)
+                if mark and self._keep(record):
+                    self._print(text)
+                else:
+                    self._print(line + b"\n")
+            if not data or len(self._rest) > MOST_LINE:
+                self._print(self._rest)
+                self._rest = b""
+            if not data:
+                return False
+
+    def take_printed(self) -> bytes:
+        """Return what was printed and not passed on."""
+        printed, self._printed = self._printed, b""
+        return printed
+
+    def _print(self, text: bytes) -> None:
+        if self.passes_on:
+            text, self._printed = self._printed + text, b""
+            while text:
+                text = text[os.write(1, text) :]
+        else:
+            self._printed = (self._printed + text)[:MOST_LINE]
+
+    def _keep(self, record: bytes) -> bool:
+        """Note a record; False if it is none, but text that the model printed."""
+        try:
+            fields = json.loads(record.decode("utf-8"))
+            if len(fields) != _RECORD_FIELDS:
+                return True  # the short note before the record of a failure
+            pid, thread, number, file, line, place, pieces, text, failure, _ids, _traces = fields
+            level = Logger.LogLevel(number)
+            so_far = self._pieces.setdefault((pid, thread), []) if place < MOST_PIECES else []
+            so_far.append(str(text))
+        except (ValueError, TypeError):
+            return False
+        if len(so_far) >= pieces:
+            message = "".join(self._pieces.pop((pid, thread)))
+            if failure:
+                self._host.errors[message.partition("\n")[0]] = ModelException(message)
+                if len(self._host.errors) > _MOST_ERRORS:
+                    del self._host.errors[next(iter(self._host.errors))]
+            self._log.add(level, file, line, message)
+        return True
+
+
+class _NotHere:
+    """Stands for the model object; every use is an error that says where it is."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise HarnessError(
+            f"{self._reason}: a test cannot use its '{name}'. Run pytest inside that environment, or pass "
+            "environment='here' if this one has the model's packages"
+        )
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pybackend-testing")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

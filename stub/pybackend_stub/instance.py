@@ -1,0 +1,237 @@
+"""One instance of a model: imported, completed, initialised, executed, finalized.
+
+A stub runs one, and so does a test harness for each model. This module knows the messages about a model; its owner decides
+who receives them, and in which thread the model's code runs.
+"""
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import Any, Callable, Dict, Optional
+
+from pybackend_sdk.logger import Logger
+from pybackend_sdk.model_class import check_execute
+from pybackend_sdk.model_loader import complete_config, import_model
+from pybackend_stub.answers import AnswerQueue
+from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
+from pybackend_stub.client_memory import ClientMemory
+from pybackend_stub.error_log import ErrorLog
+from pybackend_stub.executor import ModelExecutor, executor_of
+from pybackend_stub.host_calls import HostCalls
+from pybackend_stub.memory import StubMemory
+from pybackend_stub.metrics import StubMetrics
+from pybackend_stub.model_calls import ModelCalls
+from pybackend_stub.model_control import ModelControl
+from pybackend_stub.readiness import ReadinessCheck
+from pybackend_stub.receiver import Receiver
+from pybackend_stub.responder import Responder
+from pybackend_stub.results import ResultWriter, UnknownOutputs
+from pybackend_stub.runtime import StubRuntime
+from pybackend_stub.stacks import tell_stacks
+from pybackend_stub.tensor_io import OutputWriter, TensorReader
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.host_messages import (
+    Answer,
+    Attach,
+    Cancel,
+    Detach,
+    Execute,
+    Flow,
+    FreeOutput,
+    FromHost,
+    Initialize,
+    ModelToLoad,
+    NoOutput,
+    Probe,
+    Reply,
+)
+from pybackend_wire.messages import ATTENDED_FROM, SegmentRole
+from pybackend_wire.stub_messages import Detached, DroppedOutput, Readiness
+
+_MOST_NAME = 1000
+"""Most characters of an unknown output's name that the host is told."""
+
+
+class ModelInstance:
+    """A model object, and all that serves it.
+
+    Args:
+        channel: sends messages to the host.
+        memory: the segments that the host attached.
+        errors: receives failed executions and formats errors.
+    """
+
+    receiver: Receiver
+    attend: "Callable[[], None]"
+
+    def __init__(self, channel: HostChannel, memory: StubMemory, errors: ErrorLog) -> None:
+        self.answers = AnswerQueue(channel)
+        self.model: Any = None
+        self.executor: Optional[ModelExecutor] = None
+        self.writer: Optional[OutputWriter] = None
+        self.terminal: Optional[int] = None
+        self._channel = channel
+        self._memory = memory
+        self._errors = errors
+        self._regions = ClientMemory()
+        self._main_thread = threading.get_ident()
+        self._model_class: Optional[type] = None
+        self._model_file = ""
+        self._model_name = ""
+        self._runtime: Optional[StubRuntime] = None
+        self._calls: Optional[HostCalls] = None
+        self._responder: Optional[Responder] = None
+        self._readiness: Optional[ReadinessCheck] = None
+        self._executing = 0
+
+    def connect(self, receiver: Receiver, attend: "Callable[[], None]") -> None:
+        """Set who passes messages to :meth:`handle`, and what to call if some may come while the model's code runs."""
+        self.receiver, self.attend = receiver, attend
+
+    # Life. Exceptions of the model's code are the caller's.
+
+    def load(
+        self, model: ModelToLoad, runtime: StubRuntime, import_class: "Callable[..., type]" = import_model
+    ) -> None:
+        """Import the model's class."""
+        self._model_file, self._model_name, self._runtime = model.model_file, model.model_name, runtime
+        self._errors.place = model.model_file, 0
+        self._model_class = import_class(model.model_file, of_backend=model.of_backend)
+
+    def complete(self, config_json: str) -> "Optional[Dict[str, Any]]":
+        """Run ``auto_complete_config`` on the configuration; None if the model has no such function."""
+        assert self._model_class is not None
+        return complete_config(self._model_class, self._model_name, config_json)
+
+    def initialize(self, plan: Initialize) -> bool:
+        """Make the model object and initialise it; returns whether it has ``is_ready``."""
+        assert self._model_class is not None
+        assert self._runtime is not None
+        channel, receiver, memory, errors, runtime = (
+            self._channel, self.receiver, self._memory, self._errors, self._runtime,
+        )  # fmt: skip
+        name = runtime.instance_name
+        self._regions.maps = plan.maps_regions
+        self.writer = writer = OutputWriter(channel, receiver, memory, self._regions, name)
+        runtime.outputs = writer
+        self._calls = calls = HostCalls(channel, receiver, memory)
+        runtime.metrics = StubMetrics(calls, name)
+        runtime.control = ModelControl(calls, writer, name)
+        self.model = self._model_class()
+        code = getattr(getattr(self.model, "execute", None), "__code__", None)
+        if code is not None:
+            self._errors.place = code.co_filename, code.co_firstlineno
+        initialize = getattr(self.model, "initialize", None)
+        if initialize is not None:
+            initialize(plan.args)
+        check_execute(self.model, self._model_file)
+        reader = TensorReader(memory, self._regions, plan.output_names, plan.copy_inputs, self._model_name)
+        tell = self._tell_dropped if plan.drops_unknown_outputs else None
+        results = ResultWriter(writer, name, errors.format, UnknownOutputs(plan.output_names, tell))
+        self._responder = runtime.responder = Responder(channel, receiver, results, plan.decoupled)
+        self.executor = executor_of(self.model, reader, results, self.answers, errors, plan)
+        receiver.hands_back = not self.executor.only_begins
+        is_ready = getattr(self.model, "is_ready", None)
+        if is_ready is not None:
+            self._readiness = ReadinessCheck(is_ready, self.executor, self._answer_readiness, errors.format, name)
+            self.attend()  # the host may probe while the main thread is busy
+        runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
+        return is_ready is not None
+
+    def execute(self, message: Execute, tail: bytearray) -> None:
+        """Run ``execute`` once; the answer is queued, and sent at once if it cannot wait for others.
+
+        Raises:
+            RemoteProtocolError: the model is not initialised.
+        """
+        if self.executor is None:
+            raise RemoteProtocolError("EXECUTE before INITIALIZE")
+        execution, requests = message
+        if execution >= ATTENDED_FROM or self.receiver.has_more_work:
+            self.attend()  # if this takes long, prefetched executions go to another instance
+        self._executing = execution
+        self._memory.mark_begun(execution)
+        ready_ns = self.executor.run(execution, requests, tail)
+        self._executing = 0
+        released = self._memory.take_released()
+        if released:
+            self.answers.add_released(released)
+        if self.receiver.has_more_work:
+            self.answers.keep_or_flush(ready_ns)
+
+    def finalize(self) -> "Optional[BaseException]":
+        """Send the last answers and call ``finalize``; an exception from it is logged and returned."""
+        self.answers.flush()
+        if self._runtime is not None:
+            self._runtime.models = self._runtime.control = None
+        finalize = getattr(self.model, "finalize", None)
+        if finalize is not None:
+            try:
+                finalize()
+            except BaseException as error:  # noqa: BLE001  a failing finalize does not stop the end of the model
+                Logger.log_info(f"Failed to finalize model: {self._errors.format(error)}")
+                return error
+        return None
+
+    # Messages
+
+    def handle(self, message: FromHost, tail: bytearray) -> None:
+        """Act on a message that is not about the model's life, in the thread that received it."""
+        if isinstance(message, FreeOutput):
+            for segment, offset in message.blocks:
+                self._memory.free_output(segment, offset)
+        elif isinstance(message, (Reply, Answer)):
+            assert self._calls is not None
+            self._calls.on_message(message, tail)
+        elif isinstance(message, Attach):
+            self._attach(message, self._channel.descriptors.popleft())
+        elif isinstance(message, NoOutput):
+            assert self.writer is not None
+            self.writer.on_refused(message.reason)
+        elif isinstance(message, Detach):
+            if not self._regions.detach(message.segment) and self._memory.detach(message.segment):
+                self._channel.say(Detached(message.segment))
+        elif isinstance(message, Cancel):
+            assert self._responder is not None
+            self._responder.on_cancel((message.execution, message.request))
+        elif isinstance(message, Flow):
+            assert self._responder is not None
+            self._responder.on_flow((message.execution, message.request), message.allowed)
+        else:
+            assert isinstance(message, Probe)
+            assert self._readiness is not None
+            self.receiver.leave_core()
+            self._readiness.start()
+
+    def _attach(self, message: Attach, descriptor: int) -> None:
+        if message.role == SegmentRole.REGION:
+            self._regions.attach(message.segment, descriptor, message.size_bytes)
+            return
+        if message.role == SegmentRole.TERMINAL:
+            self.terminal = descriptor
+            return
+        if message.role == SegmentRole.PROGRESS:
+            tell_stacks(os.dup(descriptor))
+        self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
+        if message.role == SegmentRole.OUTPUT and self.writer is not None:
+            self.writer.on_grown()
+
+    def _tell_dropped(self, name: str) -> None:
+        self._channel.say(DroppedOutput(shortened(name, _MOST_NAME)))
+
+    def _answer_readiness(self, ready: bool, reason: str) -> None:
+        with suppress(HostGone):
+            self._channel.say(Readiness(ready, shortened(reason, MOST_TEXT)))
+
+    def _before_call(self) -> None:
+        """Before a model waits for another one, send finished answers and hand back executions that have not begun."""
+        self.answers.flush()
+        self.receiver.return_work()
+
+    def _current_execution(self) -> int:
+        """The execution that the calling thread works for, 0 for threads that the model started."""
+        if threading.get_ident() == self._main_thread:
+            return self._executing
+        coroutines = sys.modules.get("pybackend_stub.coroutines")
+        return 0 if coroutines is None else coroutines.current_execution()
