@@ -221,7 +221,13 @@ class Server:
         if sockets.http is not None:
             guard = rules.http_guard()
             frontend = InferFrontend(
-                self._engine, limits, self._kept, senders=self._senders, forwards=rules.http_forwards, guard=guard
+                self._engine,
+                limits,
+                self._kept,
+                senders=self._senders,
+                forwards=rules.http_forwards,
+                guard=guard,
+                fast_paths=self._settings.fast_paths,
             )
             port = HttpPort(self._kept, watch=self._watch, guard=guard, cors=rules.cors)
             app = make_app(frontend)

@@ -374,6 +374,7 @@ class Settings:
         validate_outputs: outputs must be as configured, in models that do not say.
         model_load_count: number of models that may load at the same time.
         zygotes: processes of models may be forked from one with preloaded modules.
+        fast_paths: front ends remember recurring requests.
         shared_core: the server and models' processes wait on one core while requests come one at a time.
         gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
@@ -419,6 +420,7 @@ class Settings:
     validate_outputs: bool = False
     model_load_count: int = 4
     zygotes: bool = True
+    fast_paths: bool = True
     shared_core: bool = True
     gpu_models_on_cpu: bool = False
     model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)

@@ -359,6 +359,12 @@ def _add_debugging(serve: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help=f"port on 127.0.0.1 for the first process, further ones follow; 0 takes free ports [{DEFAULT_DEBUG_PORT}]",
     )
+    add_switch(
+        group,
+        "--no-fast-paths",
+        default=False,
+        text="remember nothing of earlier requests, to find out whether a fault comes from that",
+    )
     add_switch(group, "--debug-wait", default=False, text="import a debugged model only after a debugger has attached")
 
 
@@ -454,6 +460,7 @@ def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, ne
         validate_outputs=given.validate_outputs,
         model_load_count=given.model_load_thread_count,
         zygotes=not given.no_zygote,
+        fast_paths=not given.no_fast_paths,
         shared_core=not given.no_shared_core,
         gpu_models_on_cpu=given.gpu_models == "cpu",
         model_memory_limit_bytes=given.model_memory_limit or half_of_memory_bytes(),

@@ -324,6 +324,7 @@ FLAGS = {
     "--model-load-thread-count": ("model_load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),
     "--no-shared-core": ("shared_core", True, "true", False),
+    "--no-fast-paths": ("fast_paths", True, "true", False),
     "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
     "--tensor-memory-limit": ("tensor_memory_limit_bytes", None, "1048576", 1048576),
     "--allow-client-shm": ("client_shared_memory", False, "true", True),
