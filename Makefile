@@ -62,11 +62,12 @@ test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, w
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)
 
-lint: $(MARK)-dev ## ruff, mypy and the import contracts
+lint: $(MARK)-dev ## ruff, mypy, the import contracts, and the rules for sources and pages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.lint
 
 format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero

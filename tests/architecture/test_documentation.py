@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
-import runpy
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,61 +26,6 @@ from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = re.compile(r"`((?:pybackend|pybackend_\w+)(?:\.\w+)+)`")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
-PAGES = [path for path in PAGES if "node_modules" not in path.parts]
-LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
-BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-
-
-def _name(path):
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_lead_somewhere(page):
-    broken = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
-    assert broken == []
-
-
-def test_links_of_the_changes_lead_to_pages_of_the_site():
-    text = runpy.run_path(str(ROOT / "mkdocs_changelog.py"))["changes"]()
-    targets = LINK.findall(text)
-    assert targets
-    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
-
-
-ANCHOR = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
-
-
-def _anchors(page):
-    """The anchors of a page's headings, as GitHub and MkDocs make them."""
-    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    titles = [re.sub(r"[`*]|\]\([^)]*\)|\[", "", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-    return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_lead_to_headings(page):
-    targets = [(page.parent / path if path else page, anchor) for path, anchor in ANCHOR.findall(page.read_text())]
-    assert [f"{target.name}#{anchor}" for target, anchor in targets if anchor not in _anchors(target)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_python_blocks_are_python(page):
-    for _, code in BLOCK.findall(page.read_text()):
-        try:
-            ast.parse(textwrap.dedent(code))
-        except SyntaxError as error:
-            # A `return` on its own is a fair excerpt of a method.
-            assert "outside function" in str(error), f"{error}:\n{code}"  # noqa: PT017  only this kind is excused
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_diagrams_have_no_semicolons(page):
-    # Mermaid ends a statement there, and shows the whole diagram as text.
-    diagrams = re.findall(r"^```mermaid\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
 
 
 def test_flags_of_serve_are_all_documented_and_all_there():
@@ -113,53 +55,6 @@ def test_flags_of_serve_are_in_the_groups_of_its_help():
     assert {
         title: found - present[title] for title, found in documented.items() if not found or found - present[title]
     } == {}
-
-
-def test_pages_install_extras_from_the_clone():
-    # pybackend is in no package index yet. What the program itself says is different: there it is installed already.
-    quotes = {"docs/operators/doctor.md", "CHANGELOG.md"}
-    found = [_name(page) for page in PAGES if re.search(r"pip install '?pybackend", page.read_text())]
-    assert [name for name in found if name not in quotes] == []
-
-
-def test_every_page_is_in_the_navigation():
-    navigation = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert navigation == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-
-
-def test_every_page_is_reachable_from_the_index():
-    docs = ROOT / "docs"
-    reached, waiting = set(), [docs / "index.md"]
-    while waiting:
-        page = waiting.pop()
-        if page not in reached:
-            reached.add(page)
-            linked = ((page.parent / target).resolve() for target in LINK.findall(page.read_text()))
-            waiting += [target for target in linked if target.suffix == ".md" and target.is_relative_to(docs)]
-    assert sorted(map(_name, set(docs.rglob("*.md")) - reached)) == []
-
-
-def test_glossary_names_modules_that_exist():
-    page = (ROOT / "docs" / "architecture" / "glossary.md").read_text()
-    places = [place for row in re.findall(r"^\|.*\| ([^|]*) \|$", page, re.MULTILINE) for place in CODE.findall(row)]
-    assert len(places) > 40
-    assert [place for place in places if not _exists(place)] == []
-
-
-def _exists(place):
-    """True for a module in the sources, or a name that one binds at its top level."""
-    package, *names = place.split(".")
-    path = next(ROOT / top / package for top in ("host", "stub", "sdk") if (ROOT / top / package).exists())
-    for name in names:
-        if path.is_dir() and (path / name).is_dir():
-            path /= name
-        elif path.is_dir() and (path / f"{name}.py").exists():
-            path /= f"{name}.py"
-        else:
-            return (
-                path.is_file() and re.search(rf"^(?:class |def )?{name}\b", path.read_text(), re.MULTILINE) is not None
-            )
-    return True
 
 
 @pytest.mark.parametrize(

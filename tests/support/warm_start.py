@@ -122,6 +122,11 @@ class _Forker:
     def request(self, arguments: Sequence[str], output: int, reports: int) -> None:
         socket.send_fds(self._requests, [json.dumps(arguments).encode()], [output, reports])
 
+    def cpu_s(self) -> float:
+        """What it has taken so far, with those of its processes that have ended."""
+        times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> None:
         """End it, which it does when all that it has forked have ended."""
         self._requests.close()
@@ -158,6 +163,11 @@ def starts(*, warm: bool) -> Iterator[None]:
         yield
     finally:
         _places.pop()
+
+
+def forked_cpu_s() -> float:
+    """CPU seconds of the process that forks servers, and of the servers that have ended."""
+    return sum(forker.cpu_s() for forker in _forkers)
 
 
 def end_forker() -> None:

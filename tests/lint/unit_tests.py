@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,11 +22,23 @@ EXCEPTIONS = {
 """Tests that are about no single module, and why."""
 
 
-def _tests():
-    return sorted(str(path.relative_to(UNIT)) for path in UNIT.rglob("test_*.py"))
+def faults() -> Iterator[str]:
+    """Tests of modules that are not there, and exceptions without a reason."""
+    for test in sorted(str(path.relative_to(UNIT)) for path in UNIT.rglob("test_*.py")):
+        about_a_module = any(path.is_file() for path in _mirrored(test))
+        if not about_a_module and test not in EXCEPTIONS:
+            yield (
+                f"tests/unit/{test}: none of its modules exists: move it to where its module is, or to another kind of "
+                f"test (tests/README.md)"
+            )
+        if about_a_module and test in EXCEPTIONS:
+            yield f"tests/unit/{test}: the exception in tests/lint/unit_tests.py is not needed"
+    for test in EXCEPTIONS:
+        if not (UNIT / test).is_file():
+            yield f"tests/lint/unit_tests.py: there is no tests/unit/{test} to except"
 
 
-def _mirrored(test):
+def _mirrored(test: str) -> Iterator[Path]:
     """The modules that a test may be about: ``x`` for ``test_x.py``, and ``x`` for any file in a folder ``x``."""
     part, *folders, name = Path(test).parts
     stem = name.removeprefix("test_").removesuffix(".py")
@@ -33,20 +46,3 @@ def _mirrored(test):
         yield package.joinpath(*folders, f"{stem}.py")
         if folders:
             yield package.joinpath(*folders[:-1], f"{folders[-1]}.py")
-
-
-def test_the_modules_exist():
-    lost = {
-        test: [str(path.relative_to(ROOT)) for path in _mirrored(test)]
-        for test in _tests()
-        if test not in EXCEPTIONS and not any(path.is_file() for path in _mirrored(test))
-    }
-    assert lost == {}, (
-        "each of these is about none of its modules: move it to where its module is, or to another kind of test "
-        "(tests/README.md)"
-    )
-
-
-def test_exceptions_are_needed():
-    assert [test for test in EXCEPTIONS if not (UNIT / test).is_file()] == []
-    assert [test for test in EXCEPTIONS if any(path.is_file() for path in _mirrored(test))] == []

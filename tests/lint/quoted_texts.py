@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -114,7 +113,14 @@ LOG_LINE = re.compile(r"^(?:[EWI](?:\d{4} [\d:.]+ \d+ \S+\])? \"?|error: |warnin
 OTHER_BLOCKS = re.compile(r"^( *)```(?!python|protobuf|mermaid)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
-def messages():
+def faults() -> Iterator[str]:
+    """The quotes that are no text of the source."""
+    for name, quote in dict.fromkeys([*_messages(), *_quotes()]):
+        if not is_in_the_source(quote):
+            yield f"docs/{name} quotes {quote!r}; not in the source: {pieces(quote)}"
+
+
+def _messages() -> Iterator[tuple[str, str]]:
     """The messages that pages quote in their sentences, and the lines of logs and errors in their code blocks."""
     for page in sorted(DOCS.rglob("*.md")):
         name, text = str(page.relative_to(DOCS)), page.read_text()
@@ -124,16 +130,10 @@ def messages():
             quote = one or other
             if len(WORDS.findall(quote)) >= FEWEST_WORDS and not quote.startswith(COMMANDS):
                 found.append(quote)
-        found = [quote for quote in dict.fromkeys(found) if quote not in FROM_MODELS]
-        yield from (pytest.param(name, quote, id=f"{name}-{quote[:40]}") for quote in found)
+        yield from ((name, quote) for quote in found if quote not in FROM_MODELS)
 
 
-@pytest.mark.parametrize(("name", "quote"), list(messages()))
-def test_message_of_any_page_is_a_text_of_the_source(name, quote):
-    assert is_in_the_source(quote), f"{name} quotes {quote!r}; not in the source: {pieces(quote)}"
-
-
-def quotes():
+def _quotes() -> Iterator[tuple[str, str]]:
     """The quoted messages of all tables."""
     for name, column in TABLES.items():
         for line in (DOCS / name).read_text().splitlines():
@@ -142,14 +142,4 @@ def quotes():
                 continue
             for one, other in QUOTE.findall(cells[column]):
                 if " " in (quote := one or other) and not CALL.match(quote):
-                    yield pytest.param(name, quote, id=f"{name}-{quote[:40]}")
-
-
-@pytest.mark.parametrize(("name", "quote"), list(quotes()))
-def test_quoted_message_is_a_text_of_the_source(name, quote):
-    assert is_in_the_source(quote), f"{name} quotes {quote!r}; not in the source: {pieces(quote)}"
-
-
-def test_a_stale_quote_is_found():
-    assert not is_in_the_source("Socket '0.0.0.0:8000' is taken by somebody else")
-    assert is_in_the_source("Socket '0.0.0.0:8000' already in use")
+                    yield name, quote

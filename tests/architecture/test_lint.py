@@ -1,0 +1,57 @@
+"""The linters of ``tests/lint`` find what they are for, and pass what is right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.lint.prose import PATTERNS, faults_in, paragraphs, texts_of_code
+from tests.lint.quoted_texts import is_in_the_source
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.example[:40])
+def test_pattern_finds_its_example(pattern):
+    assert re.search(pattern.expression, pattern.example)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What a configuration asks for and cannot get is said when the model is loaded, with the file and the field.",
+        "The zygote and the warden run no model, and no request passes them.",
+        "bundle: that is.",
+        "instance '%s' did not end within %.1f s and is killed. An `execute` that waits for something can be why",
+        "Whose code waits for an answer should like to be heard.",
+    ],
+)
+def test_faults_that_started_this_list_are_found(text):
+    assert [fault for paragraph in paragraphs(text) for fault in faults_in(paragraph)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "If a configuration asks for something unsupported, loading fails and names the file and the field.",
+        "They run no models and handle no requests.",
+        "bundle: directory of staged stub code.",
+        "Instance '%s' missed its %.1f s stop limit and is being killed.",
+        "The host nudges the stub when it needs an answer now.",
+        "What should a model return?",
+        "`what is there` and\n\n```\nWhat is said here, is code.\n```\n",
+    ],
+)
+def test_plain_sentences_pass(text):
+    assert [fault for paragraph in paragraphs(text) for fault in faults_in(paragraph)] == []
+
+
+def test_texts_of_code_are_found():
+    source = (
+        '"""Whoever reads this."""\n\n\ndef f():\n    # it is looked whether\n    raise ValueError("and is said")\n'
+    )
+    assert len([fault for text in texts_of_code(source) for fault in faults_in(text)]) == 3
+
+
+def test_a_stale_quote_is_found():
+    assert not is_in_the_source("Socket '0.0.0.0:8000' is taken by somebody else")
+    assert is_in_the_source("Socket '0.0.0.0:8000' already in use")

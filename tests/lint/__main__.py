@@ -1,0 +1,21 @@
+"""``python -m tests.lint``: print every fault with its place; the exit status says whether there are any."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.lint import house_rules, pages, prose, quoted_texts, unit_tests
+
+
+def main() -> int:
+    """Run all checks."""
+    checks = (house_rules, unit_tests, pages, quoted_texts, prose)
+    faults = [fault for check in checks for fault in check.faults()]
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults)} faults in sources and pages" if faults else "Sources and pages: no faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

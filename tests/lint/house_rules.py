@@ -1,0 +1,65 @@
+"""Rules that neither ruff nor mypy nor the import contracts can see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(path for folder in ("host", "stub", "sdk") for path in (ROOT / folder).rglob("*.py"))
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+
+
+NO_SERVERS = {"cli", "client", "doctor", "importing", "pack"}
+"""Parts of the host that run on no event loop of a server."""
+
+
+def faults() -> Iterator[str]:
+    """What breaks a rule, each with its place."""
+    yield from _names()
+    yield from _unfinished()
+    yield from _import_contracts()
+    yield from _inherited_cores()
+
+
+def _names() -> Iterator[str]:
+    for path in SOURCES:
+        if path.stem in VAGUE_NAMES:
+            yield f"{path.relative_to(ROOT)}: name the module after what it holds"
+
+
+def _unfinished() -> Iterator[str]:
+    for path in SOURCES:
+        for found in re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text()):
+            yield f"{path.relative_to(ROOT)}: {found}: finish it, or leave it out"
+
+
+def _import_contracts() -> Iterator[str]:
+    """The layers of the host are exhaustive only while they name what exists."""
+    text = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r'containers = \["pybackend"\].*?layers = \[(.*?)\]', text, re.DOTALL)
+    assert layers is not None
+    named = {name.strip() for layer in re.findall(r'"([a-z0-9_| ]+)"', layers[1]) for name in layer.split("|")}
+    present = {
+        path.stem
+        for path in (ROOT / "host" / "pybackend").iterdir()
+        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").exists()
+    }
+    yield from (f"pyproject.toml: the layers of the host lack {name!r}" for name in sorted(present - named))
+    yield from (
+        f"pyproject.toml: the layers of the host name {name!r}, which is gone" for name in sorted(named - present)
+    )
+
+
+def _inherited_cores() -> Iterator[str]:
+    """Threads and processes must inherit all cores: the thread of the event loop stays on one at times."""
+    host = ROOT / "host" / "pybackend"
+    for path in sorted(host.rglob("*.py")):
+        if path.relative_to(host).parts[0] in NO_SERVERS or path.name == "cores.py":
+            continue
+        text = path.read_text()
+        starts_thread = re.search(r"\b(Thread|ThreadPoolExecutor|ProcessPoolExecutor)\(", text)
+        starts_process = re.search(r"\b(subprocess\.Popen|os\.fork|os\.posix_spawn|create_subprocess_\w+)\(", text)
+        if starts_thread or (starts_process and "roam()" not in text):
+            yield f"{path.relative_to(ROOT)}: start threads and processes as pybackend.cores says"
