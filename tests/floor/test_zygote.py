@@ -13,7 +13,7 @@ from tests.floor import environments
 FORKS = """
 import asyncio, json, sys
 from pathlib import Path
-from pybackend.doctor.trial import greeting
+from pybackend.tools.doctor.trial import greeting
 from pybackend.environment.environment import Environment
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.child_process import AdoptedProcess

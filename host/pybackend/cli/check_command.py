@@ -11,13 +11,13 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.places import refuse_bare_models, with_single_models
 from pybackend.cli.terminal import print_text, wrapped
-from pybackend.doctor.check import ModelReport, check_models
-from pybackend.doctor.host import model_host
 from pybackend.errors import ServerError
-from pybackend.importing.refusal import refusal_of
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
+from pybackend.tools.doctor.check import ModelReport, check_models
+from pybackend.tools.doctor.host import model_host
+from pybackend.tools.importing.refusal import refusal_of
 
 
 def make_parser() -> CommandParser:

@@ -18,13 +18,13 @@ from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.terminal import has_terminal
 from pybackend.errors import ServerError
-from pybackend.importing.entry import StagedEntry, place_of
-from pybackend.importing.kinds import Found
-from pybackend.importing.run import backed_by, first_configuration, lay_out
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_settings import LogFormat
 from pybackend.settings import ModelControlMode, Settings
+from pybackend.tools.importing.entry import StagedEntry, place_of
+from pybackend.tools.importing.kinds import Found
+from pybackend.tools.importing.run import backed_by, first_configuration, lay_out
 
 SETTLE_S = 0.1
 """Editors write a file, or all files that have changed, within this time."""

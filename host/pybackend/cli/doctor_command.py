@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.terminal import wrapped
-from pybackend.doctor.examination import examine
-from pybackend.doctor.finding import Finding, Status
-from pybackend.doctor.models import NOT_LOADED
 from pybackend.settings import Settings
+from pybackend.tools.doctor.examination import examine
+from pybackend.tools.doctor.finding import Finding, Status
+from pybackend.tools.doctor.models import NOT_LOADED
 
 _MOST_NAMED = 4
 

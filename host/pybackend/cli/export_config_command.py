@@ -12,13 +12,13 @@ from pybackend.cli.connection_flags import add_connection_flags, connection_of
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
 from pybackend.cli.visited_server import SILENT, Serve, visited_settings
-from pybackend.client.connection import Connection, model_path
 from pybackend.errors import PybackendError, ServerError
-from pybackend.importing.trial import Trial
 from pybackend.modelconfig.minimal import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json
 from pybackend.repository.layout import is_model_directory, scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED
+from pybackend.tools.client.connection import Connection, model_path
+from pybackend.tools.importing.trial import Trial
 
 _DEFAULT_TIMEOUT_S = 600.0
 _MOST_NAMED = 8

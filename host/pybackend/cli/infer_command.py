@@ -12,10 +12,10 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
 from pybackend.cli.terminal import divided, print_text
 from pybackend.cli.visited_server import Serve, visited_settings
-from pybackend.client.connection import Connection
-from pybackend.client.display import answer_lines, event_line
-from pybackend.client.inference import Question, infer, infer_json, infer_stream, output_names
 from pybackend.errors import InferenceError, PybackendError
+from pybackend.tools.client.connection import Connection
+from pybackend.tools.client.display import answer_lines, event_line
+from pybackend.tools.client.inference import Question, infer, infer_json, infer_stream, output_names
 
 _DEFAULT_TIMEOUT_S = 300.0
 

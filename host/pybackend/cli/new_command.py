@@ -20,7 +20,7 @@ TEMPLATES = {
     "ensemble": "two models as the steps of one",
 }
 
-_DIRECTORY = Path(__file__).resolve().parents[1] / "templates"
+_DIRECTORY = Path(__file__).resolve().parents[1] / "tools" / "templates"
 _PLACEHOLDER = "my_model"
 
 

@@ -14,11 +14,11 @@ from typing import NoReturn
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
-from pybackend.pack import PackError, PackOptions, PackResult, pack
-from pybackend.pack.errors import ConflictError, SpecificationError, UnsolvableError
-from pybackend.pack.options import FORMATS
-from pybackend.pack.progress import Progress, TerminalProgress
-from pybackend.pack.surprises import Wanted, gigabytes, surprises
+from pybackend.tools.pack import PackError, PackOptions, PackResult, pack
+from pybackend.tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
+from pybackend.tools.pack.options import FORMATS
+from pybackend.tools.pack.progress import Progress, TerminalProgress
+from pybackend.tools.pack.surprises import Wanted, gigabytes, surprises
 
 _DEFAULT_LOCK = ""
 """Value of --lock without a name: the archive's name with another suffix."""

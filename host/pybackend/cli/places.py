@@ -15,7 +15,7 @@ from pybackend.repository.layout import is_model_directory
 from pybackend.settings import Settings
 
 if TYPE_CHECKING:
-    from pybackend.importing.kinds import Found
+    from pybackend.tools.importing.kinds import Found
 
 
 def with_single_models(settings: Settings) -> Settings:
@@ -50,7 +50,7 @@ def bare_model_at(path: Path) -> Found | None:
     files = [path.name] if path.is_file() else [entry.name for entry in _entries(path) if entry.is_file()]
     if not files:
         return None
-    from pybackend.importing.detection import bare_model, holds_models  # late: most servers start without it
+    from pybackend.tools.importing.detection import bare_model, holds_models  # late: most servers start without it
 
     if holds_models(path):
         return None

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
 from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
-from pybackend.client.connection import Connection
-from pybackend.client.figures import Row, Sample, Source, rows_between
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
+from pybackend.tools.client.connection import Connection
+from pybackend.tools.client.figures import Row, Sample, Source, rows_between
 
 _TIMEOUT_S = 10.0
 _INTERVAL_S = 2.0

@@ -25,8 +25,8 @@ def place():
 
 READ = """
 import pathlib, sys
-from pybackend.pack.errors import PackError
-from pybackend.pack.reader import read_specification
+from pybackend.tools.pack.errors import PackError
+from pybackend.tools.pack.reader import read_specification
 try:
     read_specification(pathlib.Path(sys.argv[1]))
 except PackError as error:

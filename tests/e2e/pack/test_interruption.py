@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pybackend.pack.scratch import scratch_directory
+from pybackend.tools.pack.scratch import scratch_directory
 from tests.support.conda_channel import write_wheel
 from tests.support.gates import wait_until
 from tests.support.packed_environments import PACK_DEADLINE_S, run_pack

@@ -1,0 +1,213 @@
+"""HTTP requests to a server of the v2 protocol. Every failure is one sentence for a terminal."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pybackend.errors import InferenceError, ServerError
+from pybackend.tools.client.access import Access
+
+_EVENT = b"data: "
+_PORTS = {"http": 80, "https": 443}
+_LOCAL = "unix:"
+
+_START = (
+    "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
+    "request with --repository DIRECTORY"
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A response with status 200; header names are in lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    """HTTP over a Unix-domain socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Connection:
+    """Sends requests to one server.
+
+    Args:
+        url: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out.
+        timeout_s: how long to wait for the connection, and then for each part of a response.
+        advice: for the error if no server answers.
+        access: headers and certificates; None for none.
+
+    Raises:
+        ServerError: the URL or a certificate is wrong.
+    """
+
+    def __init__(self, url: str, timeout_s: float, advice: str = _START, access: Access | None = None) -> None:
+        self._advice = advice
+        self._timeout_s = timeout_s
+        self._access = Access() if access is None else access
+        self._context: ssl.SSLContext | None = None
+        self._path = ""
+        self._prefix = ""
+        if url.startswith(_LOCAL):
+            rest = url.removeprefix(_LOCAL)
+            self._path = rest.removeprefix("//") if rest.startswith("///") else rest
+            self.url = f"{_LOCAL}{self._path}"
+            return
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            self._address = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+        except (KeyError, ValueError):
+            self._address = ("", 0)
+        if not self._address[0]:
+            raise ServerError(f"'{url}' is not the URL of a server: write, for example, http://localhost:8000")
+        self._prefix = parts.path
+        if parts.scheme == "https":
+            self._context = self._access.tls_context()
+
+    def get(self, path: str) -> Any:
+        """The JSON document at a path.
+
+        Raises:
+            InferenceError: the server answered with an error.
+            ServerError: no server of the protocol answers.
+        """
+        return self._document(self.get_bytes(path))
+
+    def get_bytes(self, path: str) -> bytes:
+        """The body at a path; raises as :meth:`get`."""
+        return self._request("GET", path, None, {}).body
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """The response to a request with a body.
+
+        Raises:
+            InferenceError: the server answered with an error; the message is the server's.
+            ServerError: no server of the protocol answers.
+        """
+        return self._request("POST", path, body, headers)
+
+    def events(self, path: str, document: Any) -> Iterator[Any]:
+        """The server-sent events that answer a JSON document, one by one as they arrive.
+
+        Raises:
+            InferenceError: the server answered with an error instead.
+            ServerError: no server of the protocol answers.
+        """
+        connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
+        try:
+            if response.status != 200:
+                raise InferenceError(self._error_text(response.read(), response.status))
+            for line in response:
+                if line.startswith(_EVENT):
+                    yield self._document(line[len(_EVENT) :])
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+
+    def _request(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        connection, response = self._answered(method, path, body, headers)
+        try:
+            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut_short(error) from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            advice = " (--api-key-file=FILE sends the key in a file)" if response.status == 401 else ""
+            raise InferenceError(f"{self._error_text(reply.body, response.status)}{advice}")
+        return reply
+
+    def _answered(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A connection, and a response whose body has not been read."""
+        connection = self._unconnected()
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise self._unreachable(error) from None
+        try:
+            connection.request(method, self._prefix + path, body, {**self._access.headers, **headers})
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._cut_short(error) from None
+
+    def _unconnected(self) -> http.client.HTTPConnection:
+        if self._path:
+            return _LocalConnection(self._path, self._timeout_s)
+        if self._context is not None:
+            return http.client.HTTPSConnection(*self._address, timeout=self._timeout_s, context=self._context)
+        return http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
+
+    def _unreachable(self, error: OSError) -> ServerError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ServerError(
+                f"cannot trust the certificate of {self.url}: {error.verify_message}. --root-cert=FILE names the one that signs it"
+            )
+        if isinstance(error, ssl.SSLError):
+            return ServerError(
+                f"no TLS connection with {self.url}: {error.reason or error}. If the port has no TLS, write http:// instead"
+            )
+        return ServerError(f"no server answers at {self.url}: {error.strerror or error}. {self._advice}")
+
+    def _cut_short(self, error: Exception) -> ServerError:
+        if isinstance(error, ssl.SSLError):
+            return ServerError(
+                f"{self.url} refused the TLS connection: {error.reason or error}. --client-cert=FILE and --client-key=FILE show "
+                "a certificate"
+            )
+        if isinstance(error, TimeoutError):
+            return ServerError(f"{self.url} has not answered for {self._timeout_s:g} s. --timeout=SECONDS waits longer")
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+            return ServerError(
+                f"the program at {self.url} does not answer in HTTP/1: is that the server's port for HTTP? By default it is 8000; "
+                "8001 is for gRPC. --url names another one"
+            )
+        return ServerError(
+            f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
+        )
+
+    def _error_text(self, body: bytes, status: int) -> str:
+        document = self._document(body, status)
+        if not isinstance(document, dict) or not isinstance(document.get("error"), str):
+            raise self._no_such_server(status)
+        return str(document["error"])
+
+    def _document(self, body: bytes, status: int = 200) -> Any:
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise self._no_such_server(status) from None
+
+    def _no_such_server(self, status: int) -> ServerError:
+        return ServerError(
+            f"the program at {self.url} is no server of the v2 protocol: it answered with status {status} and a body "
+            "that the protocol does not know. --url names another one"
+        )
+
+
+def model_path(model: str, version: str) -> str:
+    """The path of a model, or of one of its versions if ``version`` is not empty."""
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path

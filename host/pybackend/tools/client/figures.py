@@ -1,0 +1,224 @@
+"""The figures of a running server's models: counters of two moments, and what they say about the time between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isnan
+from time import monotonic
+from typing import Any
+
+from pybackend.errors import InferenceError, PybackendError
+from pybackend.modelconfig.full_name import full_name
+from pybackend.tools.client.connection import Connection
+
+_Version = tuple[str, str]
+"""Name and version of a model."""
+
+_GAUGES = {
+    "nv_inference_pending_request_count": "waiting",
+    "pybackend_instances": "instances",
+    "pybackend_instances_ready": "instances_ready",
+    "pybackend_stub_restarts_total": "restarts",
+    "pybackend_executions_running": "running",
+    "pybackend_oldest_execution_seconds": "oldest_s",
+    "pybackend_process_resident_bytes": "resident_bytes",
+    "pybackend_process_cpu_seconds_total": "cpu_s",
+}
+_EXECUTION_QUANTILES = ("pybackend_recent_execution_us", "nv_inference_compute_infer_summary_us")
+"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``."""
+
+_QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The counters at one moment.
+
+    Attributes:
+        taken_s: the moment, on the clock of ``time.monotonic``.
+        states: the state of each version that the server knows.
+        statistics: of ready versions, as the protocol has them.
+        metrics: of versions, by the names of :class:`Row`'s attributes; empty without metrics.
+    """
+
+    taken_s: float
+    states: Mapping[_Version, str]
+    statistics: Mapping[_Version, Mapping[str, Any]]
+    metrics: Mapping[_Version, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One version between two moments; None for figures that the server does not give.
+
+    Attributes:
+        model: its full name.
+        version: decimal, ``""`` for a model without versions.
+        state: such as ``READY``; ``""`` for a model that was never loaded.
+        instances: count of its processes.
+        instances_ready: those that serve.
+        restarts: processes that were replaced since the load.
+        requests_per_s: successful ones.
+        failures_per_s: requests answered with an error after the model had accepted them.
+        waiting: requests that wait now.
+        running: calls of ``execute`` that run now.
+        oldest_s: how long the oldest of these has run.
+        queue_ms: mean wait of a successful request.
+        execute_ms: mean time of a successful request inside ``execute``.
+        execute_p50_ms: median of the last executions.
+        execute_p99_ms: 99th percentile of the last executions.
+        requests: successful ones since the load.
+        failures: since the load.
+        resident_bytes: memory of its processes and of those that they started; pages that they share count for each.
+        cpu_cores: processor time of the same processes, in seconds per second.
+    """
+
+    model: str
+    version: str
+    state: str
+    instances: int | None = None
+    instances_ready: int | None = None
+    restarts: int | None = None
+    requests_per_s: float | None = None
+    failures_per_s: float | None = None
+    waiting: int | None = None
+    running: int | None = None
+    oldest_s: float | None = None
+    queue_ms: float | None = None
+    execute_ms: float | None = None
+    execute_p50_ms: float | None = None
+    execute_p99_ms: float | None = None
+    requests: int | None = None
+    failures: int | None = None
+    resident_bytes: int | None = None
+    cpu_cores: float | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return asdict(self)
+
+
+@dataclass
+class Source:
+    """Where samples come from.
+
+    Attributes:
+        server: the port for HTTP.
+        metrics: the port for metrics, None to do without.
+        trouble: why the last sample has no metrics, ``""`` if it has.
+    """
+
+    server: Connection
+    metrics: Connection | None = None
+    trouble: str = field(default="", init=False)
+
+    def sample(self) -> Sample:
+        """Read the counters.
+
+        Raises:
+            PybackendError: the server does not answer, or refuses to.
+        """
+        index = json.loads(self.server.post("/v2/repository/index", b"{}", {}).body)
+        states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
+        statistics = self._statistics()
+        return Sample(monotonic(), states, statistics, self._metrics())
+
+    def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
+        try:
+            listed = self.server.get("/v2/models/stats")["model_stats"]
+        except InferenceError:  # no model is ready
+            listed = []
+        return {(_name_of(row), row["version"]): row for row in listed}
+
+    def _metrics(self) -> dict[_Version, dict[str, float]]:
+        self.trouble = ""
+        if self.metrics is None:
+            return {}
+        try:
+            text = self.metrics.get_bytes("/metrics").decode("utf-8", "replace")
+            return _parsed(text)
+        except (PybackendError, ValueError) as error:
+            self.trouble = str(error)
+            return {}
+
+
+def _parsed(text: str) -> dict[_Version, dict[str, float]]:
+    """The figures of a metrics page, by version.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[_Version, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            name = _GAUGES.get(sample.name, "")
+            if sample.name in _EXECUTION_QUANTILES and "quantile" in labels:
+                name = _QUANTILES.get(float(labels["quantile"]), "")
+            if name and "model" in labels and not isnan(sample.value):
+                value = sample.value / 1000 if name.endswith("_ms") else sample.value
+                model = full_name(labels.get("namespace", ""), labels["model"])
+                figures = found.setdefault((model, labels.get("version", "")), {})
+                figures[name] = figures.get(name, 0) + value  # some have a series for each instance
+    return found
+
+
+def _name_of(row: Mapping[str, Any]) -> str:
+    """The full name of the model in a row of the index or of the statistics."""
+    return full_name(row.get("namespace", ""), row["name"])
+
+
+def rows_between(before: Sample, after: Sample) -> list[Row]:
+    """One row per version, sorted by name and version; its rates are those between two samples."""
+    elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
+    names = sorted(after.states, key=lambda version: (version[0], len(version[1]), version[1]))
+    return [_row(version, before, after, elapsed_s) for version in names]
+
+
+def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> Row:
+    model, number = version
+    figures: dict[str, Any] = {
+        name: value if name.endswith(("_ms", "_s")) else int(value)
+        for name, value in after.metrics.get(version, {}).items()
+        if name != "cpu_s"
+    }
+    cpu_before_s, cpu_s = (sample.metrics.get(version, {}).get("cpu_s") for sample in (before, after))
+    if cpu_s is not None and cpu_before_s is not None and cpu_s >= cpu_before_s:  # otherwise a process was replaced
+        figures["cpu_cores"] = (cpu_s - cpu_before_s) / elapsed_s
+    now = after.statistics.get(version)
+    if now is not None:
+        figures |= _figures(_totals(now), _totals(before.statistics.get(version, {})), elapsed_s)
+    return Row(model, number, after.states[version], **figures)
+
+
+def _figures(now: Mapping[str, int], then: Mapping[str, int], elapsed_s: float) -> dict[str, Any]:
+    if any(now[name] < then[name] for name in now):  # it was loaded again
+        then = dict.fromkeys(now, 0)
+    grown = {name: now[name] - then[name] for name in now}
+    count = grown["requests"]
+    return {
+        "requests": now["requests"],
+        "failures": now["failures"],
+        "requests_per_s": count / elapsed_s,
+        "failures_per_s": grown["failures"] / elapsed_s,
+        "queue_ms": grown["queue_ns"] / count / 1e6 if count else None,
+        "execute_ms": grown["execute_ns"] / count / 1e6 if count else None,
+    }
+
+
+def _totals(statistics: Mapping[str, Any]) -> dict[str, int]:
+    parts = statistics.get("inference_stats", {})
+
+    def total(name: str, member: str) -> int:
+        return int(parts.get(name, {}).get(member, 0))
+
+    return {
+        "requests": total("success", "count"),
+        "failures": total("fail", "count"),
+        "queue_ns": total("queue", "ns"),
+        "execute_ns": total("compute_infer", "ns"),
+    }

@@ -1,0 +1,264 @@
+"""One inference request, from the model's metadata to the response's tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.spelling import closest
+from pybackend.tools.client.connection import Connection, Reply, model_path
+from pybackend.tools.client.values import Tensor, WantedTensor, random_tensor, read_tensor, shape_text
+from pybackend_wire.bytes_tensor import decode_elements
+from pybackend_wire.dtypes import DATATYPES
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_SIMILAR = 0.6
+"""How alike names of inputs must be; they are often short."""
+
+_UNKNOWN = "unknown model"
+"""Words in the error for a model that is not there."""
+
+_MISSING = "missing required input"
+"""Words in the error for a request that lacks inputs, of Triton's servers too."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, as the command line describes it.
+
+    Attributes:
+        model: its name.
+        version: ``""`` lets the server choose.
+        inputs: by name, as :func:`pybackend.tools.client.values.read_tensor` reads them.
+        outputs: names; empty for all.
+        parameters: of the request, such as ``sequence_id``.
+        request_id: ``""`` for none.
+        fills_up: inputs that are not given get random values.
+    """
+
+    model: str
+    version: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+    fills_up: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a response.
+
+    Attributes:
+        name: its name.
+        datatype: its wire name.
+        values: an array; BF16 as float32, BYTES as ``bytes`` objects.
+    """
+
+    name: str
+    datatype: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response.
+
+    Attributes:
+        document: its JSON part.
+        outputs: its tensors.
+    """
+
+    document: Mapping[str, Any]
+    outputs: Sequence[Output]
+
+
+def infer(connection: Connection, question: Question) -> Answer:
+    """Ask for tensors.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the inputs do not fit the model, or the server does not follow the protocol.
+    """
+    return _decoded(_send(connection, question, binary=True))
+
+
+def infer_json(connection: Connection, question: Question) -> Any:
+    """Ask for a response in JSON, and return its document.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the inputs do not fit the model, or the server does not follow the protocol.
+    """
+    return json.loads(_send(connection, question, binary=False).body)
+
+
+def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
+    """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the inputs do not fit the model or the route.
+    """
+    path = model_path(question.model, question.version)
+    wanted = _wanted(connection, question)
+    document: dict[str, Any] = {"parameters": dict(question.parameters)}
+    for tensor in _tensors(question, wanted):
+        document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
+    if question.request_id:
+        document["id"] = question.request_id
+    with _missing_inputs_described(question, wanted):
+        yield from connection.events(f"{path}/generate_stream", document)
+
+
+def output_names(connection: Connection, question: Question) -> list[str]:
+    """The outputs that the model is to give, according to its metadata.
+
+    Raises:
+        InferenceError: the server's error.
+        ServerError: the server does not follow the protocol.
+    """
+    metadata = connection.get(model_path(question.model, question.version))
+    return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
+
+
+def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
+    """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension."""
+    last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)
+    if any(size != 1 for index, size in enumerate(tensor.shape) if spec.shape[index] < 0 and index != last):
+        raise ServerError(
+            f"input '{tensor.name}' of shape {shape_text(tensor.shape)} cannot be sent to a decoupled model: its stream takes "
+            "flat lists, and of several open dimensions only the last can be larger than 1"
+        )
+    elements: list[Any] = _array(tensor.data, tensor.datatype).tolist()
+    try:
+        return [each.decode() if isinstance(each, bytes) else each for each in elements]
+    except UnicodeDecodeError:
+        raise ServerError(
+            f"input '{tensor.name}' is not UTF-8, and cannot be sent to a decoupled model: its stream takes JSON"
+        ) from None
+
+
+def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
+    path = model_path(question.model, question.version)
+    wanted = _wanted(connection, question)
+    body, header_bytes = _encoded(question, _tensors(question, wanted), binary=binary)
+    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
+    with _missing_inputs_described(question, wanted):
+        return connection.post(f"{path}/infer", body, headers)
+
+
+def _models(connection: Connection) -> list[str]:
+    """The names of the server's models; none if it does not tell."""
+    with suppress(PybackendError, ValueError, TypeError, KeyError):
+        return [str(row["name"]) for row in json.loads(connection.post("/v2/repository/index", b"{}", {}).body)]
+    return []
+
+
+def _tensors(question: Question, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
+    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
+    if question.fills_up:
+        tensors += [random_tensor(each) for name, each in wanted.items() if name not in question.inputs]
+    return tensors
+
+
+@contextmanager
+def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
+    """Add to a server's error about missing inputs which types and shapes they have."""
+    try:
+        yield
+    except InferenceError as error:
+        if _MISSING not in error.message:
+            raise
+        missing = [f"{each.name} ({each})" for name, each in wanted.items() if name not in question.inputs]
+        advice = f"Not given: {', '.join(missing)}. Write NAME=VALUE, or --random for random values"
+        raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
+
+
+def _wanted(connection: Connection, question: Question) -> dict[str, WantedTensor]:
+    """The inputs of the model, by name."""
+    try:
+        metadata = connection.get(model_path(question.model, question.version))
+    except InferenceError as error:
+        if _UNKNOWN not in error.message:
+            raise
+        similar = closest(question.model, _models(connection))
+        advice = f"Did you mean '{similar}'?" if similar else "`pybackend status` lists the models"
+        raise InferenceError(f"{error.message}. {advice}", error.code) from None
+    try:
+        return {
+            each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
+            for each in metadata["inputs"]
+        }
+    except (KeyError, TypeError, ValueError):
+        raise ServerError(
+            f"the server describes the model in a way that is not of the v2 protocol: {metadata}"
+        ) from None
+
+
+def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedTensor:
+    if name in wanted:
+        return wanted[name]
+    similar = closest(name, wanted, _SIMILAR)
+    advice = f" Did you mean '{similar}'?" if similar else ""
+    listed = ", ".join(f"{each.name} ({each})" for each in wanted.values()) or "none"
+    raise ServerError(f"unexpected inference input '{name}' for model '{model}'.{advice} Its inputs: {listed}")
+
+
+def _encoded(question: Question, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
+    """The body, and the number of bytes of its JSON part."""
+    document: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.shape,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in tensors
+        ],
+        "parameters": {**question.parameters, "binary_data_output": binary},
+    }
+    if question.request_id:
+        document["id"] = question.request_id
+    if question.outputs:
+        document["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name in question.outputs]
+    header = json.dumps(document).encode()
+    return b"".join([header, *(tensor.data for tensor in tensors)]), len(header)
+
+
+def _decoded(reply: Reply) -> Answer:
+    """The tensors of a response; JSON data are accepted too."""
+    length = int(reply.headers.get(_HEADER_LENGTH.lower(), len(reply.body)))
+    document = json.loads(reply.body[:length])
+    outputs, at = [], length
+    for each in document.get("outputs", []):
+        datatype, shape = each["datatype"], each["shape"]
+        size = each.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            values = np.array(each["data"], object if datatype == "BYTES" else None)
+        else:
+            values = _array(reply.body[at : at + size], datatype)
+            at += size
+        outputs.append(Output(each["name"], datatype, values.reshape(shape)))
+    return Answer(document, outputs)
+
+
+def _array(data: bytes, datatype: str) -> np.ndarray:
+    if datatype == "BYTES":
+        elements = decode_elements(data)
+        array = np.empty(len(elements), object)
+        array[:] = elements
+        return array
+    if datatype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    dtype = DATATYPES[datatype].numpy
+    assert dtype is not None
+    return np.frombuffer(data, dtype.newbyteorder("<"))

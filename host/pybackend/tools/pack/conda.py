@@ -1,0 +1,160 @@
+"""Solves the conda part of an environment.yml and installs it into a directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.tools.pack.errors import (
+    ConflictError,
+    PackError,
+    SpecificationError,
+    UnreachableError,
+    UnsolvableError,
+    cache_not_writable,
+    no_space,
+    says_no_space,
+    says_not_writable,
+)
+from pybackend.tools.pack.options import PackedSize
+from pybackend.tools.pack.progress import Advance
+
+SOLVE_TIMEOUT_S = 600
+
+_MSGPACK = "msgpack-python"
+"""Name of msgpack in conda channels."""
+
+
+@dataclass(frozen=True)
+class CondaOrder:
+    """A request to solve and install packages.
+
+    Attributes:
+        channels: in order of priority.
+        specs: requested packages.
+        msgpack: include msgpack if a channel has it.
+        locked: exact packages to install, as ``records`` of an earlier result; None to solve.
+        prefix: the directory to install into, None to only solve.
+    """
+
+    channels: Sequence[str]
+    specs: Sequence[str]
+    msgpack: bool = True
+    locked: Sequence[Mapping[str, Any]] | None = None
+    prefix: Path | None = None
+
+
+def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
+    """Solve and install; returns the chosen packages, as described by conda's index.
+
+    Raises:
+        PackError: solving or installing failed; the kind of error says why.
+    """
+    text = json.dumps(
+        {
+            "channels": list(order.channels),
+            "specs": list(order.specs),
+            "optional_specs": [_MSGPACK] if order.msgpack else [],
+            "locked": order.locked,
+            "prefix": None if order.prefix is None else str(order.prefix),
+            "timeout_s": SOLVE_TIMEOUT_S,
+        }
+    )
+    records: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "pybackend.tools.pack.conda_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        try:
+            worker.stdin.write(text)
+            worker.stdin.close()
+            for line in worker.stdout:
+                event = json.loads(line)
+                if event["event"] == "solved":
+                    records = event["records"]
+                elif event["event"] == "progress":
+                    advance(event["done"], event["total"])
+                elif event["event"] == "error":
+                    raise _error(order, event)
+                else:
+                    return records
+        except BaseException:
+            worker.kill()
+            raise
+        complaint = worker.stderr.read()
+    raise PackError(
+        f"py-rattler ended unexpectedly (status {worker.returncode}): {complaint.strip()[-500:] or 'no error message'}"
+    )
+
+
+def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
+    message, kind = event["message"].strip(), event["kind"]
+    if says_no_space(message):
+        return no_space("install packages", order.prefix or Path("/"))
+    if says_not_writable(message):
+        return cache_not_writable(_one_line(message))
+    if kind == "SolverError":
+        unsolvable = UnsolvableError if "No candidates were found" in message else ConflictError
+        return unsolvable(_unsolvable(order, message))
+    if kind in {"InvalidMatchSpecError", "InvalidPackageNameError", "InvalidVersionSpecError", "InvalidVersionError"}:
+        return SpecificationError(f"one of the dependencies ({', '.join(order.specs)}) cannot be read: {message}")
+    if kind in {"InvalidChannelError", "InvalidUrlError"}:
+        return SpecificationError(f"one of the channels ({', '.join(order.channels)}) cannot be read: {message}")
+    if kind in {"GatewayError", "FetchRepoDataError"}:
+        return UnreachableError(_unreachable(order, message))
+    if event["step"] == "install" and re.search(
+        r"error sending request|failed to (fetch|download)|No such file", message
+    ):
+        return UnreachableError(f"a package cannot be fetched: {_one_line(message)}")
+    return PackError(
+        f"packages cannot be {'solved' if event['step'] == 'solve' else 'installed'}: {_one_line(message)}"
+    )
+
+
+def _unsolvable(order: CondaOrder, message: str) -> str:
+    reason = re.sub(r"^Cannot solve the request because of:\s*", "", message)
+    # The reason is a tree of several lines if packages contradict each other.
+    separator = "\n" if "\n" in reason else " "
+    return (
+        f"no set of packages from {', '.join(order.channels)} satisfies the request ({', '.join(order.specs)}):"
+        f"{separator}{reason}"
+    )
+
+
+def _unreachable(order: CondaOrder, message: str) -> str:
+    missing = re.search(r"could not find subdir '\S+' in channel '([^']+)'", message)
+    if missing:
+        return f"there is no channel {missing[1]}: {message.splitlines()[-1].removeprefix('Caused by: ')}"
+    return f"a channel cannot be reached (of {', '.join(order.channels)}): {_one_line(message)}"
+
+
+def _one_line(message: str) -> str:
+    return ": ".join(line.strip().removeprefix("Caused by: ") for line in message.splitlines() if line.strip())
+
+
+def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
+    """The packages with their download sizes."""
+    return sorted(
+        (
+            PackedSize(record["name"], str(record["version"]), record.get("size") or None, record.get("channel") or "")
+            for record in records
+        ),
+        key=lambda package: package.name,
+    )
+
+
+def python_version(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """The version of CPython among the packages, None if there is none."""
+    return next((str(record["version"]) for record in records if record["name"] == "python"), None)

@@ -1,0 +1,142 @@
+"""Specifications: the contents of an environment, as described by its file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pybackend.tools.pack.errors import SpecificationError, UnpackableError
+from pybackend.tools.pack.text_file import read_text
+
+
+@dataclass(frozen=True)
+class CondaPackages:
+    """Contents of an environment.yml.
+
+    Attributes:
+        channels: names, URLs and directories (as URLs), in order of priority.
+        specs: requested packages in conda's notation.
+        requirements: lines of its pip section, in the format of a requirements file.
+        variables: environment variables for its models.
+    """
+
+    channels: tuple[str, ...]
+    specs: tuple[str, ...]
+    requirements: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class WheelPackages:
+    """Contents of a requirements.txt or a pyproject.toml.
+
+    Attributes:
+        file: the file.
+        requirements: lines of a requirements.txt; none for a pyproject.toml.
+        is_project: the file describes a package, which must be installed itself.
+        requires_python: accepted versions of CPython, such as ``>=3.11``; empty for any.
+    """
+
+    file: Path
+    requirements: tuple[str, ...] = ()
+    is_project: bool = False
+    requires_python: str = ""
+
+
+@dataclass(frozen=True)
+class CondaPrefix:
+    """An existing conda environment."""
+
+    prefix: Path
+
+
+@dataclass(frozen=True)
+class VirtualEnvironment:
+    """An existing virtual environment."""
+
+    prefix: Path
+
+
+Specification = CondaPackages | WheelPackages | CondaPrefix | VirtualEnvironment
+
+
+def requirement_lines(path: Path) -> tuple[str, ...]:
+    """The unmodified lines of a requirements file.
+
+    Raises:
+        SpecificationError: it cannot be read, or is empty.
+        UnpackableError: it lists an editable package.
+    """
+    lines = tuple(read_text(path).splitlines())
+    refuse_editable_lines(path, lines)
+    refuse_idle_hashes(path, lines)
+    if not any(line.strip() and not line.strip().startswith("#") for line in lines):
+        raise SpecificationError(f"{path} lists no package")
+    return lines
+
+
+_EDITABLE = re.compile(r"\s*(-e|--editable)(?:[\s=]|$)")
+
+
+def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
+    """Check that no package is installed as a link to its sources.
+
+    Raises:
+        UnpackableError: one is.
+    """
+    for number, line in enumerate(lines, 1):
+        if _EDITABLE.match(line):
+            raise UnpackableError(
+                f"{path}: '{line.strip()}' (number {number}) requests an editable package, which is a link to this "
+                "machine's files: remove the option to pack the package itself"
+            )
+
+
+def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
+    """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them.
+
+    Raises:
+        SpecificationError: a hash belongs to no pinned version.
+    """
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        package, hashed, _ = line.partition(" --hash")
+        if hashed and not re.search(r"==|@|://", package) and not package.lstrip().startswith("#"):
+            raise SpecificationError(
+                f"{path}: '{package.strip()}' has a hash but no pinned version, so it would not be checked: pin it with =="
+            )
+
+
+INDEX_OPTION = re.compile(
+    r"\s*(-i|--index-url|--extra-index-url|--index|--default-index|-f|--find-links|--no-index|--pre|--trusted-host"
+    r"|--only-binary|--no-binary)(?:[\s=]|$)"
+)
+"""Options in a requirements file that say where packages come from."""
+
+
+def index_options(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The option lines needed to find the same packages again."""
+    return tuple(line for line in lines if INDEX_OPTION.match(line))
+
+
+def identity(specification: Specification, options: tuple[str, ...]) -> str:
+    """The part of a lock that identifies its file. It changes when the requested packages may have changed.
+
+    Args:
+        specification: the contents of the file.
+        options: the relevant options of the command line.
+    """
+    if isinstance(specification, CondaPackages):
+        content: list[object] = [*specification.channels, *sorted(specification.specs), *specification.requirements]
+    elif isinstance(specification, WheelPackages):
+        content = [line for line in specification.requirements if line.strip() and not line.lstrip().startswith("#")]
+        if not specification.requirements:
+            project = tomllib.loads(read_text(specification.file))
+            content = [project.get("project"), project.get("tool", {}).get("uv")]
+    else:
+        content = []
+    text = json.dumps([content, options], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

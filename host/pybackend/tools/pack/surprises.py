@@ -1,0 +1,65 @@
+"""Warnings about an environment's size and contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pybackend.tools.pack.wheels import normalised
+
+LARGE_BYTES = 2 * 1024**3
+"""Environments above this size cause a warning."""
+
+WITHOUT_NUMPY = "numpy is not among the packages: models cannot run in this environment without it"
+
+_FOR_CUDA = ("nvidia-", "cuda-", "triton", "cupy-cuda")
+_DRAGGED_IN_BY = ("torch", "tensorflow", "jax", "jaxlib", "onnxruntime-gpu", "xgboost", "vllm")
+_CPU_ONLY = {
+    "torch": "with UV_TORCH_BACKEND=cpu in the environment, uv installs the wheels without them",
+    "tensorflow": "`tensorflow-cpu` is the same without them",
+    "xgboost": "`xgboost-cpu` is the same without them",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A package that will be, or was, installed.
+
+    Attributes:
+        name: the package's name.
+        size_bytes: download size, 0 if unknown.
+    """
+
+    name: str
+    size_bytes: int = 0
+
+
+def surprises(packages: Iterable[Wanted]) -> list[str]:
+    """Sentences about unexpectedly large or missing packages."""
+    found = []
+    wanted = {normalised(package.name): package for package in packages}
+    for_cuda = [package for name, package in wanted.items() if name.startswith(_FOR_CUDA)]
+    if any(normalised(package.name).startswith("nvidia-") for package in for_cuda):
+        culprit = next((name for name in _DRAGGED_IN_BY if name in wanted), None)
+        size = sum(package.size_bytes for package in for_cuda)
+        amount = f" ({gigabytes(size)} to download)" if size else ""
+        advice = _CPU_ONLY.get(culprit or "", "there may be a variant without them")
+        found.append(
+            f"{culprit or 'a package'} brings {_count(for_cuda)} for CUDA{amount}. If the models run on the CPU: {advice}"
+        )
+    if "numpy" not in wanted:
+        found.append(WITHOUT_NUMPY)
+    return found
+
+
+def _count(packages: Sequence[Wanted]) -> str:
+    return "a package" if len(packages) == 1 else f"{len(packages)} packages"
+
+
+def gigabytes(size_bytes: int) -> str:
+    """A size in human-readable form."""
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
+    if size_bytes >= 1e5:
+        return f"{size_bytes / 1e6:.1f} MB"
+    return f"{max(1, round(size_bytes / 1e3))} kB"

@@ -1,0 +1,292 @@
+"""Packages from a Python index: resolved, installed and pinned by uv, for an interpreter other than the running one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from pybackend.tools.pack.errors import (
+    ConflictError,
+    PackError,
+    SpecificationError,
+    UnpackableError,
+    UnreachableError,
+    UnsolvableError,
+    cache_not_writable,
+    no_space,
+    says_no_space,
+    says_not_writable,
+)
+from pybackend.tools.pack.options import PackedSize
+from pybackend.tools.pack.uv_settings import OTHER_PLACES, names_an_index, uv_cache_directory, uv_environment
+
+MSGPACK = "msgpack"
+
+_PROGRESS = r"Using (CPython|Python)|Resolved|Prepared|Audited|Download(ing|ed) |Build(ing|t) |Updat(ing|ed) |(Uni|I)nstalled \d"
+_UNAVAILABLE = r"not found in|no versions? of|are no versions|has no usable wheels|has no wheels|unavailable|does not satisfy Python"
+_MOST_OUTPUT = 200
+"""Characters of the last line that a failed build has printed."""
+
+
+@dataclass(frozen=True)
+class WheelOrder:
+    """A request to uv.
+
+    Attributes:
+        directory: base of relative paths.
+        lines: lines of a requirements file.
+        projects: pyproject.toml files whose dependencies are installed.
+        packages: directories of projects that are installed themselves.
+        extras: optional dependencies of these.
+    """
+
+    directory: Path
+    lines: tuple[str, ...] = ()
+    projects: tuple[Path, ...] = ()
+    packages: tuple[Path, ...] = ()
+    extras: tuple[str, ...] = ()
+
+    def files(self) -> list[str]:
+        """Names of uv's input files; ``-`` is its standard input."""
+        return ["-", *map(str, self.projects)]
+
+    def flags(self) -> list[str]:
+        """Command-line options for these files."""
+        return [f"--extra={extra}" for extra in self.extras if self.projects]
+
+    def text(self) -> str:
+        """The text for uv's standard input."""
+        wanted = [
+            f"{package.as_uri()}"
+            if not self.extras
+            else f"{project_name(package)}[{','.join(self.extras)}] @ {package.as_uri()}"
+            for package in self.packages
+        ]
+        return "\n".join([*self.lines, *wanted]) + "\n"
+
+    def with_line(self, line: str) -> WheelOrder:
+        """A copy with one more requirement."""
+        return WheelOrder(self.directory, (*self.lines, line), self.projects, self.packages, self.extras)
+
+
+def project_name(directory: Path) -> str:
+    """The name of the project in a directory.
+
+    Raises:
+        SpecificationError: it has no name.
+    """
+    with (directory / "pyproject.toml").open("rb") as file:
+        name = tomllib.load(file).get("project", {}).get("name")
+    if not isinstance(name, str):
+        raise SpecificationError(f"{directory / 'pyproject.toml'}: [project] has no name")
+    return name
+
+
+def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
+    """Packages that would be installed, with their download sizes.
+
+    Args:
+        order: the request.
+        python: uv's options that select the interpreter.
+
+    Raises:
+        PackError: resolving failed; the kind of error says why.
+    """
+    done = _uv(
+        ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
+        order,
+    )
+    packages = tomllib.loads(done).get("packages", [])
+    return [
+        PackedSize(package["name"], package.get("version", ""), _download_bytes(package), _source(package))
+        for package in packages
+    ]
+
+
+def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
+    """Install packages for an interpreter.
+
+    Args:
+        order: the request.
+        python: the interpreter.
+        dependencies: include the packages' dependencies.
+
+    Raises:
+        PackError: installing failed; the kind of error says why.
+    """
+    # Copies, not links: installed files may be modified in place, and links would modify uv's cache too.
+    flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
+    if not dependencies:
+        flags.append("--no-deps")
+    _uv(["pip", "install", *flags, *order.flags(), *(part for file in order.files() for part in ("-r", file))], order)
+
+
+def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
+    """Install packages, with msgpack if it is available; returns whether it was.
+
+    Raises:
+        PackError: installing failed without msgpack too.
+    """
+    try:
+        install(order.with_line(MSGPACK), python)
+    except PackError as error:
+        # Required hashes, an index without msgpack, an interpreter too new for it: none is a reason not to pack.
+        if MSGPACK not in str(error) or re.search(rf"^\s*{MSGPACK}\b", order.text(), re.MULTILINE):
+            raise
+        install(order, python)
+        return False
+    return True
+
+
+def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
+    """Lines of a requirements file that pin the installed packages.
+
+    Args:
+        names: normalised names of the packages to include.
+        options: option lines about the packages' origin.
+        python: the interpreter that they are installed for.
+        directory: base of relative paths.
+        hashes: include the packages' hashes, which must be looked up.
+
+    Raises:
+        PackError: an index no longer has a package.
+    """
+    if not names:
+        return []
+    frozen = _uv(["pip", "freeze", "--quiet", f"--python={python}"], WheelOrder(directory)).splitlines()
+    wanted = [line for line in frozen if normalised(re.split(r"[=@ ]", line, maxsplit=1)[0]) in names]
+    if not wanted or not hashes:
+        return wanted
+    order = WheelOrder(directory, (*options, *wanted))
+    flags = ["--quiet", "--no-header", "--no-annotate", "--no-deps", "--generate-hashes", f"--python={python}"]
+    text = _uv(["pip", "compile", *flags, *order.files()], order)
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))]
+
+
+def normalised(name: str) -> str:
+    """A package's name in the form in which indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _fullest(places: Sequence[Path]) -> Path:
+    """The place with the least free disk space among those an installer writes to."""
+    return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
+
+
+def _uv(arguments: list[str], order: WheelOrder) -> str:
+    from uv import find_uv_bin
+
+    # uv prints only results on standard output, and all errors on standard error.
+    done = subprocess.run(
+        [find_uv_bin(), *arguments],
+        input=order.text(),
+        capture_output=True,
+        text=True,
+        cwd=order.directory,
+        env=uv_environment(),
+        check=False,
+    )
+    if done.returncode:
+        python = next((Path(flag[9:]) for flag in arguments if flag.startswith("--python=")), None)
+        raise _error(done.stderr, order, python)
+    return done.stdout
+
+
+def _error(complaint: str, order: WheelOrder, python: Path | None) -> PackError:
+    message = _readable(complaint)
+    if says_no_space(message):
+        return no_space(
+            "install packages", _fullest([uv_cache_directory(), *([] if python is None else [python.parent])])
+        )
+    if says_not_writable(message):
+        return cache_not_writable(message)
+    if re.search(
+        r"error sending request|dns error|Connection refused|timed out|Could not (connect|resolve)|unable to access",
+        message,
+    ):
+        hint = "" if names_an_index(order.lines) or "Failed to fetch" not in message else f". {OTHER_PLACES}"
+        return UnreachableError(f"an index cannot be reached: {message.rstrip('.')}{hint}")
+    if re.search(r"No solution found|not found in the package registry|no version of|has no usable wheels", message):
+        kind = UnsolvableError if re.search(_UNAVAILABLE, message) else ConflictError
+        reason = message.removeprefix("No solution found when resolving dependencies: ")
+        return kind(f"no set of packages satisfies the request: {reason}")
+    if "Failed to build" in message:
+        return UnsolvableError(f"a package has no wheel for this Python, and cannot be built here: {message}")
+    if re.search(r"Distribution not found|Failed to (fetch|download|prepare|install)|does not exist", message):
+        return UnsolvableError(f"a package is unavailable: {message}")
+    if re.search(
+        r"Couldn't parse|Failed to parse|Error parsing|[Ii]nvalid|Unsupported|[Ee]xtra|File not found|expected", message
+    ):
+        return SpecificationError(f"the requirements cannot be read: {message}")
+    if "editable" in message.lower():
+        return UnpackableError(message)
+    return PackError(f"uv gave up: {message}")
+
+
+def _readable(complaint: str) -> str:
+    """The error message of uv, without box-drawing characters and progress reports; of a failed build, its last words."""
+    lines = []
+    for line in _without_build_output(complaint.splitlines()):
+        words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()
+        # A line of carets points into the preceding line. In one line, it would point nowhere.
+        if words and not re.match(rf"({_PROGRESS}|warning:|hint: Build failures)|\^+$", words):
+            words = words.replace("in `-`", "in the request")  # uv's name for standard input
+            lines.append(re.sub(r"^(error|cause|Caused by): ", "", words))
+    return re.sub(r"\s+", " ", ": ".join(line.rstrip(":") for line in lines)).replace(".: ", ". ") or "no error message"
+
+
+def _without_build_output(lines: Sequence[str]) -> list[str]:
+    """Lines of uv's error, and of the output of a program that has built a package only the last line, in brackets."""
+    kept: list[str] = []
+    output: list[str] | None = None
+    for line in lines:
+        words = line.strip()
+        if words in {"[stdout]", "[stderr]"}:
+            output = output or []
+        elif output is not None and not line.startswith("hint:"):
+            output += [words[-_MOST_OUTPUT:]] if words else []
+        else:
+            kept += [f"({output[-1]})"] if output else []
+            output = None
+            kept.append(line)
+    return kept + ([f"({output[-1]})"] if output else [])
+
+
+def _download_bytes(package: dict[str, Any]) -> int | None:
+    """The size of the largest file that may be downloaded; None if the index does not state sizes."""
+    files = package.get("wheels") or [package.get("sdist") or package.get("archive") or {}]
+    assert isinstance(files, list)
+    return max(filter(None, map(_file_bytes, files)), default=None)
+
+
+def _file_bytes(file: dict[str, Any]) -> int | None:
+    if file.get("size"):
+        return int(file["size"])
+    path = _place(file)
+    try:
+        return os.stat(path).st_size if os.path.isabs(path) else None
+    except OSError:
+        return None
+
+
+def _source(package: dict[str, Any]) -> str:
+    for kind in ("directory", "archive", "vcs"):
+        place = package.get(kind)
+        if isinstance(place, dict):
+            return _place(place)
+    files = [_place(file) for file in package.get("wheels") or [package.get("sdist") or {}]]
+    return os.path.dirname(files[0]) if os.path.isabs(files[0]) else "pypi"
+
+
+def _place(file: dict[str, Any]) -> str:
+    """The path of a file or directory on this machine, or the URL of another."""
+    return unquote(str(file.get("path") or file.get("url") or "")).removeprefix("file://")
