@@ -1,4 +1,5 @@
-"""The application under somebody else's server: its infer route answers as this package's own connections do."""
+"""Infer on every port and form of server answers alike: own connections, those without fast paths, a cloud's port, and the
+application under somebody else's server."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.app import make_app
+from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
+from pybackend.settings import CloudSettings, KeyExemption
 from tests.e2e.http.models import write_models
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.engine import engine_on
@@ -52,10 +56,30 @@ class TritonPythonModel:
 
 
 class Ports(NamedTuple):
-    """Where the same engine listens: with connections that answer infer themselves, and under a plain uvicorn."""
+    """Where the same engine listens.
+
+    Attributes:
+        own: connections answer infer themselves.
+        plain: the application runs under a plain uvicorn.
+        slow: as ``own``, without fast paths.
+        cloud: the port for a cloud, whose requests name another route.
+    """
 
     own: int
     plain: int
+    slow: int
+    cloud: int
+
+
+CLOUD = CloudSettings(
+    name="Vertex AI",
+    port=0,
+    health_route="/health",
+    predict_route="/predict",
+    media_type="application/vnd.vertex-ai-triton.binary+json;json-header-size=",
+    exemption=KeyExemption.VERTEX_AI,
+    redirect_header="x-vertex-ai-triton-redirect",
+)
 
 
 async def serve(repository, ports, stop):
@@ -67,17 +91,27 @@ async def serve(repository, ports, stop):
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)
-        own = HttpServer(app, HttpPort(frontend.kept), frontend)
-        own_socket = bind("127.0.0.1", 0, "HTTP")
-        await own.start(own_socket)
+        slow = InferFrontend(engine, limits, frontend.kept, fast_paths=False)
+        cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), lambda: None)
+        servers = [
+            HttpServer(app, HttpPort(frontend.kept), frontend),
+            HttpServer(make_app(slow), HttpPort(frontend.kept), slow),
+            HttpServer(cloud, HttpPort(frontend.kept)),
+        ]
+        numbers = []
+        for server in servers:
+            listener = bind("127.0.0.1", 0, "HTTP")
+            await server.start(listener)
+            numbers.append(listener.getsockname()[1])
         plain_socket = socket.create_server(("127.0.0.1", 0))
         plain = uvicorn.Server(uvicorn.Config(outer, http="httptools", lifespan="off", log_config=None))
         serving = asyncio.create_task(plain.serve([plain_socket]))
-        ports.set_result(Ports(own_socket.getsockname()[1], plain_socket.getsockname()[1]))
+        ports.set_result(Ports(numbers[0], plain_socket.getsockname()[1], *numbers[1:]))
         await asyncio.to_thread(stop.wait)
         plain.should_exit = True
         await serving
-        await own.stop(asyncio.get_running_loop().time() + 5)
+        for server in servers:
+            await server.stop(asyncio.get_running_loop().time() + 5)
 
 
 @pytest.fixture(scope="module")
@@ -175,20 +209,31 @@ REQUESTS = {
 }
 
 
+ABOUT = ("content-type", "inference-header-content-length", "content-length", "accept-encoding", "content-encoding")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("model", "body", "headers"), REQUESTS.values(), ids=REQUESTS)
-def test_both_ways_answer_alike(ports, model, body, headers, chunked):
+def test_all_ways_answer_alike(ports, model, body, headers, chunked):
     path = f"/v2/models/{model}/infer"
-    request = post_chunked(path, [body[:10], body[10:]], headers) if chunked else post(path, body, headers)
-    own, plain = (ask(port, request) for port in ports)
-    about = ("content-type", "inference-header-content-length", "content-length", "accept-encoding", "content-encoding")
-    assert [plain.headers.get(name) for name in about] == [own.headers.get(name) for name in about]
-    assert (plain.status, plain.body) == (own.status, own.body)
+
+    def request(path, **more):
+        fields = {**headers, **more}
+        return post_chunked(path, [body[:10], body[10:]], fields) if chunked else post(path, body, fields)
+
+    own, *others = (ask(port, request(path)) for port in (ports.own, ports.plain, ports.slow, ports.own, ports.own))
+    for other in others:  # the last of them takes the fast path, if there is one
+        assert [other.headers.get(name) for name in ABOUT] == [own.headers.get(name) for name in ABOUT]
+        assert (other.status, other.body) == (own.status, own.body)
+    if "%" in model:  # a redirect is no encoded path
+        return
+    cloud = ask(ports.cloud, request("/predict", **{"X-Vertex-Ai-Triton-Redirect": path}))
+    assert (cloud.status, cloud.body) == (own.status, own.body)
 
 
 def test_http_1_0_gets_no_compression(ports):
     request = post("/v2/models/identity/infer", GOOD, {"Accept-Encoding": "gzip"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
-    for port in ports:
+    for port in (ports.own, ports.plain, ports.slow):
         reply = ask(port, request)
         assert (reply.status, reply.headers.get("content-encoding")) == (200, None)
         assert reply.json["outputs"][0]["data"] == [0.10000000149011612, 2.0]
@@ -198,8 +243,8 @@ def test_http_1_0_gets_no_compression(ports):
     "path", ["/v2", "/v2/health/ready", "/v2/models/identity", "/v2/models/identity/infer", "/nothing"]
 )
 def test_other_routes_answer_alike(ports, path):
-    own, plain = (ask(port, head("GET", path)) for port in ports)
-    assert (plain.status, plain.body) == (own.status, own.body)
+    own, *others = (ask(port, head("GET", path)) for port in (ports.own, ports.plain, ports.slow))
+    assert [(other.status, other.body) for other in others] == [(own.status, own.body)] * 2
 
 
 def test_application_mounted_below_another(ports):
