@@ -263,7 +263,12 @@ class Server:
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
             routes = InferFrontend(
-                self._engine, limits, self._kept, forwards=rules.http_forwards, senders=self._senders
+                self._engine,
+                limits,
+                self._kept,
+                senders=self._senders,
+                forwards=rules.http_forwards,
+                fast_paths=self._settings.fast_paths,
             )
             v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)

@@ -1,4 +1,4 @@
-"""Holds a version's waiting requests: those that wait for an instance, and those being looked up in the cache."""
+"""Cancels and describes a version's waiting requests: those in its scheduler, and those being looked up in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the 
 
 
 class ModelQueue:
-    """The holder of waiting requests; see :class:`pybackend.inference.pending.RequestHolder`.
+    """Answers the questions of handles (see :class:`pybackend.inference.pending.RequestHolder`) about requests that wait in the scheduler.
 
     Attributes:
         scheduler: dispatches the requests.

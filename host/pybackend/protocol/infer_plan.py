@@ -1,6 +1,6 @@
 """The content of a request's JSON part: the layout of the bytes that follow it, and the format of the response.
 
-Made by: ``infer_request``. The front end then supplies the binary tensors' bytes, small ones with
+Made by ``infer_request``, ``raw_request`` and ``grpc_request``, and by ``plan_cache`` from earlier ones. The front end then supplies the binary tensors' bytes, small ones with
 :func:`attach_blobs`, large ones directly in shared memory.
 """
 
@@ -72,11 +72,11 @@ def output_format(
 
 
 class InferPlan(Struct, eq=False):
-    """A parsed request whose binary tensors have not arrived yet.
+    """A parsed request, and the form in which its client wants the outputs.
 
     Attributes:
-        request: inputs in the client's order. JSON inputs have their wire bytes; binary inputs have none yet.
-        binary_inputs: the binary inputs, in the order of their bytes, with their announced sizes in bytes.
+        request: inputs in the client's order. Inputs from JSON have their bytes.
+        binary_inputs: the inputs whose bytes are missing, in the order of the bytes, with their announced sizes in bytes.
         binary_bytes: the sum of the announced sizes.
         output_format: the requested format of the outputs.
         checked: how far the request was checked against the model's signature.
