@@ -27,7 +27,7 @@ _GRANTED_AT_ONCE = STREAM_WINDOW // 2
 """Responses of a stream for which the host thanks with one message: short streams need none."""
 
 Activity = tuple[int, int, int, int]
-"""What executions have come to; it is the same again only if nothing has happened."""
+"""Counters of executions, which are the same again only if nothing has happened."""
 
 MOST_LOSSES = 3
 """A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
