@@ -205,6 +205,13 @@ class Probe(NamedTuple):
     """Ask the model whether it is ready."""
 
 
+class Collect(NamedTuple):
+    """Run the garbage collector: response senders that the model has dropped may be part of reference cycles.
+
+    An idle process makes no new objects, so its collector would never run by itself.
+    """
+
+
 class Finalize(NamedTuple):
     """Call ``finalize`` and exit."""
 
@@ -222,6 +229,7 @@ FromHost = Union[
     Reply,
     Answer,
     Probe,
+    Collect,
     Finalize,
 ]
 
@@ -238,6 +246,7 @@ HOST_MESSAGES: Dict[int, Any] = {
     HostMessage.REPLY: Reply,
     HostMessage.ANSWER: Answer,
     HostMessage.PROBE: Probe,
+    HostMessage.COLLECT: Collect,
     HostMessage.FINALIZE: Finalize,
 }
 """The type of each kind."""

@@ -1,4 +1,4 @@
-"""Watches what an instance executes, with a look about once a second: executions that last, and those that nobody wants."""
+"""Watches what an instance executes, with a look about once a second: what lasts, what nobody wants, what is never answered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from pybackend.instance.executor import InstanceExecutor
+from pybackend.instance.in_flight import Activity
 from pybackend.instance.plan import InstancePlan
 from pybackend.instance.stacks import Stack, place
 
@@ -61,14 +62,34 @@ class ExecutionWatch:
         self._long = LongExecutions()
         self._telling: asyncio.Task[None] | None = None
         self._abandoned_ns = 0
+        self._before: Activity | None = None
+        self._has_collected = False
 
     def look(self, plan: InstancePlan, now_ns: int) -> None:
-        """Have the log say where an execution is that has become unusually long."""
+        """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
+        self._find_dropped()
         if plan.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
             self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
+
+    def _find_dropped(self) -> None:
+        """Have the stub look for dropped senders, once whenever it owes answers and has been silent since the last look.
+
+        A sender in a reference cycle, such as that of an exception kept in a variable, exists until the garbage collector
+        runs. In a process that does nothing, that would be never.
+        """
+        executions = self._executor.executions
+        if executions.in_flight or not executions.streaming:
+            self._before = None
+            return
+        before, self._before = self._before, executions.activity
+        if self._before != before:
+            self._has_collected = False
+        elif not self._has_collected and executions.session is not None:
+            self._has_collected = True
+            executions.session.collect()
 
     async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
         model, oldest = plan.load.model, self._executor.oldest
@@ -100,6 +121,7 @@ class ExecutionWatch:
     def forget(self) -> None:
         """The process has died."""
         self._long.forget()
+        self._before = None
         self._abandoned_ns = 0
         if self._telling is not None:
             self._telling.cancel()

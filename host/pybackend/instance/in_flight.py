@@ -26,6 +26,9 @@ MOST_HANDED_BACK = 1000
 _GRANTED_AT_ONCE = STREAM_WINDOW // 2
 """Responses of a stream for which the host thanks with one message: short streams need none."""
 
+Activity = tuple[int, int, int, int]
+"""Counters of executions, which are the same again only if nothing has happened."""
+
 MOST_LOSSES = 3
 """A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
 
@@ -75,6 +78,13 @@ class ExecutionsInFlight:
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""
         return self.in_flight.get(number) or self.streaming.get(number)
+
+    @property
+    def activity(self) -> Activity:
+        """The last number, and of the executions that wait for responses: how many, their requests, the responses so far."""
+        waiting = self.streaming.values()
+        streamed = sum(pending.streamed for execution in waiting for pending in execution.pending)
+        return self.last_number, len(waiting), sum(execution.unanswered for execution in waiting), streamed
 
     def find_trace(self, number: int) -> RequestTrace | None:
         """The trace with this number, if the stub executes a request of it."""
