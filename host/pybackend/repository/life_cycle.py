@@ -15,6 +15,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel
 from pybackend.modelconfig.traffic import TrafficRules, configured_traffic
+from pybackend.observability.log_lines import about_model
 from pybackend.observability.logging import DETAIL
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
@@ -147,6 +148,7 @@ class ModelLifeCycle:
                     model.full_name,
                     model.version,
                     error.reason(),
+                    extra=about_model(model.full_name, model.version),
                 )
                 raise ModelLoadError(
                     f"load failed for model '{entry.full_name}': version {version} keeps its {before} instances: "
@@ -160,6 +162,7 @@ class ModelLifeCycle:
                 model.version,
                 len(model.instances),
                 before,
+                extra=about_model(model.full_name, model.version),
             )
 
     async def _load_versions(self, models: Iterable[Model]) -> list[BaseException | None]:
@@ -177,7 +180,8 @@ class ModelLifeCycle:
         return model
 
     async def _load_version(self, model: Model) -> None:
-        log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL)
+        about = about_model(model.full_name, model.version)
+        log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL | about)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -186,13 +190,13 @@ class ModelLifeCycle:
                 model.full_name,
                 model.version,
                 error.reason(),
-                extra=DETAIL if _FRAMES in error.message else None,
+                extra=DETAIL | about if _FRAMES in error.message else about,
             )
             if not model.may_recover:
                 await self._forget(model)
             return
         took_s = model.statistics.load_duration_ns / 1e9
-        log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s)
+        log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s, extra=about)
 
     # Unloading
 
@@ -239,7 +243,8 @@ class ModelLifeCycle:
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
         if model.was_ready:
-            log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL)
+            about = about_model(model.full_name, model.version)
+            log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL | about)
         await self._forget(model)
         return in_time
 
