@@ -25,6 +25,9 @@ from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
 
+_SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S = 0.1, 10.0
+"""The last part of a server's exit timeout, in which idle models are finalized even if requests of others go on."""
+
 _FRAMES = "\n\nAt:\n"
 """In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
 
@@ -242,9 +245,12 @@ class ModelLifeCycle:
 
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
-        if model.was_ready:
-            about = about_model(model.full_name, model.version)
+        about = about_model(model.full_name, model.version)
+        if model.was_ready and in_time:
             log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL | about)
+        elif model.was_ready:
+            text = "'%s' version %s is unloaded, but its last requests or `finalize` did not end in time and were cut short"
+            log.warning(text, model.full_name, model.version, extra=about)
         await self._forget(model)
         return in_time
 
@@ -263,8 +269,10 @@ class ModelLifeCycle:
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        # Models that run other models for a client's request need them until it is answered.
+        # Models that run other models for a client's request need them until it is answered. If one hangs, the others are
+        # nevertheless finalized.
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        remaining_s -= min(remaining_s * _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S)
         await asyncio.gather(*(model.open_requests.clients_answered_within(remaining_s) for model in self._alive))
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         in_time = await asyncio.gather(*(self._unload(model, remaining_s, remaining_s) for model in list(self._alive)))
