@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from pybackend.inference.pending import mention
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.in_flight import Activity
 from pybackend.instance.plan import InstancePlan
 from pybackend.instance.stacks import Stack, place
+from pybackend.observability.model_output import ModelOutput
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +57,12 @@ class ExecutionWatch:
 
     Args:
         executor: has them.
+        output: labels lines about the instance.
     """
 
-    def __init__(self, executor: InstanceExecutor) -> None:
+    def __init__(self, executor: InstanceExecutor, output: ModelOutput) -> None:
         self._executor = executor
+        self._output = output
         self._long = LongExecutions()
         self._telling: asyncio.Task[None] | None = None
         self._abandoned_ns = 0
@@ -93,16 +97,16 @@ class ExecutionWatch:
 
     async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
         model, oldest = plan.load.model, self._executor.oldest
-        count = 0 if oldest is None else len(oldest.pending)
+        requests = mention([] if oldest is None else oldest.pending)
         where = place(await self.stacks(), model.model_file)
         log.warning(
-            "instance '%s' has run `execute` for %d s, for %d request%s: %s. `pybackend stack %s` shows all its threads",
+            "instance '%s' has run `execute` for %d s, for %s: %s. `pybackend stack %s` shows all its threads",
             self._executor.name,
             busy_s,
-            count,
-            "" if count == 1 else "s",
+            requests.text,
             f"it is at {where}" if where else "it does not say where it is",
             model.model_name,
+            extra=self._output.labels(requests.ids, requests.traces),
         )
 
     async def stacks(self) -> list[Stack]:

@@ -74,11 +74,11 @@ class InstanceExecutor:
         self._cancels_calls = plan.cancels_calls
         self.executions.begin(session, plan)
 
-    def lose(self, cause: str) -> tuple[int, int]:
+    def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
         """The stub is dead; ``cause`` completes the sentence "The process ...".
 
         Returns:
-            How many requests fail, and how many wait for another stub.
+            The requests that fail, and how many wait for another stub.
         """
         self.death_cause = cause
         return self.executions.lose(self, self._owner)

@@ -241,7 +241,7 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[int, int]:
+    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[list[PendingRequest], int]:
         """The stub is dead: tell those whose executions it had, and the model in any case.
 
         Args:
@@ -249,7 +249,7 @@ class ExecutionsInFlight:
             model: the instance's owner.
 
         Returns:
-            How many requests fail, and how many wait for another stub.
+            The requests that fail, and how many wait for another stub.
         """
         session, self.session = self.session, None
         assert session is not None
@@ -273,7 +273,7 @@ class ExecutionsInFlight:
                 pending.losses += 1
                 can_run_again = taken_back(session.inputs, pending.request) and pending.losses < MOST_LOSSES
                 (waiting if can_run_again else begun).append(pending)
-        failed = sum(len(begun) for begun, _ in lost.values())
+        failed = [pending for begun, _ in lost.values() for pending in begun]
         saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, begun, waiting)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import RunningExecution
+from pybackend.inference.pending import RunningExecution, mention
 from pybackend.instance.backoff import RestartBackoff
 from pybackend.instance.execution_watch import ExecutionWatch
 from pybackend.instance.executor import InstanceExecutor
@@ -60,7 +60,7 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
-        self.watch = ExecutionWatch(self.executor)
+        self.watch = ExecutionWatch(self.executor, self.output)
         self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
@@ -144,6 +144,7 @@ class ModelInstance:
                         "`finalize`, or a non-daemon thread",
                         self.name,
                         finalize_timeout_s,
+                        extra=self.output.labels(),
                     )
                 session.kill("did not end when it was told to and was killed")
                 await session.finalize()
@@ -231,7 +232,9 @@ class ModelInstance:
         session = self.session
         if session is None or not self.watch.is_abandoned(limit_s, now_ns):
             return
-        log.info("instance '%s' was replaced, and executes for nobody: it is ended", self.name)
+        log.info(
+            "instance '%s' was replaced, and executes for nobody: it is ended", self.name, extra=self.output.labels()
+        )
         if not is_needed:
             self._enter(InstanceState.STOPPING)
         session.kill("executed for nobody, and was killed")
@@ -256,13 +259,16 @@ class ModelInstance:
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
         self._supervision = self._loop.create_task(restart(self, self._backoff))
-        lost = self.executor.lose(cause)
+        failed, saved = self.executor.lose(cause)
+        lost = mention(failed)
         log.error(
-            "%s It was process %d and %s. %s",
+            "%s It was process %d and took %s with it%s. %s",
             unhealthy(self.name, cause),
             session.pid,
-            _losses(*lost),
+            lost.text,
+            f"; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else "",
             self._backoff.prospect,
+            extra=self.output.labels(lost.ids, lost.traces),
         )
 
     async def end_leftovers(self) -> None:
@@ -295,9 +301,3 @@ class ModelInstance:
         self._enter(InstanceState.GIVEN_UP)
         self._loop.call_soon(self._owner.on_available)
         self._loop.call_soon(self._services.on_given_up)
-
-
-def _losses(failed: int, saved: int) -> str:
-    """The fate of the requests of a process that died, as the end of a sentence."""
-    text = f"took {failed or 'no'} request{'' if failed == 1 else 's'} with it"
-    return f"{text}; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else text

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pybackend.errors import ModelLoadError
 from pybackend.instance.backoff import RestartBackoff
+from pybackend.observability.model_output import ModelOutput
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +18,11 @@ class Supervised(Protocol):
 
     Attributes:
         name: for the log.
+        output: labels lines about it.
     """
 
     name: str
+    output: ModelOutput
 
     @property
     def trouble(self) -> str:
@@ -54,7 +57,11 @@ async def restart(instance: Supervised, backoff: RestartBackoff) -> None:
         if backoff.is_over:
             if not given_up:
                 log.error(
-                    "instance '%s' is given up after %d restarts. %s", instance.name, backoff.restarts, instance.trouble
+                    "instance '%s' is given up after %d restarts. %s",
+                    instance.name,
+                    backoff.restarts,
+                    instance.trouble,
+                    extra=instance.output.labels(),
                 )
             given_up = True
             instance.on_given_up()
@@ -63,11 +70,15 @@ async def restart(instance: Supervised, backoff: RestartBackoff) -> None:
         await backoff.wait()
         failure = failure or await _failure_of(instance.start_again())
         if failure is None:
-            log.info("instance '%s' is restarted", instance.name)
+            log.info("instance '%s' is restarted", instance.name, extra=instance.output.labels())
             return
         expected = isinstance(failure, (ModelLoadError, OSError))
         log.error(
-            "instance '%s' cannot be restarted: %s", instance.name, failure, exc_info=None if expected else failure
+            "instance '%s' cannot be restarted: %s",
+            instance.name,
+            failure,
+            exc_info=None if expected else failure,
+            extra=instance.output.labels(),
         )
         instance.on_start_failed(failure)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.author_files.apart import begin_apart
-from pybackend.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
+from pybackend.mirror.bucket import BadName, Bucket, Changed, Patience, StorageError, Unreachable
 from pybackend.mirror.download import Downloader
 from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.local_model import LocalModel, entries_of
@@ -198,6 +198,21 @@ class Mirror:
         for name in gone:
             await asyncio.to_thread(self._models.pop(name).remove)
         await asyncio.to_thread(self._cache.remove_others, self.names)
+
+    async def may_have(self, name: str) -> bool:
+        """False if there is no model of this name, or none is known and storage does not say soon whether there is."""
+        if name in self.names:
+            return True
+        if self.trouble or self.is_late:
+            return False
+        try:
+            async with asyncio.timeout(LATE_S):
+                return bool(await self._bucket.files(name))
+        except BadName:
+            return True
+        except (StorageError, TimeoutError):
+            log.warning("%s does not say whether it has a model '%s', and is taken to have none", self.url.text, name)
+            return False
 
     async def fetch(self, name: str, choose: Choose, in_use: InUse, progress: Progress) -> None:
         """Bring a model's directory up to date: the versions to serve, and all files beside the versions.

@@ -178,7 +178,14 @@ class Mirrors:
     # Files
 
     async def fetch(
-        self, name: str, choose: Choose, in_use: InUse, place: str = "", directory: Path | None = None
+        self,
+        name: str,
+        choose: Choose,
+        in_use: InUse,
+        place: str = "",
+        directory: Path | None = None,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         """Bring a model's local directory up to date, if the model is in one of these repositories.
 
@@ -188,12 +195,15 @@ class Mirrors:
             in_use: tells which versions must stay.
             place: the URL of its repository, ``""`` for all of them.
             directory: where the model is known to be, None to look for it in all of them.
+            is_elsewhere: a local repository has it, so storage that does not answer is not needed.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         for mirror in self._at(place):
             if directory is not None and directory.parent != mirror.directory:
+                continue
+            if is_elsewhere and not await mirror.may_have(name):
                 continue
             async with self._places:
                 await mirror.fetch(name, choose, in_use, self._progress)

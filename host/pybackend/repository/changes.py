@@ -13,6 +13,7 @@ from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.ensemble import part_names
+from pybackend.observability.log_lines import about_model
 from pybackend.repository.bounds import Bounds
 from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
@@ -157,7 +158,8 @@ class ModelChanges:
                 if parts:
                     parts = await self._check_parts(name, parts)
             except ModelLoadError as error:
-                log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
+                about = about_model(name, "")
+                log.error("failed to load '%s': %s", name, error.reason(), extra=about)  # noqa: TRY400  no bug of ours
                 raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
             lacking = self._catalogue.ensembles.lacking(parts) - tried
             for bound in bounds:
@@ -288,5 +290,6 @@ def check_name(name: str) -> None:
 
 def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
     message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-    log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may request any name
+    printable = message.encode("utf-8", "backslashreplace").decode()  # models may request any name
+    log.error("%s", printable, extra=about_model(name.encode("utf-8", "backslashreplace").decode(), ""))
     return InferenceError(message, error.code if error.code is ErrorCode.UNAVAILABLE else ErrorCode.INTERNAL)

@@ -27,7 +27,7 @@ class RepositoryScan:
     Attributes:
         repositories: the scanned directories.
         models: directory by the model's full name, sorted by name; excludes duplicates.
-        duplicates: directories by full name, for names that occur in several repositories; these models are not
+        duplicates: places by full name, for names that occur in several repositories; these models are not
             served.
         warnings: one sentence each, for the log.
         model_directories: directories of single models, searched as well.
@@ -37,7 +37,7 @@ class RepositoryScan:
 
     repositories: tuple[Path, ...]
     models: Mapping[str, Path]
-    duplicates: Mapping[str, tuple[Path, ...]]
+    duplicates: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
     model_directories: tuple[Path, ...] = ()
     listings: Mapping[Path, Listing] = field(default_factory=dict)
@@ -106,11 +106,16 @@ def scan_repositories(
         namespaces.append(listing.place)
         for name in filter(_may_be_model, listing.names):
             add(listing.place, name, shown / name)
-    duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
+    urls = {
+        shown / name: f"{listing.place}/{name}" for shown, listing in (listings or {}).items() for name in listing.names
+    }
+    duplicates = {
+        name: tuple(sorted(urls.get(path, str(path)) for path in paths))
+        for name, paths in sorted(found.items())
+        if len(paths) > 1
+    }
     for name, paths in duplicates.items():
-        warnings.append(
-            f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
-        )
+        warnings.append(f"failed to poll model '{name}': not unique across all model repositories: {', '.join(paths)}")
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
     return RepositoryScan(
         tuple(repositories),
@@ -130,7 +135,7 @@ def model_directory(scan: RepositoryScan, name: str) -> Path:
         ModelLoadError: it is in no repository, or in several.
     """
     if name in scan.duplicates:
-        raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")
+        raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(scan.duplicates[name])}")
     if name not in scan.models:
         raise ModelLoadError(f"there is no directory '{name}' in {', '.join(scan.place_names)}")
     return scan.models[name]

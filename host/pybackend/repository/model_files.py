@@ -122,7 +122,13 @@ class ModelFiles:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         place, plain = self._names.split(name)
-        await self._mirrors.fetch(plain, partial(self._chosen, config_json), self._in_use, place, directory)
+        choose = partial(self._chosen, config_json)
+        if directory is None and self._mirrors.directories:
+            known = (await self.scan()).models.get(name)
+            is_local = known is not None and known.parent not in self._mirrors.listings
+            await self._mirrors.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
+        else:
+            await self._mirrors.fetch(plain, choose, self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of.

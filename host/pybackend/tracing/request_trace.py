@@ -254,6 +254,11 @@ class RequestTrace:
         """The context for the model, which continues the trace; empty if it cannot be continued outside."""
         return self.compute_context.carrier if self.settings.mode is TraceMode.OPENTELEMETRY else ""
 
+    @property
+    def trace_id(self) -> str:
+        """The trace as lines of the log name it; empty if it cannot be continued outside."""
+        return f"{self.context.trace_id:032x}" if self.settings.mode is TraceMode.OPENTELEMETRY else ""
+
     def begin_execution(self) -> None:
         """The request is sent to a stub."""
         self._executing = True
