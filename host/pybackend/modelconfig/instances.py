@@ -14,7 +14,6 @@ class InstanceSpec:
 
     Attributes:
         name: ``<group>_<n>``; instances of one group on several GPUs share a name.
-        group: its group's name.
         kind: ``CPU``, ``GPU`` or ``MODEL``, as passed to models.
         device_id: the GPU's number; 0 for the other kinds.
         passive: created, but never given a request.

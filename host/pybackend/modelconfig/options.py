@@ -69,7 +69,6 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
     """Read the options.
 
     Args:
-        config: of the model.
         validate_outputs: for a model without VALIDATE_OUTPUTS.
 
     Raises:

@@ -32,8 +32,6 @@ def advice(reason: str, place: Place, pool: Any) -> str:
 
     Args:
         reason: the parser's, without position and quoted line.
-        place: where the parser stopped.
-        pool: the descriptors of the messages that ``reason`` may name.
     """
     for pattern, advise in _ADVICE.items():
         if match := re.match(pattern, reason):

@@ -18,7 +18,6 @@ class OpenBracket(NamedTuple):
     """A bracket or brace that is not closed.
 
     Attributes:
-        character: the bracket.
         line: counted from 1.
         quoted: the start of that line.
     """
@@ -36,7 +35,6 @@ class Place:
     """A place in a text.
 
     Attributes:
-        text: the whole text.
         line: counted from 1.
         column: counted from 1.
     """

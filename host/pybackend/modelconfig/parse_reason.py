@@ -18,9 +18,6 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
     Args:
         reason: the parser's message, including position and quoted line.
         line: counted from 1; None if unknown.
-        column: counted from 1; None if unknown.
-        text: the text that was parsed.
-        pool: the descriptors of the messages that ``reason`` may name.
     """
     if line is None or column is None:
         return _readable(reason)

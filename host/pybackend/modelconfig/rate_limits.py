@@ -24,13 +24,7 @@ class RateLimit:
 
 
 def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:
-    """The requirements of an instance, None if its group has no resources.
-
-    Args:
-        config: finished.
-        group_name: the instance's group.
-        device_id: the instance's device.
-    """
+    """The requirements of an instance, None if its group has no resources."""
     for group in config.document["instance_group"]:
         limiter = group.get("rate_limiter")
         if group["name"] == group_name and limiter and limiter["resources"]:

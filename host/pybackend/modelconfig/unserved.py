@@ -23,9 +23,6 @@ _PARAMETER_SIMILARITY = 0.85
 def refuse_unserved(config: ModelConfig) -> None:
     """Refuse a model that would fail or give wrong answers without an unsupported feature.
 
-    Args:
-        config: finished or not.
-
     Raises:
         ModelConfigError: UNSUPPORTED; names the field and the way out.
     """

@@ -55,7 +55,6 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
 
     Args:
         config: with a checked backend and model file.
-        gpu_count: GPUs of this machine.
 
     Raises:
         ModelConfigError: the first rule broken.
