@@ -76,9 +76,7 @@ class ModelReading:
     """The current contents of a model's directory, read for a load.
 
     Attributes:
-        directory: the model directory.
         config: read from disk or the load request, not yet completed by the model.
-        versions: version numbers on disk.
         files: fingerprint taken before any file was read.
         environment: the environment that it names, or that its backend brings; None for the host's own Python.
         is_brought: True if the directory was made from files that came with the load request.
@@ -150,11 +148,7 @@ async def read_model(
     """Read a model's directory.
 
     Args:
-        directory: the model directory, named after the model.
-        host: the server.
-        config_json: configuration to use instead of config.pbtxt.
         is_brought: True if the directory was made from files that came with the load request.
-        namespace: of the model; ``""`` on a server without namespaces.
 
     Raises:
         ModelLoadError: the configuration or the directory cannot be read.
@@ -167,8 +161,6 @@ async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Gr
     """The versions of a model to serve, by number, ascending.
 
     Args:
-        reading: the model's directory.
-        host: the server.
         bounds: upper limits on their rights, all of which apply; empty if the operator installed them.
 
     Raises:

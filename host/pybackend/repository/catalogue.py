@@ -22,13 +22,10 @@ class ModelCatalogue:
     """The known models, each with its versions.
 
     Args:
-        config_name: of configurations on disk, as for :func:`pybackend.modelconfig.model_directory.config_file`.
         namespaces: of the server; None if names of models are unique.
 
     Attributes:
         entries: by full name, in the current state.
-        names: finds the model that a name stands for.
-        ensembles: the dependencies between them.
     """
 
     def __init__(self, config_name: str, namespaces: Namespaces | None = None) -> None:
@@ -41,7 +38,6 @@ class ModelCatalogue:
         """The version that answers a request.
 
         Args:
-            name: the model's name.
             version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
                 highest ready version.
 
@@ -91,7 +87,6 @@ class ModelCatalogue:
         """The reason why no version of a model serves.
 
         Args:
-            name: the model's name.
             home: a namespace whose model of this name comes before others.
         """
         try:
@@ -150,7 +145,6 @@ class ModelCatalogue:
         """Make the entry of a model, which is known from now on.
 
         Args:
-            name: the model's full name.
             as_part: it is loaded only as a part of ensembles.
         """
         namespace, plain = self.names.split(name)
@@ -228,7 +222,6 @@ class ModelCatalogue:
 
         Args:
             on_disk: the full names in the repositories. One that was never loaded has a row without version and state.
-            duplicates: full names that occur in several repositories.
         """
         rows: list[ModelStatus] = []
         for name in sorted({*self.entries, *on_disk, *duplicates}):

@@ -24,7 +24,6 @@ class ChangeNotices:
     Links are not followed, and some network file systems have no notices.
 
     Args:
-        directories: to watch.
         changed: set on the event loop after a change.
         settle_s: changes that follow each other within a part of this give one notice.
     """

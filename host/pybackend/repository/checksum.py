@@ -18,10 +18,6 @@ def check_digests(config: ModelConfig, directory: Path) -> None:
 
     It shows that a copy is complete. It does not protect against somebody who can change the configuration too.
 
-    Args:
-        config: names the files, relative to the model's directory.
-        directory: the model's directory.
-
     Raises:
         ModelConfigError: a file cannot be read, has another digest, or a parameter has another form.
     """

@@ -73,11 +73,7 @@ def _inside(key: str) -> PurePosixPath:
 
 
 class OverrideDirectories:
-    """The model directories made from files that came with load requests.
-
-    Args:
-        room: the private directory that contains them.
-    """
+    """The model directories made from files that came with load requests."""
 
     def __init__(self, room: PrivateRoom) -> None:
         self._room = room

@@ -25,7 +25,6 @@ class RepositoryScan:
     """The models of all repositories.
 
     Attributes:
-        repositories: the scanned directories.
         models: directory by the model's full name, sorted by name; excludes duplicates.
         duplicates: directories by full name, for names that occur in several repositories; these models are not
             served.
@@ -70,7 +69,6 @@ def scan_repositories(
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
     Args:
-        repositories: directories of models.
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.

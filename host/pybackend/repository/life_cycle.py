@@ -49,9 +49,7 @@ class ModelLifeCycle:
     """Loads, replaces and unloads versions.
 
     Args:
-        host: the server.
         directories: temporary model directories, removed when no version uses them.
-        files: the directories of models.
     """
 
     def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:

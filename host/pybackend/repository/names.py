@@ -43,7 +43,6 @@ class ModelNames:
         Models that were unloaded count only if no other has the name.
 
         Args:
-            name: in a request.
             home: the namespace of the model that sends it, ``""`` for a client.
 
         Raises:
@@ -69,11 +68,6 @@ class ModelNames:
 
     def to_load(self, name: str, home: str, models: Collection[str]) -> str:
         """The full name of the model that a load request means; the text itself for a model that is new.
-
-        Args:
-            name: in the request.
-            home: as for :meth:`known`.
-            models: full names of the models in the repositories.
 
         Raises:
             AmbiguousModelError: several models have this name.
@@ -108,11 +102,6 @@ class ModelNames:
         """The full name of the model that a step of an ensemble names; the text itself if there is none, or several.
 
         A model in the ensemble's own namespace comes first, then one that is known, then one in the repositories.
-
-        Args:
-            name: in the step.
-            home: the ensemble's namespace.
-            models: full names of the models in the repositories.
         """
         spaces = self._namespaces
         if spaces is None:
@@ -129,12 +118,7 @@ class ModelNames:
         return stored[0] if len(stored) == 1 else found
 
     def may_mean(self, name: str, model: str) -> bool:
-        """True if a name in an ensemble's step may stand for a model, now or after another change.
-
-        Args:
-            name: in the step.
-            model: the model's full name.
-        """
+        """True if a name in an ensemble's step may stand for a model, now or after another change."""
         if self._namespaces is None or name == model:
             return name == model
         return self.split(model)[1] == name.rpartition(SEPARATOR)[2]

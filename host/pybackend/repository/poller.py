@@ -83,9 +83,6 @@ class Poller:
     again; the versions that served keep serving.
 
     Args:
-        catalogue: the models.
-        changes: loads and unloads them.
-        scan: the repositories at the start.
         host: the server. It says how often to look, and how long files must stay the same; a notice shortens the wait.
     """
 
