@@ -41,12 +41,7 @@ class Runner(Protocol):
 
 
 class HookEffects:
-    """Determines and stores effects: of unpacked environments in their cache, of directories in memory.
-
-    Args:
-        cache: the cache of unpacked environments.
-        runner: runs the hooks.
-    """
+    """Determines and stores effects: of unpacked environments in their cache, of directories in memory."""
 
     def __init__(self, cache: EnvironmentCache, runner: Runner) -> None:
         self._cache = cache
@@ -66,10 +61,7 @@ class HookEffects:
         A faulty hook does not prevent the use of the environment: a warning names the hook.
 
         Args:
-            environment: without the hooks' variables.
-            hooks: at least one.
             held: the cached environment, None for a directory.
-            cancelled: set when the result is no longer needed.
 
         Raises:
             Cancelled: ``cancelled`` was set first.

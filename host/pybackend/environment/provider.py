@@ -33,7 +33,6 @@ class ModelEnvironment:
 
     Attributes:
         environment: used to start the model's processes.
-        interpreter: facts about its Python.
         path: the path in the configuration.
     """
 
@@ -65,7 +64,6 @@ class EnvironmentProvider:
     """Prepares environments.
 
     Args:
-        cache: where archives are unpacked.
         packer: packs lists of packages when models are loaded, None if the operator has not allowed it.
         runner: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
 
@@ -83,10 +81,6 @@ class EnvironmentProvider:
 
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.
-
-        Args:
-            path: from :func:`environment_path`.
-            cancelled: set when the result is no longer needed.
 
         Raises:
             ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
@@ -164,12 +158,7 @@ def canonical_path(path: Path) -> Path:
 
 
 def cannot_read(path: Path, error: OSError) -> ModelEnvironmentError:
-    """The error for an environment that cannot be read.
-
-    Args:
-        path: the archive or directory.
-        error: raised for it, or for a file in it.
-    """
+    """The error for an environment that cannot be read."""
     where = f" ({error.filename})" if error.filename and os.fspath(path) != error.filename else ""
     return ModelEnvironmentError(f"cannot read {path}: {error.strerror or error}{where}")
 
@@ -178,7 +167,6 @@ def check_activate(prefix: Path, path: Path) -> None:
     """Refuse a directory that is not an environment.
 
     Args:
-        prefix: the directory.
         path: the archive it was unpacked from, or the directory itself.
 
     Raises:
