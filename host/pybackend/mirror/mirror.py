@@ -45,14 +45,7 @@ LATE_S = 2.0
 class Mirror:
     """A repository.
 
-    Args:
-        url: its place.
-        cache_directory: keeps what was downloaded.
-        patience: with a storage that does not answer.
-
     Attributes:
-        url: its place.
-        cache_directory: as given.
         directory: the local directory that shows it; set by :meth:`open`.
         names: of its models, as they were last listed.
         last_digests: what :meth:`digests` returned last.

@@ -21,7 +21,6 @@ class RemoteFile:
 
     Attributes:
         path: below the repository.
-        nbytes: its size.
         tag: its ETag; "" where the storage has none.
         changed: when it was written.
     """
@@ -43,7 +42,6 @@ class RemoteModel:
     """The files of one model.
 
     Attributes:
-        name: the model's.
         files: by path below the model's directory.
         versions: names of the directories that are versions.
     """
@@ -69,9 +67,7 @@ def remote_model(name: str, listing: Iterable[RemoteFile], place: str) -> Remote
     or if its name is that of a version.
 
     Args:
-        name: the model's.
         listing: its objects; paths begin with the name.
-        place: the repository, for messages.
 
     Raises:
         ModelLoadError: a path cannot be a file's, or two of them contradict each other.
