@@ -36,8 +36,6 @@ async def apart(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs:
     Args:
         what: names the files in the error, e.g. ``the files of model 'm'``.
         function: may block; must not change shared state, because it continues after a time-out or cancellation.
-        args: its arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         ModelLoadError: UNAVAILABLE if it takes longer than :data:`LIMIT_S`.
