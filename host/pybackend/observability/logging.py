@@ -116,7 +116,6 @@ class ServerLog:
         """Begin to write this package's log; called once, by the command line.
 
         Args:
-            settings: which lines are written, and where.
             informational: where informational lines go without a file, such as ``sys.stdout``. All others go to stderr.
 
         Raises:
@@ -276,12 +275,8 @@ def write_model_line(
     """Write a log line of a model.
 
     Args:
-        instance_name: written before the file name.
-        pid: the process that logged it.
         level: number of a ``pb_utils.Logger.LogLevel``.
         file: source file; ``output`` for printed text.
-        line: line number in that file.
-        message: text.
         about: further facts, which only JSON shows; empty ones are left out.
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)

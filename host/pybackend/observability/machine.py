@@ -14,12 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Machine:
-    """The machine's latest figures.
-
-    Args:
-        cpu: read CPU and memory.
-        gpus: reads the GPUs; None for none.
-    """
+    """The machine's latest figures."""
 
     def __init__(self, *, cpu: bool, gpus: GpuMeter | None) -> None:
         self._cpu = CpuMeter() if cpu else None

@@ -21,7 +21,6 @@ async def repeat(period_s: float, *actions: Callable[[], None]) -> None:
 
     Args:
         period_s: pause before each round.
-        actions: called in order.
     """
     while True:
         await asyncio.sleep(period_s)
