@@ -99,11 +99,7 @@ class TraceSettings:
 
 
 class TraceSettingsBook:
-    """The settings in force. What a model does not set itself is as for the whole server.
-
-    Args:
-        initial: of the whole server, at its start.
-    """
+    """The settings in force. What a model does not set itself is as for the whole server."""
 
     def __init__(self, initial: TraceSettings) -> None:
         self._initial = initial

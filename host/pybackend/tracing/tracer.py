@@ -52,7 +52,6 @@ class Tracer:
     """The traces of one server.
 
     Args:
-        settings: at its start.
         recorder: receives finished traces; None records nothing.
 
     Attributes:
@@ -116,22 +115,13 @@ class Tracer:
         """The record of a client's request that :meth:`takes` has sampled.
 
         Args:
-            model_name: the model that it asks.
-            door: ``HTTP`` or ``GRPC``.
             sends: the front end says when the answer was sent.
         """
         sampler = self._models.get(model_name, self._server)
         return RequestTrace(sampler.settings, self._finish, door=door, context=new_context(), sends=sends)
 
     def go_on(self, model_name: str, door: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
-        """The record of a client's request that is part of the client's trace; None if the client does not record it.
-
-        Args:
-            model_name: the model that it asks.
-            door: ``HTTP`` or ``GRPC``.
-            outer: the context that the client sent.
-            sends: the front end says when the answer was sent.
-        """
+        """The record of a client's request that is part of the client's trace; None if the client does not record it."""
         settings = self._models.get(model_name, self._server).settings
         if not outer.sampled or not settings.levels:
             return None
