@@ -15,7 +15,6 @@ def cache_key(identity: bytes, request: InferenceRequest) -> bytes:
     The order of inputs and of requested outputs does not matter, nor do id, priority and timeout.
 
     Args:
-        identity: identifies the loaded model version.
         request: with shapes as sent by the client.
     """
     inputs = sorted(request.inputs, key=lambda tensor: tensor.name)

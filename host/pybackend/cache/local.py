@@ -10,11 +10,7 @@ from pybackend.cache.response_cache import CacheFigures, ResponseCache
 
 
 class LocalCache(ResponseCache):
-    """An LRU cache.
-
-    Args:
-        size_bytes: limit on all entries together.
-    """
+    """An LRU cache."""
 
     def __init__(self, size_bytes: int) -> None:
         self._figures = CacheFigures(size_bytes=size_bytes)

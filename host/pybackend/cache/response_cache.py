@@ -14,13 +14,10 @@ class CacheFigures:
 
     Attributes:
         entries: number of stored responses.
-        used_bytes: their total size.
         size_bytes: the capacity.
         hits: lookups that found a response.
         misses: lookups that found none.
         evictions: responses removed to make room.
-        lookup_ns: time spent on lookups.
-        insertion_ns: time spent on insertions.
     """
 
     entries: int = 0
