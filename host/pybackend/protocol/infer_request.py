@@ -100,13 +100,9 @@ def parse_infer(
     Args:
         header: the JSON part; the whole body if the client did not send its length.
         header_length: the length sent by the client; None if it sent none.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of the JSON part and of tensors in it.
         available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
             reference's order; otherwise by ``check_body_size``.
         left_out: receives the tensors whose data was cut out of the JSON part; None if it is complete.
-        regions: finds the parts of shared memory regions that the JSON part names.
 
     Returns:
         The plan. JSON inputs have their wire bytes.
@@ -249,10 +245,6 @@ _HEADER_LENGTH_ADVICE = (
 
 def parse_header_length(value: bytes, content_length: int) -> int:
     """The value of ``Inference-Header-Content-Length``; 0 means a raw body without JSON.
-
-    Args:
-        value: as sent by the client.
-        content_length: bytes of the whole body.
 
     Raises:
         InferenceError: INVALID_ARG; the value is not a number, or not between 0 and the body's length.

@@ -69,7 +69,6 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
     Integers are truncated to the datatype's width, floats rounded to its precision (too large ones become infinite).
 
     Args:
-        datatype: a wire name.
         values: ``bool`` for BOOL, ``int`` for integers, ``int`` or ``float`` for floats, ``str`` for BYTES.
 
     Raises:
@@ -148,9 +147,7 @@ def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
     """Wire bytes of a ``data`` member, directly from its JSON text; None if it needs the slow path.
 
     Args:
-        datatype: a wire name.
         text: the JSON text, syntax checked.
-        count: number of elements according to the shape.
 
     Raises:
         ValueError, OverflowError: some element does not fit the datatype: the slow path reports which.
@@ -208,10 +205,6 @@ def opening_depth(text: bytes) -> int:
 
 def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
     """A tensor's elements as a flat sequence of JSON-compatible values.
-
-    Args:
-        datatype: a wire name.
-        data: the tensor's wire bytes, a whole number of elements.
 
     Returns:
         ``bool``, ``int``, ``float`` (FP16, BF16 and FP32 as the double of the same value) or ``str``.

@@ -89,7 +89,6 @@ class PlanCache:
         """A private copy of the plan for this header, with the bytes of its tensors.
 
         Args:
-            header: as for :meth:`get`.
             raw: the bytes of the binary tensors, perhaps followed by others.
 
         Returns:
@@ -111,7 +110,6 @@ class PlanCache:
         Args:
             message: bytes of a request, up to the end of its body.
             start: of the JSON part in the message; it may begin with an id.
-            end: of the JSON part.
 
         Returns:
             None if the JSON part is not cached, or as many bytes follow as no request with this JSON part has.
@@ -145,7 +143,6 @@ class PlanCache:
         change with the parts of an ensemble, and regions whenever clients register and unregister them.
 
         Args:
-            header: a JSON part, or the head of a gRPC message.
             plan: the plan; its id and options are not stored.
             whole: False if the request's id and options came apart from the header.
         """

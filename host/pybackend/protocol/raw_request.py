@@ -25,8 +25,6 @@ def parse_raw(
     Args:
         body: the input's bytes; for BYTES the one element without a length.
         signature: of a model with one input.
-        model_version: version to store in the request.
-        limits: bounds of the body.
 
     Returns:
         A plan whose input has its data: a view of ``body``, except for BYTES. It is not validated.

@@ -15,9 +15,6 @@ class Recurring(dict[K, V]):
 
     If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are then still
     found; if the oldest one had to go, each would be gone when it is needed.
-
-    Args:
-        most: the number of entries.
     """
 
     def __init__(self, most: int) -> None:
