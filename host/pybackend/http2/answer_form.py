@@ -13,9 +13,7 @@ class AnswerForm:
     """A whole answer with one small piece of data; see ``Stream.respond_in``.
 
     Args:
-        head: the head.
         body: the data as a format: ``%b`` stands for a piece that varies, ``%%`` for a percent sign.
-        trailers: the end.
 
     Attributes:
         whole: the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the

@@ -19,10 +19,6 @@ _DEFAULT_CONFIG: Final = Config()
 class ServerConnection:
     """One connection. Not for use by several threads.
 
-    Args:
-        receiver: hears about requests.
-        config: what the client is offered, and bounds.
-
     Attributes:
         streams: streams that have not ended, by number.
         peer: the client's settings.

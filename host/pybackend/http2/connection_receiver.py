@@ -14,11 +14,6 @@ class ConnectionReceiver(Protocol):
     def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
         """A request begins.
 
-        Args:
-            stream: where to answer.
-            head: the checked head.
-            ended: the request has no body and no trailers.
-
         Returns:
             The receiver of all further events of this stream.
         """
@@ -29,10 +24,6 @@ class ConnectionReceiver(Protocol):
         """A request with a small body has arrived in one piece, and its head has ``takes_whole``.
 
         Args:
-            stream: where to answer.
-            head: the checked head.
-            data: received bytes.
-            start: where the body begins in them.
             stop: where it ends. Its bytes have been given back.
 
         Returns:

@@ -36,7 +36,6 @@ class HeaderBlock:
         fields: names (lower case) and values, ``:status`` first if there is one.
 
     Attributes:
-        encoded: the compressed fields.
         informational: it is the head of an interim answer (status 1xx).
         list_bytes: the size that the peer's SETTINGS_MAX_HEADER_LIST_SIZE is compared with.
         fits: the block fits a frame of the size that every peer accepts; then ``first`` and ``last`` are the beginnings of

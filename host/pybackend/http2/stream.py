@@ -35,7 +35,6 @@ class StreamReceiver(Protocol):
         Args:
             payload: the bytes. A memoryview is a part of the buffer that was given to ``receive``: if that buffer is used
                 again, the view is valid only during this call.
-            ended: this was the end of the request.
         """
 
     def on_trailers(self, trailers: Fields, /) -> None:
@@ -163,7 +162,6 @@ class Stream:
         """Send a whole answer that repeats a form: the fastest way of all.
 
         Args:
-            form: all that recurs.
             size: length of the data, with the form's own part.
             pieces: what varies in it; they are copied.
 

@@ -48,10 +48,8 @@ class _Found(NamedTuple):
     """The frames in front of a request's body.
 
     Attributes:
-        head: of the request.
         more: by how much the client has opened the stream's window.
         nbytes: size of the frames, with the header of DATA.
-        size: of the body.
     """
 
     head: RequestHead
