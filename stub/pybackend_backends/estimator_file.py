@@ -31,11 +31,6 @@ _TREES = frozenset(
 def read_estimator(path: str, parameters: Mapping[str, Any], *, backend: str) -> Any:
     """The estimator in a file of skops, joblib or pickle, by the file's ending.
 
-    Args:
-        path: of the file.
-        parameters: the model's, of :data:`ESTIMATOR_PARAMETERS`.
-        backend: its name, for messages.
-
     Raises:
         TritonModelException: the file cannot be read, holds types that were not allowed, or is a pickle that was not.
     """

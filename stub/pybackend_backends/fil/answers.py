@@ -17,7 +17,6 @@ class AnswerForm:
     """What clients get: the forest's own answer, a class, or a probability for each class.
 
     Args:
-        forest: the forest.
         parameters: of the model: ``is_classifier`` (or ``output_class``, its older name), ``predict_proba`` and ``threshold``.
 
     Attributes:

@@ -53,13 +53,8 @@ PARAMETERS = {
 class ForestFile:
     """A model's file and the forest in it.
 
-    Args:
-        config: the model's configuration.
-
     Attributes:
-        path: of the file.
         parameters: the model's, by name.
-        forest: what the file holds.
 
     Raises:
         TritonModelException: there is no such file, its library is missing, or it cannot be read.

@@ -14,12 +14,7 @@ Output = Union["np.ndarray", Tensor]
 
 
 class Computation:
-    """Computes a model's outputs.
-
-    Args:
-        opened: a model's file.
-        signature: of it.
-    """
+    """Computes a model's outputs."""
 
     def __init__(self, opened: OpenFile, signature: Signature) -> None:
         self._interpreter = opened.interpreter

@@ -16,9 +16,6 @@ class Computation:
     """Computes a model's outputs.
 
     Args:
-        session: an open session of ONNX Runtime.
-        run_options: of every run, None for the usual ones.
-        signature: of its file.
         most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
     """
 

@@ -19,7 +19,6 @@ class Computation:
     """Computes a model's outputs.
 
     Args:
-        compiled: a compiled model of OpenVINO.
         signature: of its file, inputs and outputs in the order of the compiled model's.
         output_places: the place of each output among the compiled model's, by name.
         most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.

@@ -13,8 +13,6 @@ class FixedBatch:
     """Wraps a computation that takes batches of one size.
 
     Args:
-        run: the computation.
-        size: of its batches.
         pads: whether smaller batches are filled up; else they are refused.
     """
 

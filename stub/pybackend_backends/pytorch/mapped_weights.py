@@ -18,7 +18,6 @@ def map_weights(module: Any, path: str) -> int:
 
     Args:
         module: just loaded from the file, on the CPU. Writing to a mapped weight is possible and stays private.
-        path: of the archive.
 
     Returns:
         How many bytes are mapped now.

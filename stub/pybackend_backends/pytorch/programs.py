@@ -21,7 +21,6 @@ class Program:
     """A loaded model.
 
     Args:
-        call: takes values by the names of arguments.
         arguments: that ``call`` takes, in the order of ``forward``.
         takes_dictionary: whether ``forward`` has one argument, a dictionary of tensors with any keys.
     """
@@ -38,7 +37,6 @@ def load_torchscript(path: str, device: str, share_weights: bool = True) -> Prog
     """Load what ``torch.jit.save`` wrote.
 
     Args:
-        path: of the archive.
         device: such as ``cpu`` or ``cuda:0``; empty for the devices that the file names.
         share_weights: whether to map large weights from the file. On the CPU only.
 
@@ -83,7 +81,6 @@ def load_class(
     """Make a module of a class in the author's file, with weights of a state dict.
 
     Args:
-        source: the file with the class.
         weights: of the state dict, empty if the class brings its own weights.
         device: such as ``cpu``; empty to leave the module where its class puts it.
         class_name: which class, if the file defines several.
