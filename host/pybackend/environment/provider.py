@@ -14,7 +14,6 @@ from pybackend.environment.hook_effects import HookEffects, Runner
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
-from pybackend.environment.uses import EnvironmentUses
 from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -189,3 +188,24 @@ def _identity_in_place(interpreter: Interpreter) -> str:
     libraries = interpreter.libraries
     stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
     return f"{os.fspath(interpreter.prefix)} {stamp}"
+
+
+class EnvironmentUses:
+    """The environments in the configurations last read, whether or not their models are loaded."""
+
+    def __init__(self) -> None:
+        self._paths: dict[Path, Path] = {}
+
+    def note(self, directory: Path, path: Path | None) -> None:
+        """Record the environment of the model in this directory; None if it names none."""
+        if path is None:
+            self._paths.pop(directory, None)
+        else:
+            self._paths[directory] = path
+
+    def directories(self, path: Path) -> list[Path]:
+        """Directories of existing models that name the environment at this path. Blocking."""
+        for directory, named in list(self._paths.items()):
+            if named == path and not directory.exists():  # a model whose files came with a load, and are gone
+                self._paths.pop(directory, None)
+        return [directory for directory, named in list(self._paths.items()) if named == path]

@@ -15,11 +15,10 @@ from pathlib import Path
 from pybackend.author_files.apart import begin_apart
 from pybackend.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
 from pybackend.mirror.download import Downloader
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.local_model import LocalModel, entries_of
 from pybackend.mirror.object_cache import KnownNames, ModelObjects, ObjectCache
 from pybackend.mirror.progress import Progress
-from pybackend.mirror.remote_files import RemoteFile, RemoteModel, remote_model
+from pybackend.mirror.remote_files import Listing, RemoteFile, RemoteModel, moment, remote_model
 from pybackend.mirror.url import RepositoryUrl
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 

@@ -12,9 +12,9 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.mirror.bucket import Patience, StorageError
 from pybackend.mirror.credentials import located
-from pybackend.mirror.listing import Listing
 from pybackend.mirror.mirror import LATE_S, Choose, InUse, Mirror
 from pybackend.mirror.progress import Progress, terminal
+from pybackend.mirror.remote_files import Listing
 from pybackend.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
 from pybackend.sandbox.private_room import PrivateRoom
 

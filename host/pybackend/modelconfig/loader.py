@@ -30,8 +30,7 @@ from pybackend.modelconfig.parser import (
 )
 from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
-from pybackend.modelconfig.validation import validate, validate_model_file
+from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 
 
 def load_config(

@@ -27,8 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
-from pybackend.modelconfig.parse_advice import nearest
-from pybackend.modelconfig.parse_reason import parse_reason
+from pybackend.modelconfig.parse_errors import nearest, parse_reason
 from pybackend.schema.messages import message_class
 
 Document = dict[str, Any]

@@ -11,8 +11,7 @@ from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
-from pybackend.repository.names import ModelNames
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import ModelNames, Namespaces
 
 LONGEST_VERSION_DIGITS = 19
 """Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing
+from pybackend.mirror.remote_files import Listing
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import Namespaces
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """The reason shown in the repository index for a model whose name occurs twice."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.mirror import LATE_S, InUse
 from pybackend.mirror.mirrors import Mirrors
+from pybackend.mirror.remote_files import Listing, moment
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.repository.layout import RepositoryScan

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.mirrors import Mirrors
+from pybackend.mirror.remote_files import Listing, moment
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
