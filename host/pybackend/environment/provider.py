@@ -10,7 +10,7 @@ from pathlib import Path
 from pybackend.environment.activation import activation_variables
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
-from pybackend.environment.hook_effects import HookEffects, Runner
+from pybackend.environment.hook_effects import HookEffects, RunShell
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
@@ -64,19 +64,21 @@ class EnvironmentProvider:
 
     Args:
         packer: packs lists of packages when models are loaded, None if the operator has not allowed it.
-        runner: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
+        run_shell: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
 
     Attributes:
         cache: where archives are unpacked.
         uses: the models that name each environment.
     """
 
-    def __init__(self, cache: EnvironmentCache, packer: Packer | None = None, runner: Runner | None = None) -> None:
+    def __init__(
+        self, cache: EnvironmentCache, packer: Packer | None = None, run_shell: RunShell | None = None
+    ) -> None:
         self.cache = cache
         self.uses = EnvironmentUses()
         self._packer = packer
         self._specifications = SpecificationCache(cache)
-        self._effects = None if runner is None else HookEffects(cache, runner)
+        self._effects = None if run_shell is None else HookEffects(cache, run_shell)
 
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pybackend.http2 import frames, settings
-from pybackend.http2.connection_receiver import ConnectionReceiver
-from pybackend.http2.core import SHUTDOWN_PING, ConnectionCore
+from pybackend.http2.core import SHUTDOWN_PING, ConnectionCore, ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.http2.incoming import Incoming
 from pybackend.http2.settings import Config, PeerSettings

@@ -11,9 +11,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pybackend.http2 import frames
-from pybackend.http2.answer_form import escaped
 from pybackend.http2.core import ConnectionCore
 from pybackend.http2.errors import ErrorCode
+from pybackend.http2.header_block import escaped
 from pybackend.http2.request_head import RequestHead
 from pybackend.http2.stream import Stream
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from pybackend.observability.log_file import LogFile
 from pybackend.observability.log_lines import LineFormatter, formatter_for
@@ -53,16 +53,6 @@ class _Wanted(logging.Filter):
         if record.levelno >= logging.INFO:
             return settings.info
         return settings.verbose_level > 0
-
-
-class LineSink(Protocol):
-    """Takes lines and never waits."""
-
-    def write(self, lines: bytes, /) -> None:
-        """Take whole lines."""
-
-    def flush(self, timeout_s: float, /) -> None:
-        """Wait until everything is written, at most ``timeout_s``."""
 
 
 class _SinkHandler(logging.Handler):
@@ -230,6 +220,10 @@ class _Nowhere:
 
     def flush(self, _timeout_s: float) -> None:
         """Do nothing."""
+
+
+LineSink = LogFile | LogStream | _TextSink | _Nowhere
+"""Takes whole lines and never waits; ``flush`` waits until everything is written, but not longer than it is told."""
 
 
 def _encoded(line: str) -> bytes:

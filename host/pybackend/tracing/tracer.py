@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from pybackend.tracing.context import TraceContext, new_context
+from pybackend.tracing.recorder import Recorder
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend.tracing.settings import TraceMode, TraceSettings, TraceSettingsBook
 
 _OFF = TraceSettings()
-
-
-class TraceRecorder(Protocol):
-    """Takes finished traces, and never waits."""
-
-    def add(self, trace: RequestTrace, /) -> None:
-        """Record a trace soon."""
 
 
 class _Sampler:
@@ -59,7 +53,7 @@ class Tracer:
         continues: contexts that clients send are continued.
     """
 
-    def __init__(self, settings: TraceSettings = _OFF, recorder: TraceRecorder | None = None) -> None:
+    def __init__(self, settings: TraceSettings = _OFF, recorder: Recorder | None = None) -> None:
         self._book = TraceSettingsBook(settings)
         self._recorder = recorder
         self.continues = settings.mode is TraceMode.OPENTELEMETRY
