@@ -63,7 +63,7 @@ def _from_skops(path: str, allowed: str, backend: str) -> Any:
         )
     try:
         return skops.load(path, trusted=types)
-    except Exception as error:
+    except Exception as error:  # the file decides what is called
         raise TritonModelException(
             f"{path} cannot be loaded by the installed scikit-learn: {_reason(error)}"
         ) from error
@@ -84,7 +84,7 @@ def _from_pickle(path: str, word: str, backend: str) -> Any:
             return pickle.load(file)  # noqa: S301  the author said so
     except TritonModelException:
         raise
-    except Exception as error:
+    except Exception as error:  # a pickle runs any code
         if _is_no_pickle(error):
             raise TritonModelException(
                 f"{path} cannot be loaded: {_reason(error)}. The file is truncated, or no pickle: joblib.dump(estimator, "

@@ -81,7 +81,7 @@ async def begin_apart(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.k
 
     try:
         start_thread(work, "pybackend-files")
-    except BaseException:
+    except BaseException:  # whatever kept the thread from starting: nothing else would give back its place
         patience.cancel()
         give_back()
         raise

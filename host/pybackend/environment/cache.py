@@ -187,7 +187,7 @@ class EnvironmentCache:
                     is_missing = self._mark(key) is None
                     if is_missing:
                         self._unpack(key, file, archive, cancelled)
-                except BaseException:
+                except BaseException:  # whatever ended it: others wait for the lock
                     lock.release()
                     raise
                 # Downgrading the lock is not atomic: another process may intervene, so the caller checks again.
@@ -226,7 +226,7 @@ class EnvironmentCache:
             self._write(key, _FILES, inventory.to_json())
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
             self._write(key, _READY, json.dumps(asdict(mark)))
-        except BaseException as error:
+        except BaseException as error:  # whatever ended it: half an environment must not stay
             with suppress(OSError):
                 self._clear(key)
             if isinstance(error, OSError):

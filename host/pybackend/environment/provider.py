@@ -97,7 +97,7 @@ class EnvironmentProvider:
             check_usable(interpreter, source)
             log.info("Using Python execution env %s", path)
             environment = self._activated(interpreter, held, cancelled)
-        except BaseException as error:
+        except BaseException as error:  # whatever ended it: nobody else would release the environment
             if held is not None:
                 held.release()
                 if held.was_unpacked and isinstance(error, ModelEnvironmentError):  # it is unusable for everyone

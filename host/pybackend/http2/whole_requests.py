@@ -119,8 +119,8 @@ class WholeRequests:
                 core.highest_id = stream_id
                 try:
                     receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
-                except BaseException:
-                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
+                except BaseException:  # whatever the user raised: the stream has no receiver to hear of its end
+                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)
                     count += 1
                     used += size
                     raise

@@ -69,7 +69,7 @@ class Mirror:
         self._staging = Path()
         self._models: dict[str, LocalModel] = {}
         self._fetched: set[str] = set()
-        """Models of which there is more than the configuration."""
+        """Models with more local files than the configuration."""
         self._files_listed = 0
         self._listed_s = self._names_kept_s = 0.0
         self._looking: asyncio.Task[None] | None = None

@@ -124,7 +124,7 @@ class ModelObjects:
                 raise Cancelled
             self.directory.mkdir(exist_ok=True)
             self._remove_drafts()  # of a server that was killed
-        except BaseException:
+        except BaseException:  # whatever ended it: others wait for the lock
             lock.release()
             raise
         self._lock = lock

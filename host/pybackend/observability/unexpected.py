@@ -27,5 +27,5 @@ async def repeat(period_s: float, *actions: Callable[[], None]) -> None:
         for action in actions:
             try:
                 action()
-            except Exception:
+            except Exception:  # the next round may succeed
                 log.exception("%s failed and is retried in %g s", action.__qualname__, period_s)

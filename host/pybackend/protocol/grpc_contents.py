@@ -207,7 +207,7 @@ def _end_of_varints(packed: bytes | memoryview, at: int, end: int) -> int:
 
 
 def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """The numbers in bytes of which the last one ends a number."""
+    """The numbers in bytes; the last byte ends a number."""
     ends = np.flatnonzero(octets <= 0x7F)
     if len(ends) == len(octets):
         return octets.astype(np.uint64)

@@ -80,7 +80,7 @@ def parse_large(
 
 
 def _check_unclaimed(text: bytearray, outline: Outline, left_out: LeftOut) -> None:
-    """See that data is JSON too which is no tensor's: of an output, or of a key that comes twice."""
+    """Check that data outside the inputs is JSON too: the data of an output, or of a key that comes twice."""
     claimed = {each.number for each in left_out.tensors}
     unclaimed = [span for number, span in enumerate(outline.spans) if number not in claimed]
     check_skeleton(len(outline.skeleton) + sum(end - begin for begin, end in unclaimed))

@@ -112,7 +112,7 @@ class PlanCache:
             start: of the JSON part in the message; it may begin with an id.
 
         Returns:
-            None if the JSON part is not cached, or as many bytes follow as no request with this JSON part has.
+            None if the JSON part is not cached, or the number of bytes behind it does not fit it.
         """
         header = message[start:end]
         known, request_id = self._plans.get(header), ""

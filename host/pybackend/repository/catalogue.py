@@ -117,7 +117,7 @@ class ModelCatalogue:
 
     @property
     def serving_names(self) -> list[str]:
-        """The full names of the models of which a version serves, sorted."""
+        """The full names of the models with a serving version, sorted."""
         return sorted(name for name, entry in self.entries.items() if entry.ready_versions())
 
     def is_broken(self, name: str) -> bool:

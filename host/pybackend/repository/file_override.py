@@ -122,7 +122,7 @@ class OverrideDirectories:
                     _write(descriptor, (model_name, *path.parts), content)
             finally:
                 os.close(descriptor)
-        except BaseException:
+        except BaseException:  # whatever ended it: half a model must not stay
             self._room.remove(parent)
             raise
         return parent / model_name

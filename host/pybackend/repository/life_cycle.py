@@ -120,7 +120,7 @@ class ModelLifeCycle:
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
     ) -> None:
-        """Bring those serving versions up to date of which only the instances have changed.
+        """Bring serving versions up to date if nothing but their instances has changed.
 
         Raises:
             ModelLoadError: an instance could not be started; its version keeps those that it has.

@@ -80,14 +80,14 @@ def tried(method: Method, example: Any, configured: Mapping[str, Any]) -> Tensor
 
     Args:
         example: one row of what the estimator takes.
-        configured: the output's entry in the configuration, which may say of which numeric type it is.
+        configured: the output's entry in the configuration, which may name its numeric type.
 
     Raises:
         TritonModelException: the method fails.
     """
     try:
         result = method.call(example)
-    except Exception as error:
+    except Exception as error:  # estimators raise anything
         raise TritonModelException(
             f"the estimator fails for a row that its file allows: {type(error).__name__}: {' '.join(str(error).split())}. The versions of "
             "scikit-learn that wrote and read the file may differ"
