@@ -64,7 +64,7 @@ class ServerConnection:
 
     @property
     def unreturned_bytes(self) -> int:
-        """Received DATA that was not given back: so much less may the client send."""
+        """Received DATA that was not given back, in bytes: it still counts against the client's window."""
         return self._core.unreturned_bytes
 
     @property

@@ -199,7 +199,7 @@ class ConnectionCore:
         return self.config.connection_window_bytes - self.receive_window - self._credit
 
     def give_back(self, count: int) -> None:
-        """Let the client send so much more on the connection."""
+        """Let the client send ``count`` more bytes on the connection."""
         self._credit += count
         if self._credit >= self._credit_step:
             self.receive_window += self._credit

@@ -100,7 +100,7 @@ class StreamOwner(Protocol):
         """The user resets the stream."""
 
     def give_back(self, count: int) -> None:
-        """Let the client send so much more on the connection."""
+        """Let the client send ``count`` more bytes on the connection."""
 
 
 class Stream:
@@ -191,7 +191,7 @@ class Stream:
         return True
 
     def _takes_whole(self, size: int) -> bool:
-        """Whether an answer with so much data can go out at once."""
+        """Whether an answer with data of this size can go out at once."""
         sender = self._sender
         return not (
             size > self.send_window
@@ -307,7 +307,7 @@ class Stream:
     # --- flow control of the request ---
 
     def give_back(self, count: int) -> None:
-        """Allow the client to send so many bytes more, on this stream and on the connection.
+        """Allow the client to send ``count`` more bytes, on this stream and on the connection.
 
         All bytes that ``on_data`` delivered must be given back once, even after the stream has ended: until then they
         count against the connection's window.
@@ -328,7 +328,7 @@ class Stream:
         self._owner.give_back(count)
 
     def lend(self, count: int) -> None:
-        """Allow the client to send so many bytes more on the connection, and not on this stream: for bytes that the user keeps.
+        """Allow the client to send ``count`` more bytes on the connection, but not on this stream: for bytes that the user keeps.
 
         They must still be given back: then the stream may go on too. So a stream that pauses holds up no other one. The user bounds the
         memory of all streams that pause: each can have as much as its window.
@@ -337,7 +337,7 @@ class Stream:
         self._owner.give_back(count)
 
     def change_receive_window(self, difference: int) -> None:
-        """Our SETTINGS_INITIAL_WINDOW_SIZE has changed by so much."""
+        """Our SETTINGS_INITIAL_WINDOW_SIZE has changed by ``difference``."""
         self.receive_window += difference
         self._initial_window += difference
         if self.receiving and self._credit * 2 >= self._initial_window:
@@ -346,14 +346,14 @@ class Stream:
     # --- between stream, sender and connection ---
 
     def begin_turn(self, count: int) -> bool:
-        """Count so much data as sent; returns whether it ends the stream."""
+        """Count ``count`` bytes of data as sent; returns whether they end the stream."""
         self.send_window -= count
         self.waiting_bytes -= count
         self.sent_bytes += count
         return not self.waiting_bytes and not self.sending and self._trailers is None
 
     def move_data(self, count: int, pieces: list[bytes | memoryview]) -> None:
-        """Move so much data from the queue to a list."""
+        """Move ``count`` bytes of data from the queue to a list."""
         queue = self._queue
         assert queue is not None
         while count:

@@ -91,7 +91,7 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def packer(datatype: str, count: int) -> Callable[..., bytes] | None:
-    """Makes wire bytes of so many elements, as :func:`encode_values` does; raises an error if one is out of range.
+    """A function that makes wire bytes of ``count`` elements, as :func:`encode_values` does, and raises an error if one is out of range.
 
     Returns:
         None if only :func:`encode_values` can.

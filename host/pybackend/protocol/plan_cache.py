@@ -73,7 +73,7 @@ class PlanCache:
         )
 
     def learn(self, header: bytes, plan: InferPlan) -> None:
-        """Store the plan of a JSON part, as far as it is likely to recur."""
+        """Store the plan of a JSON part if it is likely to recur, apart from its id."""
         if plan.request.id:
             self.put_with_id(header, plan)
         elif not ANY_ID.search(header):

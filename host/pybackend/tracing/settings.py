@@ -57,7 +57,7 @@ class TraceSettings:
     Attributes:
         mode: where traces go.
         levels: what is recorded; empty for no traces.
-        rate: one of so many requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
+        rate: one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
         count: how many more requests may be sampled; -1 for any number.
         log_frequency: traces per file; 0 for one file.
         file: the path of trace files, as it was given; ``""`` if there is none.
