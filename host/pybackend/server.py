@@ -48,8 +48,7 @@ from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
-from pybackend.tracing.start import make_recorder
-from pybackend.tracing.tracer import Tracer
+from pybackend.tracing.tracer import Tracer, make_recorder
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ class ModelToLoad(NamedTuple):
 
     Attributes:
         model_file: absolute path of the file to import.
-        model_name: the model.
         instance_name: the stub's instance, for messages and models.
         version_directory: the result of ``get_model_dir()``.
         of_backend: whether the file belongs to a Python-based backend.

@@ -193,12 +193,10 @@ class TensorPlace(NamedTuple):
     """A tensor and the location of its bytes.
 
     Attributes:
-        name: the tensor's name.
         datatype: wire name of its datatype.
         shape: its dimensions, at most :data:`MOST_DIMENSIONS`.
         segment: number of a shared segment, or :data:`TAIL`.
         offset: first byte, in the segment or the tail.
-        nbytes: number of bytes.
     """
 
     name: str
@@ -220,7 +218,6 @@ class RequestOptions(NamedTuple):
     """Rarely used options of a request; None on the wire if all have their defaults.
 
     Attributes:
-        id: the request's id.
         correlation_id: of its sequence.
         flags: of its sequence.
         priority: 1 is the highest.

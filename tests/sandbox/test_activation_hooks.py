@@ -55,7 +55,7 @@ class Hooks:
         self.repository.mkdir(exist_ok=True)
         (self.repository / "model.py").write_text(OTHERS_FILE)
         self._sandbox = Sandbox(SandboxSettings(), [self.repository], stage_bundle())
-        self._effects = HookEffects(EnvironmentCache(base / "cache"), ShellRunner(self._sandbox, limit_s))
+        self._effects = HookEffects(EnvironmentCache(base / "cache"), ShellRunner(self._sandbox, limit_s).run)
         self.cancelled = threading.Event()
 
     def write(self, *texts: str) -> None:

@@ -51,7 +51,7 @@ class HeaderDecoder:
         self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
 
     def allow_table(self, size: int) -> None:
-        """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
+        """The peer's encoder may use a dynamic table of this size, and no larger one."""
         self._decompressor.max_table_bytes = size
         self.forget()
 

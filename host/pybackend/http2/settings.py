@@ -23,7 +23,7 @@ NO_RFC7540_PRIORITIES: Final = 0x9
 DEFAULT_HEADER_TABLE_BYTES: Final = 4096
 
 HARD_FACTOR: Final = 2
-"""A header section of so many times its bound is not decompressed to its end: decompressing costs time."""
+"""A header section that exceeds its bound by this factor is not decompressed to its end: decompressing costs time."""
 
 _ENTRY = struct.Struct(">HI")
 _LARGEST = 2**32 - 1

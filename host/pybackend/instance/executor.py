@@ -18,7 +18,7 @@ from pybackend.instance.resources import ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
-from pybackend.modelconfig.rate_limits import RateLimit
+from pybackend.modelconfig.instances import RateLimit
 
 
 class InstanceExecutor:

@@ -70,11 +70,7 @@ class LineFormatter(logging.Formatter):
         """A line.
 
         Args:
-            created_s: seconds since 1970.
-            level: of Python's ``logging``.
-            pid: the process that wrote it.
             place: file and number of a line, safe to print.
-            message: any text.
             fields: the message's facts; only JSON shows them.
         """
         now = time.gmtime(created_s)

@@ -32,7 +32,6 @@ class ModelOutput:
     """The output of one instance, across restarts of its process.
 
     Args:
-        instance_name: label of its lines.
         failures: counts those of its model; None for a process that executes nothing.
 
     Attributes:
@@ -84,8 +83,6 @@ class ModelOutput:
         """Write a line to the log, if its level is enabled.
 
         Args:
-            line: the line, or the note about a failed execution.
-            pid: the instance's process.
             number: number of a printed line, which has no position in a file.
         """
         if isinstance(line, FailureNote):

@@ -47,14 +47,6 @@ def decode_message(
 ) -> InferPlan:
     """The request in a message.
 
-    Args:
-        message: the parts of the message.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of tensors that are not raw.
-        plans: plans of the model version.
-        regions: finds the parts of shared memory regions that the message names.
-
     Returns:
         A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
 
@@ -98,11 +90,6 @@ def plan_arriving(
 
     Args:
         message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
-        signature: as for :func:`decode_message`.
-        model_version: as for :func:`decode_message`.
-        limits: as for :func:`decode_message`.
-        plans: as for :func:`decode_message`.
-        regions: as for :func:`decode_message`.
 
     Returns:
         A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
@@ -142,13 +129,7 @@ def _plan_unknown(
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
 
     Args:
-        message: its parts.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of tensors that are not raw.
-        plans: receives the plan.
         raw_sizes: of the raw tensors; None if they have not arrived.
-        regions: finds the parts of shared memory regions that the message names.
     """
     skeleton, cut = cut_contents(message.head)
     head = parse_part(skeleton)

@@ -61,7 +61,6 @@ def output_format(
     Args:
         forms: True for binary, by the name of each requested output; empty if the client named none.
         binary_default: the format of outputs that the client did not name.
-        classes: outputs requested as classes.
     """
     if classes:
         return OutputFormat(binary_default=binary_default, overrides=forms, classes=classes)
@@ -77,8 +76,6 @@ class InferPlan(Struct, eq=False):
     Attributes:
         request: inputs in the client's order. Inputs from JSON have their bytes.
         binary_inputs: the inputs whose bytes are missing, in the order of the bytes, with their announced sizes in bytes.
-        binary_bytes: the sum of the announced sizes.
-        output_format: the requested format of the outputs.
         checked: how far the request was checked against the model's signature.
         wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
     """
@@ -105,10 +102,6 @@ def request_like(template: InferenceRequest, inputs: list[InputTensor], request_
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:
     """Check the number of bytes after the JSON part against the announced sizes.
-
-    Args:
-        plan: the plan with the announced sizes.
-        available_bytes: body bytes after the JSON part.
 
     Raises:
         InferenceError: INVALID_ARG; there are too few bytes, or bytes that belong to no input.
@@ -139,8 +132,6 @@ def attach_blobs(plan: InferPlan, blob: bytes | memoryview, offset: int = 0) -> 
     Inputs above 4 KB become views of ``blob``, smaller ones private copies.
 
     Args:
-        plan: a plan that passed :func:`check_body_size`.
-        blob: the body, or its binary part.
         offset: start of the first binary tensor in ``blob``.
     """
     view = None

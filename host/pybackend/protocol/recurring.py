@@ -11,13 +11,10 @@ V = TypeVar("V")
 
 
 class Recurring(dict[K, V]):
-    """A dict of at most so many entries. It is a dict, and does not have one, because the hot path looks things up in it.
+    """A dict with at most ``most`` entries. It is a dict, and does not have one, because the hot path looks things up in it.
 
     If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are then still
     found; if the oldest one had to go, each would be gone when it is needed.
-
-    Args:
-        most: the number of entries.
     """
 
     def __init__(self, most: int) -> None:

@@ -66,15 +66,9 @@ class ModelChanges:
     """Changes the models of a catalogue.
 
     Args:
-        catalogue: the models.
-        scan: the repositories at the start.
-        host: the server.
         directories: those made of files that come with load requests.
-        mirrors: the repositories in cloud storage.
 
     Attributes:
-        files: the directories of models.
-        life_cycle: the versions that are alive.
         locks: serialise the changes of each model.
     """
 
@@ -103,8 +97,6 @@ class ModelChanges:
         """Load a model, or bring it up to date, and load the parts that it lacks if it is an ensemble.
 
         Args:
-            name: the model's full name.
-            request: what came with the request.
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             as_part: load it only if no version serves, for an ensemble.
 
@@ -241,8 +233,6 @@ class ModelChanges:
         """Begin to unload a model; unknown names are ignored.
 
         Args:
-            name: the model's full name.
-            asked_by: as for :meth:`load`.
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             only_if_mere_part: do nothing unless it is such a part.
         """

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing
+from pybackend.mirror.remote_files import Listing
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import Namespaces
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """The reason shown in the repository index for a model whose name occurs twice."""
@@ -25,7 +25,6 @@ class RepositoryScan:
     """The models of all repositories.
 
     Attributes:
-        repositories: the scanned directories.
         models: directory by the model's full name, sorted by name; excludes duplicates.
         duplicates: places by full name, for names that occur in several repositories; these models are not
             served.
@@ -70,7 +69,6 @@ def scan_repositories(
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
     Args:
-        repositories: directories of models.
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.

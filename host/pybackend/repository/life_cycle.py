@@ -53,9 +53,7 @@ class ModelLifeCycle:
     """Loads, replaces and unloads versions.
 
     Args:
-        host: the server.
         directories: temporary model directories, removed when no version uses them.
-        files: the directories of models.
     """
 
     def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:
@@ -126,7 +124,7 @@ class ModelLifeCycle:
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
     ) -> None:
-        """Bring those serving versions up to date of which only the instances have changed.
+        """Bring serving versions up to date if nothing but their instances has changed.
 
         Raises:
             ModelLoadError: an instance could not be started; its version keeps those that it has.
