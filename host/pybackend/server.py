@@ -246,6 +246,7 @@ class Server:
                 rules.call_policy(),
                 self._settings.grpc,
                 senders=self._senders,
+                fast_paths=self._settings.fast_paths,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)
@@ -263,7 +264,12 @@ class Server:
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
             routes = InferFrontend(
-                self._engine, limits, self._kept, forwards=rules.http_forwards, senders=self._senders
+                self._engine,
+                limits,
+                self._kept,
+                forwards=rules.http_forwards,
+                senders=self._senders,
+                fast_paths=self._settings.fast_paths,
             )
             v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
