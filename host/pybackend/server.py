@@ -245,6 +245,7 @@ class Server:
                 rules.call_policy(),
                 self._settings.grpc,
                 senders=self._senders,
+                fast_paths=self._settings.fast_paths,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)

@@ -83,7 +83,12 @@ class ConnectionCore:
         self.config = config
         self.guard = FloodGuard(config)
         self.sender = Sender(self.guard)
-        self.decoder = HeaderDecoder(config.max_header_list_bytes, config.max_header_fields, config.read_text)
+        self.decoder = HeaderDecoder(
+            config.max_header_list_bytes,
+            config.max_header_fields,
+            config.read_text,
+            remembers=config.remembers_heads,
+        )
         self.decoder.allow_table(max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES))
         self.receive_window = config.connection_window_bytes
         self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)

@@ -42,10 +42,13 @@ def decode_message(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message.
+
+    Args:
+        plans: plans of the model version; None if nothing is remembered.
 
     Returns:
         A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
@@ -54,7 +57,7 @@ def decode_message(
         InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
             unregistered shared memory.
     """
-    plan = plans.filled(message.head, message.raw)
+    plan = None if plans is None else plans.filled(message.head, message.raw)
     if plan is not None:
         if message.id or message.parameters:
             _apply_parameters(plan, message)
@@ -67,7 +70,7 @@ def decode_in_steps(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> Steps[InferPlan]:
     """Like :func:`decode_message`, in steps of a few milliseconds; for messages that are large and whole."""
@@ -83,7 +86,7 @@ def plan_arriving(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
@@ -98,7 +101,7 @@ def plan_arriving(
     Raises:
         InferenceError: as for :func:`decode_message`.
     """
-    plan = plans.get(message.head)
+    plan = None if plans is None else plans.get(message.head)
     if plan is None:
         return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, regions))
     _apply_parameters(plan, message)
@@ -122,13 +125,14 @@ def _plan_unknown(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     raw_sizes: list[int] | None,
     regions: RegionFinder,
 ) -> Steps[InferPlan]:
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
 
     Args:
+        plans: receives the plan; None if nothing is remembered.
         raw_sizes: of the raw tensors; None if they have not arrived.
     """
     skeleton, cut = cut_contents(message.head)
@@ -164,7 +168,8 @@ def _plan_unknown(
         plan.binary_inputs.append((tensor, size))
         plan.binary_bytes += size
     plan.checked = validate_header(request, signature, plan.binary_inputs)
-    plans.put(message.head, plan, whole=False)
+    if plans is not None:
+        plans.put(message.head, plan, whole=False)
     return plan
 
 

@@ -25,13 +25,18 @@ class Recurring(dict[K, V]):
     def remember(self, key: K, value: V) -> None:
         """Add an entry."""
         if key not in self:
-            if len(self._keys) < self._most:
-                self._keys.append(key)
-            else:
-                at = int(random() * self._most)  # noqa: S311  nothing secret
-                del self[self._keys[at]]
-                self._keys[at] = key
+            if len(self._keys) >= self._most:
+                self.drop()
+            self._keys.append(key)
         self[key] = value
+
+    def drop(self) -> V:
+        """Forget a random entry; returns its value."""
+        at, last = int(random() * len(self._keys)), self._keys.pop()  # noqa: S311  nothing secret
+        if at == len(self._keys):
+            return self.pop(last)
+        key, self._keys[at] = self._keys[at], last
+        return self.pop(key)
 
     def clear(self) -> None:
         """Forget everything."""
