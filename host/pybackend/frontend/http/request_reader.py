@@ -69,7 +69,7 @@ class RequestHead:
         self.target = parsed.target
         self.version = parsed.version
         if b"#" in self.target:
-            # Who reads the target with its fragment, and who without it, would find different routes.
+            # Readers with and without the fragment would find different routes.
             raise _invalid("its target has a fragment, which is the client's own matter: write # as %23 in a name")
         self.headers = parsed.headers
         self.keep_alive = parsed.keep_alive
