@@ -8,7 +8,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,6 +29,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
+from pybackend.frontend.local_socket import LocalSocket
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.tls import PortCertificates, port_certificates
@@ -113,6 +114,7 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
         self._clouds: list[HttpServer] = []
+        self._shared: list[tuple[str, socket.socket, Callable[[], Awaitable[None]], str]] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -142,6 +144,7 @@ class Server:
         background += [asyncio.create_task(each.follow()) for each in followed]
         try:
             failed = await self._load(visited=visitor is not None)
+            await self._share(take_part=failed is None and not self._stop.is_set())
             said = EXIT_OK
             if failed is None:
                 said = await self._serve(visitor, sockets)
@@ -234,8 +237,9 @@ class Server:
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
-            await self._http.start(sockets.http, sockets.http_tls)
-            log.info("Started HTTPService at %s", address_of(sockets.http))
+            start = partial(self._http.start, sockets.http, sockets.http_tls)
+            shared = self._settings.http.reuse_port
+            await self._open("HTTPService", sockets.http, start, shared=shared)
         if sockets.grpc is not None:
             calls = GrpcFrontend(
                 self._engine,
@@ -251,8 +255,9 @@ class Server:
                 rules.keys.on_change.append(calls.forget_heads)
             self._grpc = GrpcServer(calls)
             rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
-            await self._grpc.start(sockets.grpc, sockets.grpc_tls)
-            log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
+            start = partial(self._grpc.start, sockets.grpc, sockets.grpc_tls)
+            warning, shared = _warning_of_reach(sockets), self._settings.grpc.reuse_port
+            await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=shared)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
@@ -277,6 +282,31 @@ class Server:
             rules.warn(cloud.name, sock, secure=False)
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
+
+    async def _open(
+        self,
+        service: str,
+        sock: socket.socket,
+        start: Callable[[], Awaitable[None]],
+        warning: str = "",
+        *,
+        shared: bool,
+    ) -> None:
+        """Open a port; a shared one when the models are loaded, because its other servers can answer until then."""
+        if shared and not isinstance(sock, LocalSocket):
+            self._shared.append((service, sock, start, warning))
+            return
+        await start()
+        log.info("Started %s at %s%s", service, address_of(sock), warning)
+
+    async def _share(self, *, take_part: bool) -> None:
+        """Open the shared ports, or let go of them."""
+        for service, sock, start, warning in self._shared:
+            if take_part:
+                await start()
+                log.info("Started %s at %s%s", service, address_of(sock), warning)
+            else:
+                release(sock)
 
     async def _load(self, *, visited: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait.
