@@ -45,16 +45,16 @@ class MessageLayout:
         head: the message without id and raw tensors.
         unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
         tags: these tags and lengths.
-        memo: a place for a front end, which this module never touches.
+        user_data: a place for a front end, which this module never touches.
     """
 
-    __slots__ = ("head", "memo", "model_name", "model_version", "tags", "unpack")
+    __slots__ = ("head", "model_name", "model_version", "tags", "unpack", "user_data")
 
     def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes]) -> None:
         self.model_name = message.model_name
         self.model_version = message.model_version
         self.head = message.head
-        self.memo: Any = None
+        self.user_data: Any = None
         self.tags = tuple(tags)
         others = (f"{len(tag)}s{size}s" for tag, size in zip(tags, sizes[1:], strict=True))
         self.unpack = Struct(f"{sizes[0]}s" + "".join(others)).unpack_from

@@ -30,8 +30,8 @@ from pybackend.protocol.json_document import (
     parse_document,
     type_error,
 )
+from pybackend.protocol.json_outline import CutTensors
 from pybackend.protocol.json_tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
-from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import MOST_DIMS, BodyLimits
 from pybackend.protocol.refusals import (
     classes_in_region_error,
@@ -55,7 +55,7 @@ class DocumentReader:
     Attributes:
         has_header_length: the client sent the length of the JSON part, which binary inputs require.
         available_bytes: body bytes after the JSON part; None if unknown yet.
-        left_out: receives the tensors whose data was cut out of the document; None if the document is complete.
+        cut_tensors: receives the tensors whose data was cut out of the document; None if the document is complete.
         regions: finds the parts of regions that the document names.
     """
 
@@ -64,7 +64,7 @@ class DocumentReader:
     limits: BodyLimits
     has_header_length: bool
     available_bytes: int | None
-    left_out: LeftOut | None = None
+    cut_tensors: CutTensors | None = None
     regions: RegionFinder = NO_REGIONS
 
     def read(self, text: bytes) -> InferPlan:
@@ -73,7 +73,7 @@ class DocumentReader:
         Raises:
             InferenceError: the first mistake; INTERNAL for JSON syntax and types, else INVALID_ARG.
         """
-        document = parse_document(text, None if self.left_out is None else self.left_out.offset)
+        document = parse_document(text, None if self.cut_tensors is None else self.cut_tensors.offset)
         request = InferenceRequest(self.signature.model_name, self.model_version)
         binary_default = self._read_head(document, request)
         binary_inputs = self._read_inputs(document, request)
@@ -169,7 +169,7 @@ class DocumentReader:
 
     def _take_data(self, tensor: InputTensor, data: Any, count: int) -> None:
         """Give a tensor the wire bytes of its JSON ``data`` member, now or later."""
-        if self.left_out is None or not self.left_out.add(tensor, as_array(data, "data"), count):
+        if self.cut_tensors is None or not self.cut_tensors.add(tensor, as_array(data, "data"), count):
             tensor.data = self._encode_data(tensor, data, count)
             return
         self.limits.check_json_tensor(tensor.name, count * ITEMSIZE[tensor.datatype])

@@ -24,8 +24,8 @@ from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_document import DocumentReader
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format
+from pybackend.protocol.json_outline import CutTensors
 from pybackend.protocol.json_tensor import encode_json
-from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.request_parameters import apply_parameters
 from pybackend_wire.bytes_tensor import encode_elements
@@ -94,7 +94,7 @@ def parse_infer(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None = None,
-    left_out: LeftOut | None = None,
+    cut_tensors: CutTensors | None = None,
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
@@ -104,7 +104,7 @@ def parse_infer(
         header_length: the length sent by the client; None if it sent none.
         available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
             reference's order; otherwise by ``check_body_size``.
-        left_out: receives the tensors whose data was cut out of the JSON part; None if it is complete.
+        cut_tensors: receives the tensors whose data was cut out of the JSON part; None if it is complete.
 
     Returns:
         The plan. JSON inputs have their wire bytes.
@@ -121,14 +121,14 @@ def parse_infer(
     limits.check_json(len(header))
     try:
         return _parse_fast(
-            header, header_length is not None, signature, model_version, limits, available_bytes, left_out, regions
+            header, header_length is not None, signature, model_version, limits, available_bytes, cut_tensors, regions
         )
     except (_UnusualError, ValueError, OverflowError, RecursionError):
         pass  # msgspec's errors and Unicode errors are ValueErrors
-    if left_out is not None:
-        left_out.tensors.clear()
+    if cut_tensors is not None:
+        cut_tensors.tensors.clear()
     has_header_length = header_length is not None
-    reader = DocumentReader(signature, model_version, limits, has_header_length, available_bytes, left_out, regions)
+    reader = DocumentReader(signature, model_version, limits, has_header_length, available_bytes, cut_tensors, regions)
     return reader.read(bytes(header))
 
 
@@ -139,7 +139,7 @@ def _parse_fast(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None,
-    left_out: LeftOut | None,
+    cut_tensors: CutTensors | None,
     regions: RegionFinder,
 ) -> InferPlan:
     document = _decode(header)
@@ -161,10 +161,10 @@ def _parse_fast(
                     raise _UnusualError
                 tensor = tensor_in_region(item.name, item.datatype, item.shape, _region_part(parameters, regions))
                 request.regions = {}
-            elif left_out is None:
+            elif cut_tensors is None:
                 tensor.data = _json_data(item, count, limits)
             else:
-                _leave_out(item, tensor, count, limits, left_out)
+                _cut_out(item, tensor, count, limits, cut_tensors)
         elif item.data is UNSET and parameters.shared_memory_region is UNSET:
             size = parameters.binary_data_size
             binary_inputs.append((tensor, size))
@@ -195,10 +195,10 @@ def _json_data(item: _Input, count: int, limits: BodyLimits) -> bytes:
     return data
 
 
-def _leave_out(item: _Input, tensor: InputTensor, count: int, limits: BodyLimits, left_out: LeftOut) -> None:
+def _cut_out(item: _Input, tensor: InputTensor, count: int, limits: BodyLimits, cut_tensors: CutTensors) -> None:
     if item.data is UNSET or count * ITEMSIZE[item.datatype] > limits.max_input_size_bytes:
         raise _UnusualError
-    if not left_out.add(tensor, _decode_stand_in(item.data), count):
+    if not cut_tensors.add(tensor, _decode_stand_in(item.data), count):
         raise _UnusualError
 
 

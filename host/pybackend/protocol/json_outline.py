@@ -11,10 +11,12 @@ import re
 import secrets
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import InputTensor
 from pybackend.protocol.json_document import MAX_NESTING, NESTING_TEXT
 
 LARGEST_SKELETON_BYTES = 1024 * 1024
@@ -166,3 +168,33 @@ def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[N
         begin = end
         yield
     return outliner.outline()
+
+
+class CutTensor(NamedTuple):
+    """A tensor without its data.
+
+    Attributes:
+        tensor: the tensor.
+        number: index of its data among all arrays that were cut out.
+        element_count: according to its shape.
+    """
+
+    tensor: InputTensor
+    number: int
+    element_count: int
+
+
+class CutTensors:
+    """The tensors whose data was cut out of a document, for conversion after the rest was parsed."""
+
+    def __init__(self, outline: Outline) -> None:
+        self._token = outline.token
+        self.offset = outline.offset
+        self.tensors: list[CutTensor] = []
+
+    def add(self, tensor: InputTensor, stands_in: list[int], count: int) -> bool:
+        """Note a tensor; False if this is not what stands in for data."""
+        if len(stands_in) != 2 or stands_in[0] != self._token:
+            return False
+        self.tensors.append(CutTensor(tensor, stands_in[1], count))
+        return True

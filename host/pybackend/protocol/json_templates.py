@@ -16,12 +16,11 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_header
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, request_like
 from pybackend.protocol.infer_request import parse_infer
-from pybackend.protocol.json_outline import outline_in_steps
+from pybackend.protocol.json_outline import CutTensors, outline_in_steps
 from pybackend.protocol.json_tensor import array_decoder, opening_depth, packer
-from pybackend.protocol.leading_id import ANY_ID, ID_AGAIN, LEADING_ID
-from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.recurring import Recurring
 from pybackend.protocol.steps import at_once
@@ -33,7 +32,7 @@ LARGEST_TEMPLATE_BYTES = 8192
 MOST_TEMPLATES, MOST_WITH_ONE_START = 256, 8
 """With the largest template this limits those of a model to 2 MB."""
 MOST_SKIPPED = 1024
-"""After documents of which no template could be made, up to this many others are not tried. Some clients send only text."""
+"""After failures to make a template, up to this many other documents are not tried: some clients send only text."""
 
 _DATA = b'"data":'
 
@@ -113,7 +112,7 @@ class JsonTemplates:
         start, request_id = document[:begin], ""
         templates = self._templates.get(start)
         if templates is None:
-            match = LEADING_ID.match(start)
+            match = ID_AT_START.match(start)
             templates = self._templates.get(b"{" + start[match.end() :]) if match else None
             if match is None or templates is None:
                 return None
@@ -144,8 +143,8 @@ class JsonTemplates:
             or plan.output_format.classes
         ):
             return
-        match = LEADING_ID.match(document) if request.id else None
-        if ANY_ID.search(document) if match is None else ID_AGAIN.search(document, match.end()):
+        match = ID_AT_START.match(document) if request.id else None
+        if ANY_ID.search(document) if match is None else SECOND_ID.search(document, match.end()):
             return
         end = document.find(_DATA) + len(_DATA)
         start = document[:end] if match is None else b"{" + document[match.end() : end]
@@ -189,7 +188,7 @@ def _template_of(
         limits: bounds of tensors in it.
     """
     outline = at_once(outline_in_steps(bytearray(document)))
-    left_out = LeftOut(outline)
+    cut_tensors = CutTensors(outline)
     try:
         outlined = parse_infer(
             outline.skeleton,
@@ -198,9 +197,9 @@ def _template_of(
             model_version=plan.request.model_version,
             limits=limits,
             available_bytes=0,
-            left_out=left_out,
+            cut_tensors=cut_tensors,
         )
-        found = left_out.tensors
+        found = cut_tensors.tensors
         sizes = [(each.tensor, each.element_count * ITEMSIZE[each.tensor.datatype]) for each in found]
         if (
             len(outline.skeleton) > LARGEST_TEMPLATE_BYTES

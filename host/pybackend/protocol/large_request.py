@@ -17,9 +17,8 @@ from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.infer_request import parse_infer
 from pybackend.protocol.json_document import parse_document
-from pybackend.protocol.json_outline import Outline, check_skeleton, outline_in_steps
+from pybackend.protocol.json_outline import CutTensors, Outline, check_skeleton, outline_in_steps
 from pybackend.protocol.json_slices import SlicedData
-from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -49,7 +48,7 @@ def parse_large(
     """
     limits.check_json(len(text))
     outline = yield from outline_in_steps(text)
-    left_out = LeftOut(outline)
+    cut_tensors = CutTensors(outline)
     plan = parse_infer(
         outline.skeleton,
         header_length=header_length and len(outline.skeleton),
@@ -57,18 +56,18 @@ def parse_large(
         model_version=model_version,
         limits=limits,
         available_bytes=available_bytes,
-        left_out=left_out,
+        cut_tensors=cut_tensors,
         regions=regions,
     )
-    _check_unclaimed(text, outline, left_out)
+    _check_unclaimed(text, outline, cut_tensors)
     yield
     sizes = dict(plan.binary_inputs) | {
-        each.tensor: each.element_count * ITEMSIZE[each.tensor.datatype] for each in left_out.tensors
+        each.tensor: each.element_count * ITEMSIZE[each.tensor.datatype] for each in cut_tensors.tensors
     }
     announced = [(tensor, sizes[tensor]) for tensor in plan.request.inputs if tensor.data is None]
     validate_header(plan.request, signature, announced)
     try:
-        for each in left_out.tensors:
+        for each in cut_tensors.tensors:
             span = outline.spans[each.number]
             data = SlicedData(text, span, each.tensor.name, each.tensor.datatype, each.element_count)
             pieces = yield from data.encode_in_steps(limits)
@@ -79,9 +78,9 @@ def parse_large(
     return plan
 
 
-def _check_unclaimed(text: bytearray, outline: Outline, left_out: LeftOut) -> None:
+def _check_unclaimed(text: bytearray, outline: Outline, cut_tensors: CutTensors) -> None:
     """Check that data outside the inputs is JSON too: the data of an output, or of a key that comes twice."""
-    claimed = {each.number for each in left_out.tensors}
+    claimed = {each.number for each in cut_tensors.tensors}
     unclaimed = [span for number, span in enumerate(outline.spans) if number not in claimed]
     check_skeleton(len(outline.skeleton) + sum(end - begin for begin, end in unclaimed))
     for begin, end in unclaimed:

@@ -27,18 +27,18 @@ _TRIES = 20
 _PASSED_BY_OTHERS, _OWN = 0o711, 0o700
 
 
-def room_places(server_directory: Path) -> list[Path]:
-    """Return the places for servers' rooms, the best first.
+def runtime_places(server_directory: Path) -> list[Path]:
+    """Return the places for servers' runtime directories, the best first.
 
     Args:
-        server_directory: the server's own, which is hidden from models. If it is not writable, rooms lie in the
+        server_directory: the server's own, which is hidden from models. If it is not writable, they lie in the
             system's directory for temporary files.
     """
     return [server_directory / _NAME, Path(tempfile.gettempdir()) / f"pybackend-{os.geteuid()}-{_NAME}"]
 
 
-class PrivateRoom:
-    """A server's room. It exists on disk only from the first directory on. Used from several threads.
+class RuntimeDirectory:
+    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads.
 
     Args:
         places: candidates, the best first.
@@ -55,7 +55,7 @@ class PrivateRoom:
 
         Args:
             owner: its user and group, None for those of this process.
-            within: a directory of this room to create it in, None for the room itself.
+            within: a directory of this one to create it in, None for this one itself.
 
         Raises:
             OSError: no place is usable.
@@ -63,7 +63,7 @@ class PrivateRoom:
         with self._opening:
             if self._path is None:
                 self._open()
-        path = (within or self._room()) / secrets.token_hex(8)
+        path = (within or self._own_path()) / secrets.token_hex(8)
         parent = self._descend(path)
         try:
             os.mkdir(path.name, _OWN, dir_fd=parent)
@@ -79,9 +79,9 @@ class PrivateRoom:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a directory of this room with its contents; failures go to the log. Blocking."""
+        """Remove a directory of this one with its contents; failures go to the log. Blocking."""
         if self._path is None:
-            return  # the whole room is gone
+            return  # all of it is gone
         try:
             parent = self._descend(path)
         except FileNotFoundError:
@@ -95,7 +95,7 @@ class PrivateRoom:
             os.close(parent)
 
     def contains(self, path: Path) -> bool:
-        """Whether a path lies in this room."""
+        """Whether a path lies in this directory."""
         return self._path is not None and self._path in path.parents
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class PrivateRoom:
             os.close(self._descriptor)
 
     def remove_abandoned(self) -> None:
-        """Remove the rooms of servers that no longer run. Blocking."""
+        """Remove the runtime directories of servers that no longer run. Blocking."""
         for place in self.places:
             with suppress(OSError):  # it does not exist, or belongs to another user
                 parent = _checked_place(place)
@@ -120,13 +120,13 @@ class PrivateRoom:
                 finally:
                     os.close(parent)
 
-    def _room(self) -> Path:
+    def _own_path(self) -> Path:
         assert self._path is not None
         return self._path
 
     def _descend(self, path: Path) -> int:
-        """Open the parent directory of a path in this room without following links; returns a descriptor."""
-        *between, _name = path.relative_to(self._room()).parts
+        """Open the parent directory of a path in this directory without following links; returns a descriptor."""
+        *between, _name = path.relative_to(self._own_path()).parts
         descriptor = os.dup(self._descriptor)
         for name in between:
             try:
@@ -191,7 +191,7 @@ def _locked_directory(parent: int, mode: int) -> tuple[str, int]:
         except OSError:
             pass
         os.close(descriptor)  # another server removed it as abandoned before it was locked
-    raise FileExistsError("other servers remove each room before it is locked")
+    raise FileExistsError("other servers remove each directory before it is locked")
 
 
 def _remove_abandoned(parent: int, place: Path) -> None:
@@ -214,3 +214,49 @@ def _remove(name: str, parent: int, path: Path) -> None:
         pass
     except OSError as error:
         log.warning("cannot remove %s: %s", path, error.strerror or error)
+
+
+class ScratchDirectories:
+    """The private directories of models' processes: removed with them, or by the next server if this one is killed."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._directory = RuntimeDirectory(places)
+
+    def make(self, uid: int, gid: int, within: str = "") -> str:
+        """Create a directory that only one user can use; -1 for the user of this process.
+
+        Args:
+            within: directory from :meth:`make_common` to create it in, "" for anywhere.
+
+        Raises:
+            OSError: no place is usable.
+        """
+        owner = (uid, gid) if uid >= 0 else None
+        return str(self._directory.make(_OWN, owner=owner, within=Path(within) if within else None))
+
+    def make_common(self) -> str:
+        """Create a directory for directories of several users; only this process can create them there.
+
+        Raises:
+            OSError: no place is usable.
+        """
+        return str(self._directory.make(_PASSED_BY_OTHERS))
+
+    def remove(self, path: str) -> None:
+        """Remove a directory with everything a model has put there. The model's processes are gone."""
+        self._directory.remove(Path(path))
+
+    def close(self) -> None:
+        """Remove everything."""
+        self._directory.close()
+
+    @property
+    def places(self) -> list[str]:
+        """The places of servers' runtime directories."""
+        return [str(place) for place in self._directory.places]
+
+
+def scratch_places(server_directory: Path) -> list[Path]:
+    """Return the places for private directories of models, the best first."""
+    runtime = [Path("/run/pybackend")] if os.geteuid() == 0 else []
+    return [*runtime, *runtime_places(server_directory)]

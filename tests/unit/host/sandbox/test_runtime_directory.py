@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.sandbox.private_room import room_places
-from pybackend.sandbox.scratch import ScratchRoom
+from pybackend.sandbox.runtime_directory import ScratchDirectories, runtime_places
 
 
 def test_a_directory_is_made_and_removed(tmp_path):
-    room = ScratchRoom([tmp_path / "rooms"])
+    room = ScratchDirectories([tmp_path / "rooms"])
     assert not (tmp_path / "rooms").exists()
     made = room.make(-1, -1)
     assert os.stat(made).st_mode & 0o777 == 0o700
@@ -31,7 +30,7 @@ def test_a_directory_is_made_and_removed(tmp_path):
 
 
 def test_directories_in_directories_without_end(tmp_path):
-    room = ScratchRoom([tmp_path / "rooms"])
+    room = ScratchDirectories([tmp_path / "rooms"])
     made = room.make(-1, -1)
     here = os.getcwd()
     try:
@@ -47,16 +46,16 @@ def test_directories_in_directories_without_end(tmp_path):
 
 
 def test_what_a_dead_server_left_is_removed_and_what_a_living_one_has_is_not(tmp_path):
-    living = ScratchRoom([tmp_path])
+    living = ScratchDirectories([tmp_path])
     kept = living.make(-1, -1)
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom pybackend.sandbox.scratch import ScratchRoom\n"
-        "print(ScratchRoom([Path(sys.argv[1])]).make(-1, -1), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom pybackend.sandbox.runtime_directory import ScratchDirectories\n"
+        "print(ScratchDirectories([Path(sys.argv[1])]).make(-1, -1), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     left = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     left_behind = left.stdout.strip()
     assert os.path.isdir(left_behind)
-    next_one = ScratchRoom([tmp_path])
+    next_one = ScratchDirectories([tmp_path])
     next_one.make(-1, -1)
     assert not os.path.exists(left_behind)
     assert os.path.isdir(kept)
@@ -68,21 +67,21 @@ def test_a_place_that_others_can_write_to_is_not_taken(tmp_path):
     shared, own = tmp_path / "shared", tmp_path / "own"
     shared.mkdir()
     shared.chmod(0o777)
-    room = ScratchRoom([shared, own])
+    room = ScratchDirectories([shared, own])
     assert room.make(-1, -1).startswith(str(own))
     room.close()
     with pytest.raises(PermissionError, match="does not belong to this user alone"):
-        ScratchRoom([shared]).make(-1, -1)
+        ScratchDirectories([shared]).make(-1, -1)
     linked = tmp_path / "linked"
     linked.symlink_to(own)
     with pytest.raises(NotADirectoryError):
-        ScratchRoom([linked]).make(-1, -1)
+        ScratchDirectories([linked]).make(-1, -1)
 
 
 def test_models_and_servers_that_begin_at_the_same_time(tmp_path):
     """Nobody takes a room that is just being made for one that was left behind."""
     for _ in range(20):
-        rooms = [ScratchRoom([tmp_path]) for _ in range(4)]
+        rooms = [ScratchDirectories([tmp_path]) for _ in range(4)]
         with ThreadPoolExecutor(16) as pool:
             made = list(pool.map(lambda room: room.make(-1, -1), rooms * 4))
         assert len(set(made)) == 16
@@ -93,7 +92,7 @@ def test_models_and_servers_that_begin_at_the_same_time(tmp_path):
 
 
 def test_a_link_in_the_place_of_a_directory_leads_removal_nowhere(tmp_path):
-    room = ScratchRoom([tmp_path / "rooms"])
+    room = ScratchDirectories([tmp_path / "rooms"])
     common = room.make_common()
     made, victim = room.make(-1, -1, common), room.make(-1, -1, common)
     kept = Path(victim, "kept")
@@ -113,7 +112,7 @@ def test_a_link_in_the_place_of_a_directory_leads_removal_nowhere(tmp_path):
 def test_nothing_lies_where_models_may_write(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    room = ScratchRoom(room_places(tmp_path / "own"))
+    room = ScratchDirectories(runtime_places(tmp_path / "own"))
     assert room.make(-1, -1).startswith(str(tmp_path / "own" / "rooms"))
     assert list((tmp_path / "temporary").iterdir()) == []
     room.close()
