@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -183,8 +184,15 @@ class Server:
 
     @staticmethod
     def _handle_hangup(readers: Sequence[Callable[[], None]]) -> None:
-        """On SIGHUP open the log's file again, and read the API keys and the certificates again."""
+        """On SIGHUP open the log's file again, and read the API keys and the certificates again.
+
+        A server without any of these ends with its terminal; a service has none, and goes on.
+        """
         actions = [*([LOG.reopen] if LOG.has_file else []), *readers]
+        if not actions and not _has_terminal():
+            actions = [
+                partial(log.info, "Signal (1) received: there is no log file, certificate or key to read again.")
+            ]
         if actions:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [action() for action in actions])
 
@@ -407,6 +415,15 @@ def _warning_of_reach(sockets: _Sockets) -> str:
         ", which other machines can reach, unlike HTTP. --http-address does not apply to gRPC: "
         "--grpc-address=127.0.0.1 limits it to this machine"
     )
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, whose end sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def raise_descriptor_limit() -> None:

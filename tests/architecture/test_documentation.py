@@ -39,6 +39,13 @@ def test_flags_of_serve_are_all_documented_and_all_there():
     assert documented == present
 
 
+def test_the_first_page_leads_to_every_page_of_the_manual():
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([a-z]+/[\w-]+\.md)", (docs / "index.md").read_text()))
+    parts = ("authors", "frameworks", "operators", "reference")
+    assert {str(page.relative_to(docs)) for part in parts for page in (docs / part).glob("*.md")} - linked == set()
+
+
 def test_flags_of_serve_are_in_the_groups_of_its_help():
     page = (ROOT / "docs" / "operators" / "serve.md").read_text()
     flags = page.partition("\n## Flags\n")[2].partition("\n## ")[0]

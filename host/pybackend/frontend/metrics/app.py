@@ -87,7 +87,7 @@ class MetricsApp:
         await send({"type": "http.response.body", "body": body})
 
     def _text(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
-        yield from lines([self._ready_family()])
+        yield from lines([self._ready_family(), self._change_family()])
         yield from self._model_lines.text(models)
         yield from lines(self._families(models, usage))
 
@@ -114,6 +114,18 @@ class MetricsApp:
             else:
                 state = "UNLOADED" if model.is_off and model.state is ModelState.UNAVAILABLE else row.state
                 yield "", self._model_lines.labels_of(model).with_label("state", state), model.is_ready
+
+    def _change_family(self) -> Family:
+        repository = self._engine.repository
+        samples = []
+        for full_name, entry in repository.entries.items():
+            if entry.failed_change is None and not any(version.is_ready for version in entry.versions.values()):
+                continue  # it has none to serve before
+            namespace, name = repository.names.split(full_name)
+            labels = labels_text({"model": name} | ({"namespace": namespace} if namespace else {}))
+            samples.append(("", labels, float(entry.failed_change is not None)))
+        text = "1 if the model as it is in the repository failed to load, and an earlier state of it serves"
+        return Family("pybackend_model_change_failed", "gauge", text, samples)
 
     def _of_processes(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         """Usage by instance: the time of each begins at 0 again when its process is replaced, which a sum would hide."""
