@@ -22,7 +22,10 @@ from pybackend.instance import backoff, prefetch, readiness, session, stub_calle
 from pybackend.ipc import channel, stub_messages
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
-from pybackend.protocol import infer_plan, json_outline, json_pieces, large_request, limits, plan_cache
+from pybackend.protocol import infer_plan, limits, plan_cache
+from pybackend.protocol.json import large_request
+from pybackend.protocol.json import outline as json_outline
+from pybackend.protocol.json import pieces as json_pieces
 from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
 

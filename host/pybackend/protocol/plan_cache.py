@@ -1,6 +1,6 @@
 """A cache of plans by header (JSON part, or head of a gRPC message): clients that send binary tensors repeat theirs.
 
-In front of ``infer_request`` and ``grpc_request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
+In front of ``json.infer_request`` and ``grpc.request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
 bytes, which is more than half of the codec's cost for a small request.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.protocol.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
-from pybackend.protocol.json_templates import JsonTemplates
+from pybackend.protocol.json.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
+from pybackend.protocol.json.templates import JsonTemplates
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 

@@ -24,7 +24,7 @@ from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pa
 from pybackend.frontend.slices import Slices, Turn
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 
 log = logging.getLogger(__name__)
 

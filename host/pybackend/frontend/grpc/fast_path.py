@@ -24,8 +24,8 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked
-from pybackend.protocol.grpc_layouts import MessageLayout
-from pybackend.protocol.grpc_response import id_field, message_format
+from pybackend.protocol.grpc.layouts import MessageLayout
+from pybackend.protocol.grpc.response import id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend.protocol.recurring import Recurring
 
