@@ -15,6 +15,7 @@ import pytest
 
 from tests.floor.environments import Unavailable, interpreters
 from tests.support.conda_channel import channel_minors, conda_channel, kept
+from tests.support.warm_start import run_command
 
 PACK_DEADLINE_S = 300
 """Packing compiles a whole standard library: slow on a busy machine."""
@@ -24,10 +25,7 @@ def run_pack(
     *arguments: str | Path, deadline_s: float = PACK_DEADLINE_S, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """``pybackend pack`` to its end; whatever it says, it never shows a traceback of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pybackend", "pack", *map(str, arguments)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline_s, check=False, **options,
-    )  # fmt: skip
+    done = run_command("pack", *map(str, arguments), timeout=deadline_s, **options)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -27,7 +27,7 @@ def main() -> None:
     )  # at once: what a server took is counted when it has ended
     requests = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        request, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST_BYTES, 2)
+        request, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST_BYTES, 3)
         if not request:
             requests.close()
             return _reap(0)
@@ -60,16 +60,17 @@ def _reap(options: int) -> None:
         pass
 
 
-def _watch(interrupt: signal.Handlers, output: int, reports: int) -> None:
+def _watch(interrupt: signal.Handlers, stdout: int, stderr: int, reports: int) -> None:
     """Fork once more, and return in that process. This one reports its number, and later its exit status."""
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGINT, interrupt)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         return
-    os.close(output)
+    os.close(stdout)
+    os.close(stderr)
     os.write(reports, str(pid).encode())
     _, status = os.waitpid(pid, 0)
     os.write(reports, str(os.waitstatus_to_exitcode(status)).encode())

@@ -1,4 +1,4 @@
-"""Servers that are forked from a process with the server's modules, one for each process of pytest.
+"""Servers and commands that are forked from a process with the server's modules, one for each process of pytest.
 
 A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
 their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, environment,
@@ -14,12 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 _PROGRAM = Path(__file__).with_name("warm_program.py")
 _CHANGES_WITH_EACH_TEST = "PYTEST_CURRENT_TEST"
@@ -33,18 +35,22 @@ class WarmProcess:
 
     Attributes:
         pid: its number.
-        stdout: the end of a pipe to read what it writes to stdout and stderr.
+        stdout: the end of a pipe to read what it writes to stdout and stderr, if these are not given.
     """
 
-    def __init__(self, forker: _Forker, request: Sequence[object]) -> None:
+    def __init__(self, forker: _Forker, request: Sequence[object], outputs: tuple[int, int] | None = None) -> None:
         self._ended: int | None = None
         self._ending = threading.Lock()
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        reading, writing = os.pipe()
-        self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
+        self.stdout: IO[bytes] | None = None
         with theirs:
-            forker.request(request, writing, theirs.fileno())
-        os.close(writing)
+            if outputs is None:
+                reading, writing = os.pipe()
+                self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
+                forker.request(request, writing, writing, theirs.fileno())
+                os.close(writing)
+            else:
+                forker.request(request, *outputs, theirs.fileno())
         self._descriptor = self._reports.fileno()
         weakref.finalize(self, self._reports.close)
         self.pid = int(self._reports.recv(32))
@@ -112,6 +118,10 @@ class _Place:
         differing = {name for name, _ in self.environment.items() ^ other.environment.items()}
         return not any(name.startswith(_READ_AT_ITS_START) for name in differing)
 
+    def request(self, arguments: Sequence[str], limits: Mapping[str, float]) -> list[object]:
+        """What is asked of the process that forks."""
+        return [arguments, dict(self.environment), str(self.directory), dict(limits)]
+
 
 class _Forker:
     """The process that has the modules."""
@@ -128,8 +138,8 @@ class _Forker:
                 cwd=place.directory,
             )
 
-    def request(self, request: Sequence[object], output: int, reports: int) -> None:
-        socket.send_fds(self._requests, [json.dumps(request).encode()], [output, reports])
+    def request(self, request: Sequence[object], stdout: int, stderr: int, reports: int) -> None:
+        socket.send_fds(self._requests, [json.dumps(request).encode()], [stdout, stderr, reports])
 
     def cpu_s(self) -> float:
         """What it has taken so far, with those of its processes that have ended."""
@@ -168,13 +178,48 @@ def warm_process(
         None where processes are not to be forked, or where that would not be the same: the environment has variables that
         are read before anything else.
     """
-    origin, place = _places[-1], _Place.of(env, cwd)
+    place = _Place.of(env, cwd)
+    forker = _forker_for(place)
+    return None if forker is None else WarmProcess(forker, place.request(arguments, limits or {}))
+
+
+def run_command(
+    *arguments: str,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``pybackend ARGUMENTS`` to its end, forked if that is the same; all options are those of ``subprocess.run``."""
+    command = ["pybackend", *arguments]
+    place = _Place.of(env, cwd)
+    forker = None if options else _forker_for(place)
+    if forker is None:
+        return subprocess.run(
+            [sys.executable, "-m", *command],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout, env=env, cwd=cwd,
+            **options,
+        )  # fmt: skip
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = WarmProcess(forker, place.request(arguments, {}), (stdout.fileno(), stderr.fileno()))
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(command, status, stdout.read().decode(), stderr.read().decode())
+
+
+def _forker_for(place: _Place) -> _Forker | None:
+    """The process whose forks can be there, if there may be one."""
+    origin = _places[-1]
     if origin is None or not place.can_be_entered_from(origin):
         return None
     if not _forkers:
         _forkers.append(_Forker(origin))
-    (forker,) = _forkers
-    return WarmProcess(forker, [arguments, dict(place.environment), str(place.directory), dict(limits or {})])
+    return _forkers[0]
 
 
 @contextmanager

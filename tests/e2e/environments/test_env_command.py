@@ -13,6 +13,7 @@ import pytest
 from pybackend.environment.manifest import EnvironmentManifest, PackedPackage, host_platform
 from tests.support.environments import copy_of, foreign_minors, pack, packed, tree
 from tests.support.server import serving
+from tests.support.warm_start import run_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -23,10 +24,7 @@ def env(tmp_path):
 
     def env(*arguments, json_wanted=False, **options):
         flags = [f"--environment-cache-directory={tmp_path / 'cache'}", *(["--json"] if json_wanted else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "pybackend", "env", *map(str, arguments), *flags],
-            capture_output=True, text=True, check=False, **options,
-        )  # fmt: skip
+        done = run_command("env", *map(str, arguments), *flags, **{"timeout": 60, **options})
         output = done.stdout + done.stderr
         assert "Traceback" not in output, output
         return done.returncode, json.loads(done.stdout) if json_wanted else output

@@ -30,6 +30,7 @@ from tests.support.debug_adapter import DebugClient, line_of
 from tests.support.environments import foreign_minors, packed, tree
 from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
+from tests.support.warm_start import run_command
 
 pytestmark = pytest.mark.e2e
 
@@ -365,8 +366,7 @@ def test_a_debugger_stops_in_the_model(tmp_path, cache, debuggable):
 
 
 def env_run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pybackend", "env", "run", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run_command("env", "run", *map(str, arguments), timeout=60)
 
 
 def test_a_command_runs_in_an_environment(cache):
