@@ -1,7 +1,7 @@
 """Decompression of header blocks (RFC 7541).
 
 ``hpack`` has a decoder too. It makes objects of every field of every block, at 2 microseconds each. In this one a field that the client has
-sent before is an index into a list, and one that is new costs its text. The tables of the code come from ``hpack``.
+sent before is an index into a list, and one that is new costs its text. The errors are those of ``hpack``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from hpack import HPACKDecodingError, InvalidTableIndexError, InvalidTableSizeError, OversizedHeaderListError
-from hpack.table import HeaderTable
 
-from pybackend.http2.fields import FIELD_OVERHEAD_BYTES, Field
+from pybackend.http2.fields import DEFAULT_TABLE_BYTES, FIELD_OVERHEAD_BYTES, STATIC_TABLE, Field
 from pybackend.http2.huffman import decode_huffman
 
-_STATIC: Final = [Field(b"", b""), *(Field(name, value) for name, value in HeaderTable.STATIC_TABLE)]
+_STATIC: Final = [Field(b"", b""), *(Field(name, value) for name, value in STATIC_TABLE)]
 """By index; 0 is no field."""
 
 _STATIC_LENGTH: Final = len(_STATIC) - 1
@@ -36,13 +35,13 @@ class Decompressor:
     """
 
     def __init__(self, max_list_bytes: int, read_text: ReadText | None = None) -> None:
-        self.max_table_bytes = HeaderTable.DEFAULT_SIZE
+        self.max_table_bytes = DEFAULT_TABLE_BYTES
         self.changed = self.replaced = False
         self._max_list_bytes = max_list_bytes
         self._read_text = read_text
         self._entries: list[Field] = []  # the dynamic table, its newest entry last
         self._used_bytes = 0
-        self._table_bytes = HeaderTable.DEFAULT_SIZE
+        self._table_bytes = DEFAULT_TABLE_BYTES
 
     def decode(self, block: bytes) -> tuple[list[Field], int]:
         """Return the fields of a block, and their size.

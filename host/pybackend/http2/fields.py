@@ -18,6 +18,25 @@ CONNECTION_SPECIFIC: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 
+_STATIC: Final = b"""
+    :authority :method=GET :method=POST :path=/ :path=/index.html :scheme=http :scheme=https :status=200
+    :status=204 :status=206 :status=304 :status=400 :status=404 :status=500 accept-charset
+    accept-encoding=gzip,_deflate accept-language accept-ranges accept access-control-allow-origin age allow
+    authorization cache-control content-disposition content-encoding content-language content-length
+    content-location content-range content-type cookie date etag expect expires from host if-match
+    if-modified-since if-none-match if-range if-unmodified-since last-modified link location max-forwards
+    proxy-authenticate proxy-authorization range referer refresh retry-after server set-cookie
+    strict-transport-security transfer-encoding user-agent vary via www-authenticate
+"""
+
+STATIC_TABLE: Final = tuple(
+    (name, value.replace(b"_", b" ")) for name, _, value in (entry.partition(b"=") for entry in _STATIC.split())
+)
+"""Names and values that every peer knows (RFC 7541 appendix A); the first one has index 1."""
+
+DEFAULT_TABLE_BYTES: Final = 4096
+"""The size of the dynamic table unless SETTINGS say otherwise."""
+
 _JUDGED: Final = frozenset({b"host", b"content-length"})
 
 Fault = tuple[str, str]

@@ -10,12 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from hpack.hpack import encode_integer
-from hpack.table import HeaderTable
-
 from pybackend.http2 import frames
 from pybackend.http2.errors import LocalProtocolError
-from pybackend.http2.fields import CONNECTION_SPECIFIC, FIELD_OVERHEAD_BYTES, NAME, VALUE
+from pybackend.http2.fields import CONNECTION_SPECIFIC, FIELD_OVERHEAD_BYTES, NAME, STATIC_TABLE, VALUE
 
 _FIRST_BYTES: Final = 5
 """Length, type and flags of a frame: the part of its header that does not depend on the stream."""
@@ -24,7 +21,7 @@ _PSEUDO = re.compile(rb":status\Z")
 
 _BY_FIELD: Final[dict[tuple[bytes, bytes], int]] = {}
 _BY_NAME: Final[dict[bytes, int]] = {}
-for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
+for _index, (_name, _value) in enumerate(STATIC_TABLE, 1):
     _BY_FIELD.setdefault((_name, _value), _index)
     _BY_NAME.setdefault(_name, _index)
 
@@ -103,8 +100,15 @@ def _string(text: bytes) -> bytes:
 
 
 def _integer(value: int, bits: int, pattern: int) -> bytes:
-    encoded = encode_integer(value, bits)
-    encoded[0] |= pattern
+    """A number whose first bits share a byte with a pattern (RFC 7541 section 5.1)."""
+    mask = (1 << bits) - 1
+    if value < mask:
+        return bytes((pattern | value,))
+    encoded, value = bytearray((pattern | mask,)), value - mask
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
     return bytes(encoded)
 
 
