@@ -128,9 +128,9 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
     )
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
-    first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
+    first = len(scan.models) if settings.models.startup_models is None else len(settings.models.startup_models)
     if settings.sandbox.level != STRICT:
-        launcher.start_ahead(min(first, settings.model_load_count), confined=settings.sandbox.level != OFF)
+        launcher.start_ahead(min(first, settings.models.load_count), confined=settings.sandbox.level != OFF)
     try:
         import uvloop
 
