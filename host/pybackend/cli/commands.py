@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse, print_help
 from pybackend.cli.places import refuse_bare_models
-from pybackend.errors import PybackendError
+from pybackend.errors import PybackendError, SettingError
 from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
-        sys.stderr.write(f"{error}\n" if str(error).startswith("Error") else f"error: {error}\n")
+        sys.stderr.write(f"{error}\n" if isinstance(error, SettingError) else f"error: {error}\n")
     except KeyboardInterrupt:  # the server has no handler yet, and nothing is running that needs an orderly end
         return 128 + signal.SIGINT
     return 1

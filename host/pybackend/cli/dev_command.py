@@ -18,7 +18,7 @@ from pybackend.cli.places import bare_model_at, with_single_models
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.terminal import has_terminal
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_settings import LogFormat
@@ -115,8 +115,8 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     if given.print_config:
         return settings_text(sources.settings)
     if given.model_control_mode is not ModelControlMode.POLL or not given.repository_poll_secs:
-        raise ServerError(
-            "Error: `pybackend dev` follows its repository: leave out --model-control-mode and --repository-poll-secs=0, or use "
+        raise SettingError(
+            "`pybackend dev` follows its repository: leave out --model-control-mode and --repository-poll-secs=0, or use "
             "`pybackend serve`."
         )
     if given.repository is None and not given.model_repository:

@@ -14,7 +14,7 @@ from pybackend.cli.flag_values import repository_place, resource_limits
 from pybackend.cli.flags import UNUSED
 from pybackend.cli.metrics_config import metrics_choices, metrics_warnings
 from pybackend.cli.trace_config import trace_settings, trace_warnings
-from pybackend.errors import ServerError
+from pybackend.errors import ServerError, SettingError
 from pybackend.settings import (
     ALL_ADDRESSES,
     LOCAL_ADDRESS,
@@ -105,7 +105,7 @@ def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(given.load_model))
     if given.model_control_mode is not ModelControlMode.EXPLICIT:
         if names:
-            raise ServerError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+            raise SettingError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         return None
     if "*" not in names:
         return names
@@ -116,7 +116,7 @@ def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:
 
 def _debugged_models(given: argparse.Namespace) -> tuple[str, ...]:
     if not given.debug and (given.debug_wait or given.debug_port != DebugSettings().port):
-        raise ServerError("Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.")
+        raise SettingError("--debug-port and --debug-wait need --debug=MODEL, which says what to debug.")
     return tuple(dict.fromkeys(given.debug))
 
 
@@ -125,7 +125,7 @@ def _sandbox_level(given: argparse.Namespace) -> str:
     if LEVELS.index(level) >= LEVELS.index(floor):
         return str(level)
     if given.sandbox is not None:
-        raise ServerError(f"Error: --sandbox={level} is below --sandbox-floor={floor}.")
+        raise SettingError(f"--sandbox={level} is below --sandbox-floor={floor}.")
     return str(floor)
 
 
@@ -135,7 +135,7 @@ def _sandbox_level(given: argparse.Namespace) -> str:
 def _endpoints(given: argparse.Namespace, clouds: Sequence[CloudSettings]) -> dict[str, Any]:
     """Fields of the endpoints. Vertex AI takes the place of HTTP and gRPC, unless these are requested."""
     if given.http_max_input_size <= 0:
-        raise ServerError("Error: --http-max-input-size must be greater than 0.")
+        raise SettingError("--http-max-input-size must be greater than 0.")
     metrics_address = given.metrics_address or (
         "127.0.0.1" if given.http_address.startswith(LOCAL_ADDRESS) else given.http_address
     )
@@ -189,10 +189,10 @@ def _tls(given: argparse.Namespace, service: str) -> TlsSettings | None:
     mutual = values[f"{service}_use_ssl_mutual"]
     if not (mutual or values[f"{service}_use_ssl"]):
         if certificate or key or root:
-            raise ServerError(f"Error: certificates are given, but not --{service}-use-ssl, which uses them.")
+            raise SettingError(f"certificates are given, but not --{service}-use-ssl, which uses them.")
         return None
     if certificate is None or key is None:
-        raise ServerError(f"Error: --{service}-use-ssl needs --{service}-server-cert and --{service}-server-key.")
+        raise SettingError(f"--{service}-use-ssl needs --{service}-server-cert and --{service}-server-key.")
     return TlsSettings(certificate, key, root, mutual)
 
 
@@ -200,11 +200,11 @@ def _cors(given: argparse.Namespace) -> CorsSettings | None:
     """The web pages that may call the HTTP port."""
     if not given.http_cors_origin:
         if given.http_cors_credentials:
-            raise ServerError("Error: --http-cors-credentials needs --http-cors-origin, which names the pages.")
+            raise SettingError("--http-cors-credentials needs --http-cors-origin, which names the pages.")
         return None
     if given.http_cors_credentials and "*" in given.http_cors_origin:
-        raise ServerError(
-            "Error: --http-cors-credentials with --http-cors-origin=* would let every web page act for the user: name the "
+        raise SettingError(
+            "--http-cors-credentials with --http-cors-origin=* would let every web page act for the user: name the "
             "origins."
         )
     return CorsSettings(frozenset(given.http_cors_origin), given.http_cors_credentials)
@@ -214,7 +214,7 @@ def _api_keys(given: argparse.Namespace) -> ApiKeySettings | None:
     """The keys that calls need."""
     if given.api_key_file is None:
         if given.api_key_exempt:
-            raise ServerError("Error: --api-key-exempt needs --api-key-file, which holds the keys of all other calls.")
+            raise SettingError("--api-key-exempt needs --api-key-file, which holds the keys of all other calls.")
         return None
     return ApiKeySettings(given.api_key_file.absolute(), given.api_key_exempt)
 
@@ -257,8 +257,8 @@ def _sagemaker(given: argparse.Namespace, environ: Mapping[str, str]) -> CloudSe
 def _vertex_ai(given: argparse.Namespace, environ: Mapping[str, str]) -> CloudSettings:
     for variable in ("AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE"):
         if not environ.get(variable, "").startswith("/"):
-            raise ServerError(
-                f"Error: Vertex AI sets the variable {variable} to a path such as /predict: set it, or leave out "
+            raise SettingError(
+                f"Vertex AI sets the variable {variable} to a path such as /predict: set it, or leave out "
                 "--allow-vertex-ai."
             )
     return CloudSettings(
@@ -277,7 +277,7 @@ def _vertex_ai(given: argparse.Namespace, environ: Mapping[str, str]) -> CloudSe
 def _vertex_port(environ: Mapping[str, str]) -> int:
     text = environ.get("AIP_HTTP_PORT", "8080")
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65536):
-        raise ServerError(f"Error: the variable AIP_HTTP_PORT is {text}, which is no port: set it to one such as 8080.")
+        raise SettingError(f"the variable AIP_HTTP_PORT is {text}, which is no port: set it to one such as 8080.")
     return int(text)
 
 
@@ -285,7 +285,5 @@ def _choice(environ: Mapping[str, str], variable: str, *choices: str) -> str:
     """The value of a variable, the first choice if it is not set."""
     value = environ.get(variable) or choices[0]
     if value not in choices:
-        raise ServerError(
-            f"Error: the variable {variable} is {value}: set it to {', '.join(choices[:-1])} or {choices[-1]}."
-        )
+        raise SettingError(f"the variable {variable} is {value}: set it to {', '.join(choices[:-1])} or {choices[-1]}.")
     return value

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.mirror.url import is_url, parse_url
 from pybackend.observability.log_settings import LogFormat
 from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction
@@ -213,8 +213,8 @@ def restrictions(what: str) -> Callable[[Iterable[Restriction]], tuple[Restricti
         seen: set[ApiGroup] = set()
         for each in given:
             for group in sorted(each.groups & seen):
-                raise ServerError(
-                    f"Error: restricted {what} '{group}' can not be specified in multiple config groups: name it in one flag only."
+                raise SettingError(
+                    f"restricted {what} '{group}' can not be specified in multiple config groups: name it in one flag only."
                 )
             seen |= each.groups
         return tuple(given)

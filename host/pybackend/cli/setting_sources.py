@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.cli.command_parser import FlagError
 from pybackend.cli.config_file import read_config_file, texts_of
 from pybackend.cli.flag import Flag
-from pybackend.errors import ServerError
+from pybackend.errors import ServerError, SettingError
 from pybackend.spelling import closest
 from pybackend_wire.library_path import LIBRARY_PATH
 
@@ -137,7 +137,7 @@ class SettingSources:
             found = self._serve.parse_args([f"{flag.name}={text}" for text in texts])
         except ServerError as error:
             reason = error.reason if isinstance(error, FlagError) else str(error)
-            raise ServerError(f"Error: {_place(source, flag.name)}: {reason}") from None
+            raise SettingError(f"{_place(source, flag.name)}: {reason}") from None
         return getattr(found, flag.key)
 
     # Variables
@@ -173,11 +173,11 @@ class SettingSources:
             if flag is None:
                 similar = closest(key.replace("_", "-"), known)
                 advice = f"Did you mean {similar}?" if similar else "The keys are the flags of `pybackend serve`."
-                raise ServerError(f"Error: {path}: there is no setting '{key}'. {advice}")
+                raise SettingError(f"{path}: there is no setting '{key}'. {advice}")
             try:
                 texts = texts_of(value, as_written=flag.is_text, repeatable=flag.repeats)
             except ValueError as error:
-                raise ServerError(f"Error: {path}, {key}: {error}") from None
+                raise SettingError(f"{path}, {key}: {error}") from None
             if texts:
                 found[flag.name] = (str(path), texts)
         return found
@@ -203,8 +203,8 @@ def _texts(flag: Flag, variable: str, value: str) -> list[str]:
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ServerError(
-            f"Error: the variable {variable} begins with '[' and is not a list of texts in JSON, such as "
+        raise SettingError(
+            f"the variable {variable} begins with '[' and is not a list of texts in JSON, such as "
             '["first", "second"]: write that, or one value a line.'
         )
     return texts

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.cli.flag_values import integer
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.tracing.settings import (
     SIGNED_32,
     UNSIGNED_32,
@@ -121,7 +121,7 @@ def _levels(given: Iterable[str]) -> tuple[TraceLevel, ...]:
     levels = dict.fromkeys(given)
     if "OFF" in levels:
         if len(levels) > 1:
-            raise ServerError("Error: Expect only one trace level 'OFF' is specified: leave it out, or the others.")
+            raise SettingError("Expect only one trace level 'OFF' is specified: leave it out, or the others.")
         return ()
     return tuple(map(TraceLevel, levels))
 
