@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks locks lint format fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks locks lint format flags fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ lint: $(MARK)-dev ## ruff, mypy, the import contracts, and the rules for sources
 format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+
+flags: $(MARK)-dev ## write the flags of `pybackend serve` into the manual
+	$(BIN)/python -m tests.lint.flag_page
 
 fuzz: $(MARK)-dev ## try properties with new examples, and the decoders of requests with much more garbage than the tests do
 	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --all --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \

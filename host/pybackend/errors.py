@@ -8,7 +8,8 @@ PybackendError
 ├── ModelLoadError          a model version cannot be loaded; has a code
 │   ├── ModelConfigError    its configuration is wrong; names file, line and field
 │   └── ModelEnvironmentError  its environment cannot be obtained or used; names archive or directory
-└── ServerError             the server cannot start or go on (settings, repository, ports)
+└── ServerError             the server cannot start or go on (repository, ports)
+    └── SettingError        a setting is wrong, or contradicts another
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "NotServingError",
     "PybackendError",
     "ServerError",
+    "SettingError",
     "UnknownModelError",
     "UnknownSequenceError",
 ]
@@ -108,3 +110,10 @@ class ModelEnvironmentError(ModelLoadError):
 
 class ServerError(PybackendError):
     """The server cannot start or go on; ``str()`` is one sentence for the terminal."""
+
+
+class SettingError(ServerError):
+    """A setting is wrong, or contradicts another; ``str()`` begins with ``Error:``, as the reference's texts do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Error: {message}")

@@ -356,7 +356,7 @@ class Server:
     async def _shut_down(self) -> int:
         """Become not ready, refuse connections, drain, finalize; the metrics port stays open until the end."""
         loop = asyncio.get_running_loop()
-        limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.exit_timeout_s
+        limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.models.exit_timeout_s
         deadline_s = loop.time() + limit_s
         self._engine.state = EngineState.EXITING
         for port in self._ports():

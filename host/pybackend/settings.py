@@ -14,19 +14,11 @@ from pybackend.tracing.settings import TraceSettings
 
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
 
-DEFAULT_MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
-
 EXIT_INTERRUPTED = 130
 """Exit status of a server that a signal has ended while its visitor was there."""
 
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 """Backend directory of the reference's containers."""
-
-DEFAULT_SETTLE_S = 1.0
-"""In mode poll, a model's files must stay the same for this long before it is loaded, so that no half of a copy is."""
-
-DEFAULT_DEBUG_PORT = 5678
-"""The port that editors suggest."""
 
 LOCAL_ADDRESS = "unix:"
 """The addresses of Unix-domain sockets begin with this, and go on with a path."""
@@ -189,7 +181,7 @@ class HttpSettings:
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8000
     reuse_port: bool = False
-    max_input_size_bytes: int = DEFAULT_MAX_INPUT_SIZE_BYTES
+    max_input_size_bytes: int = 64 * 1024 * 1024
     memory_limit_bytes: int = field(default_factory=quarter_of_memory_bytes)
     tls: TlsSettings | None = None
     restrictions: tuple[Restriction, ...] = ()
@@ -299,7 +291,7 @@ class DebugSettings:
     """
 
     models: tuple[str, ...] = ()
-    port: int = DEFAULT_DEBUG_PORT
+    port: int = 5678  # the one that editors suggest
     waits: bool = False
 
 
@@ -351,6 +343,60 @@ class SandboxSettings:
 
 
 @dataclass(frozen=True)
+class ModelSettings:
+    """How models are loaded and run.
+
+    Attributes:
+        control: how the set of loaded models is decided.
+        poll_s: in mode ``poll``, time between looks for changes; None for never.
+        settle_s: in mode ``poll``, a model is loaded once its files have stayed the same for this long.
+        startup_models: names of the models to load at start, None for all.
+        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
+        load_count: number of models that may load at the same time.
+        load_retry_count: how often a failed load of a version is tried again.
+        auto_complete: models may complete their configuration.
+        validate_outputs: outputs must be as configured, in models that do not say.
+        gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
+        memory_limit_bytes: limit on input memory per model, and on output memory per instance.
+        exit_timeout_s: how long running requests and ``finalize`` may take when the server stops, and ``finalize`` when a
+            version is replaced or unloaded.
+        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long
+            as it likes.
+        host_policies: cores of the processes of instances, by the policy's name.
+    """
+
+    control: ModelControlMode = ModelControlMode.NONE
+    poll_s: float | None = 15
+    settle_s: float = 1.0  # so that no half of a copy is loaded
+    startup_models: tuple[str, ...] | None = None
+    config_name: str = ""
+    load_count: int = 4
+    load_retry_count: int = 0
+    auto_complete: bool = True
+    validate_outputs: bool = False
+    gpu_models_on_cpu: bool = False
+    memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
+    exit_timeout_s: float = 30
+    abandoned_limit_s: float | None = None
+    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def is_explicit(self) -> bool:
+        """True if models may be loaded and unloaded while the server runs."""
+        return self.control is ModelControlMode.EXPLICIT
+
+    @property
+    def looks_every_s(self) -> float | None:
+        """Time between looks for changes in the repositories; None if nothing looks for them."""
+        return self.poll_s if self.control is ModelControlMode.POLL else None
+
+    @property
+    def tracks_files(self) -> bool:
+        """True if later loads compare a model's files with those of the version that serves."""
+        return self.is_explicit or self.looks_every_s is not None
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of one server.
 
@@ -358,30 +404,17 @@ class Settings:
         repositories: directories of models.
         model_directories: directories of single models, which are served besides.
         cloud_repositories: the repositories in cloud storage.
-        model_control: how the set of loaded models is decided.
-        repository_poll_s: time between looks for changes in mode ``poll``; None for never.
-        repository_settle_s: in mode ``poll``, a model is loaded once its files have stayed the same for this long.
-        startup_models: names of the models to load at start, None for all.
-        config_name: name of the configurations in ``configs/`` that replace config.pbtxt, ``""`` for none.
         model_namespacing: several repositories may have a model of the same name.
-        load_retry_count: how often a failed load is tried again.
+        models: how models are loaded and run.
         backend_directory: directory of the operator's own backends, if it exists.
         backend_settings: of ``--backend-config``, by backend; ``""`` has those of all backends.
         server_id: name in the server's metadata.
-        auto_complete: models may complete their configuration.
         exit_on_error: a model that fails to load at start ends the server.
         strict_readiness: the server is ready only if every model is.
-        validate_outputs: outputs must be as configured, in models that do not say.
-        model_load_count: number of models that may load at the same time.
         zygotes: processes of models may be forked from one with preloaded modules.
         fast_paths: front ends remember recurring requests.
         shared_core: the server and models' processes wait on one core while requests come one at a time.
-        gpu_models_on_cpu: on a machine without a GPU, models that are configured for one run on the CPU.
-        model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
-        tensor_memory_limit_bytes: limit on the same memory of all models together.
-        exit_timeout_s: how long running requests and ``finalize`` may take when the server stops.
-        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long
-            as it likes.
+        tensor_memory_limit_bytes: limit on the tensor memory of all models together.
         http: the HTTP and metrics endpoints.
         grpc: the gRPC endpoint.
         metrics: the contents of the metrics page.
@@ -392,7 +425,6 @@ class Settings:
         debug: models under a debugger.
         lends_terminal: models that stop at a breakpoint get this process's terminal.
         cache: the response cache, None for none.
-        host_policies: cores of the processes of instances, by the policy's name.
         max_queued_bytes: limit on the input bytes of queued and running requests, None for no limit.
         resource_limits: count of each resource, by name and device; None if instances need not hold any.
         environments: environments named by models.
@@ -404,29 +436,17 @@ class Settings:
     repositories: tuple[Path, ...]
     model_directories: tuple[Path, ...] = ()
     cloud_repositories: CloudRepositorySettings = CloudRepositorySettings()
-    model_control: ModelControlMode = ModelControlMode.NONE
-    repository_poll_s: float | None = 15
-    repository_settle_s: float = DEFAULT_SETTLE_S
-    startup_models: tuple[str, ...] | None = None
-    config_name: str = ""
     model_namespacing: bool = False
-    load_retry_count: int = 0
+    models: ModelSettings = field(default_factory=ModelSettings)
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     server_id: str = "triton"
-    auto_complete: bool = True
     exit_on_error: bool = True
     strict_readiness: bool = True
-    validate_outputs: bool = False
-    model_load_count: int = 4
     zygotes: bool = True
     fast_paths: bool = True
     shared_core: bool = True
-    gpu_models_on_cpu: bool = False
-    model_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     tensor_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
-    exit_timeout_s: float = 30
-    abandoned_limit_s: float | None = None
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -437,7 +457,6 @@ class Settings:
     debug: DebugSettings = DebugSettings()
     lends_terminal: bool = False
     cache: CacheSettings | None = None
-    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     max_queued_bytes: int | None = None
     resource_limits: Mapping[tuple[str, int | None], int] | None = None
     environments: EnvironmentSettings = EnvironmentSettings()

@@ -1,19 +1,16 @@
-"""What the documentation says about files, flags and code is so."""
+"""What the documentation says about code is so."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pybackend import http2
 from pybackend.calls import model_calls, open_bytes
-from pybackend.cli.options import make_parser
 from pybackend.ensemble import run as ensemble_run
 from pybackend.frontend import descriptor_reserve, pace
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
@@ -32,40 +29,11 @@ from pybackend_wire import messages
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_flags_of_serve_are_all_documented_and_all_there():
-    page = (ROOT / "docs" / "operators" / "serve.md").read_text()
-    documented = set(re.findall(r"--[a-z][a-z-]+", page)) - {"--flag", "--help"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "pybackend", "serve", "--help"], capture_output=True, text=True, check=True
-    )
-    present = set(re.findall(r"--[a-z][a-z-]+", shown.stdout)) - {"--help"}
-    assert documented == present
-
-
 def test_the_first_page_leads_to_every_page_of_the_manual():
     docs = ROOT / "docs"
     linked = set(re.findall(r"\]\(([a-z]+/[\w-]+\.md)", (docs / "index.md").read_text()))
     parts = ("authors", "frameworks", "operators", "reference")
     assert {str(page.relative_to(docs)) for part in parts for page in (docs / part).glob("*.md")} - linked == set()
-
-
-def test_flags_of_serve_are_in_the_groups_of_its_help():
-    page = (ROOT / "docs" / "operators" / "serve.md").read_text()
-    flags = page.partition("\n## Flags\n")[2].partition("\n## ")[0]
-    documented = {}
-    for section in flags.split("\n### ")[1:]:
-        title, _, text = section.partition("\n")
-        rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE) or [text]
-        documented[title.lower()] = set(re.findall(r"`(--[a-z][a-z0-9-]+)`", " ".join(rows)))
-    present = {
-        group.title.lower(): {flag for action in group._group_actions for flag in action.option_strings}
-        for group in make_parser()[1]._action_groups
-        if group.title not in {"options", "positional arguments"}
-    }
-    assert list(documented) == list(present)
-    assert {
-        title: found - present[title] for title, found in documented.items() if not found or found - present[title]
-    } == {}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_parts_of_the_deployment_find_each_other():
 def test_a_pod_outlives_the_servers_own_limit():
     settings = parse_serve_flags(container()["args"])
     waits = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert settings.exit_timeout_s + waits < pod()["terminationGracePeriodSeconds"]
+    assert settings.models.exit_timeout_s + waits < pod()["terminationGracePeriodSeconds"]
 
 
 def test_one_dead_model_does_not_withdraw_a_pod_and_a_broken_release_does_not_start():
@@ -121,7 +121,7 @@ def test_the_unit_starts_a_server():
     assert (Path(program).name, command) == ("pybackend", "serve")
     settings = parse_serve_flags(arguments)
     limit = int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)[1])
-    assert settings.exit_timeout_s < limit
+    assert settings.models.exit_timeout_s < limit
 
 
 def test_a_reload_of_the_unit_ends_no_server(tmp_path):

@@ -173,7 +173,7 @@ def test_the_flags_become_a_configuration_file_that_the_server_reads(tmp_path):
     assert settings.http.max_input_size_bytes == 134217728
     pod = made["mineDeployment"]["spec"]["template"]["spec"]
     waits = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert settings.exit_timeout_s + waits < pod["terminationGracePeriodSeconds"]
+    assert settings.models.exit_timeout_s + waits < pod["terminationGracePeriodSeconds"]
     assert "fetch.py" in made["mine-fetchConfigMap"]["data"]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.lint import house_rules, pages, prose, quoted_texts, unit_tests
+from tests.lint import flag_page, house_rules, pages, prose, quoted_texts, unit_tests
 
 
 def main() -> int:
     """Run all checks."""
-    checks = (house_rules, unit_tests, pages, quoted_texts, prose)
+    checks = (flag_page, house_rules, unit_tests, pages, quoted_texts, prose)
     faults = [fault for check in checks for fault in check.faults()]
     for fault in faults:
         print(fault)

@@ -29,6 +29,7 @@ from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import scan_repositories
 from pybackend.repository.repository import ModelRepository
+from pybackend.settings import ModelControlMode, ModelSettings
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
@@ -46,7 +47,7 @@ async def engine_on(
     explicit: bool = False,
     startup_models: tuple[str, ...] | None = None,
     model_load_count: int = 2,
-    finalize_timeout_s: float | None = None,
+    finalize_timeout_s: float = 30,
     end_s: float = 10,
     abandoned_limit_s: float | None = None,
     cache: ResponseCache | None = None,
@@ -85,14 +86,16 @@ async def engine_on(
         launcher=launcher,
         services=services,
         door=door,
-        auto_complete=auto_complete,
-        model_load_count=model_load_count,
-        model_memory_limit_bytes=memory_limit_bytes,
         shared_core=shared_core,
-        explicit=explicit,
-        startup_models=startup_models,
-        finalize_timeout_s=finalize_timeout_s,
-        abandoned_limit_s=abandoned_limit_s,
+        settings=ModelSettings(
+            control=ModelControlMode.EXPLICIT if explicit else ModelControlMode.NONE,
+            startup_models=startup_models,
+            load_count=model_load_count,
+            auto_complete=auto_complete,
+            memory_limit_bytes=memory_limit_bytes,
+            exit_timeout_s=finalize_timeout_s,
+            abandoned_limit_s=abandoned_limit_s,
+        ),
         cache=cache,
         queued_bytes=queued_bytes,
     )

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping
 
-from pybackend.errors import ServerError
+from pybackend.errors import ServerError, SettingError
 from pybackend.settings import CacheSettings
 
 _FORMAT = "--cache-config option format is '<cache name>,<setting>=<value>'."
@@ -85,8 +85,8 @@ def cache_settings(given: Iterable[CacheSetting], byte_size: int | None) -> Cach
         caches.setdefault(name, {}).update(settings)
     if byte_size is not None:
         if caches:
-            raise ServerError(
-                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide "
+            raise SettingError(
+                "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide "
                 "one or the other."
             )
         return CacheSettings("local", {"size": str(byte_size)}) if byte_size else None

@@ -18,6 +18,14 @@ class UsageError(ServerError):
         self.usage = usage
 
 
+class FlagError(UsageError):
+    """The value of one flag is wrong; ``reason`` says why, without the flag's name."""
+
+    def __init__(self, flag: str, reason: str, usage: str) -> None:
+        super().__init__(f'Bad option: "{flag}". {reason}', usage)
+        self.reason = reason
+
+
 # How argparse names the offending flag; the aliases of one flag are joined by slashes.
 _ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
 
@@ -30,7 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         about = _ABOUT_FLAG.fullmatch(message)
         if about is not None:
             flag, reason = about[1].partition("=")[0], about[2]
-            message = f'Bad option: "{flag}". {reason}{self._form(flag, reason)}'
+            raise FlagError(flag, f"{reason}{self._form(flag, reason)}", self.format_usage())
         raise UsageError(message, self.format_usage())
 
     def _form(self, flag: str, reason: str) -> str:

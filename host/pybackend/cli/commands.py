@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse, print_help
 from pybackend.cli.places import refuse_bare_models
-from pybackend.errors import PybackendError
+from pybackend.errors import PybackendError, SettingError
 from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
-        sys.stderr.write(f"{error}\n" if str(error).startswith("Error") else f"error: {error}\n")
+        sys.stderr.write(f"{error}\n" if isinstance(error, SettingError) else f"error: {error}\n")
     except KeyboardInterrupt:  # the server has no handler yet, and nothing is running that needs an orderly end
         return 128 + signal.SIGINT
     return 1
@@ -128,9 +128,9 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
     )
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
-    first = len(scan.models) if settings.startup_models is None else len(settings.startup_models)
+    first = len(scan.models) if settings.models.startup_models is None else len(settings.models.startup_models)
     if settings.sandbox.level != STRICT:
-        launcher.start_ahead(min(first, settings.model_load_count), confined=settings.sandbox.level != OFF)
+        launcher.start_ahead(min(first, settings.models.load_count), confined=settings.sandbox.level != OFF)
     try:
         import uvloop
 

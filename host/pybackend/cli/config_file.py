@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 
 
 def read_config_file(path: Path) -> Mapping[str, Any]:
@@ -19,11 +19,11 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ServerError(f"Error: the configuration file {path} cannot be read: {error.strerror}.") from None
+        raise SettingError(f"the configuration file {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise ServerError(f"Error: the configuration file {path} is not UTF-8 text, which TOML is.") from None
+        raise SettingError(f"the configuration file {path} is not UTF-8 text, which TOML is.") from None
     except tomllib.TOMLDecodeError as error:
-        raise ServerError(f"Error: the configuration file {path} is not TOML: {error}.") from None
+        raise SettingError(f"the configuration file {path} is not TOML: {error}.") from None
 
 
 def texts_of(value: object, *, as_written: bool, repeatable: bool) -> list[str]:

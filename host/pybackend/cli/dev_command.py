@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.flag import add_groups
+from pybackend.cli.flags import GROUPS
 from pybackend.cli.import_command import check_trust, derived_name
-from pybackend.cli.options import add_serve_flags, settings_of
+from pybackend.cli.options import settings_of
 from pybackend.cli.places import bare_model_at, with_single_models
 from pybackend.cli.print_config import settings_text
 from pybackend.cli.setting_sources import SettingSources
 from pybackend.cli.terminal import has_terminal
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_settings import LogFormat
@@ -47,6 +48,16 @@ _DEFAULTS = {
 }
 """The flags of ``serve`` whose defaults differ."""
 
+_GROUPS = tuple(
+    replace(
+        group,
+        flags=tuple(
+            replace(flag, default=_DEFAULTS[flag.key]) if flag.key in _DEFAULTS else flag for flag in group.flags
+        ),
+    )
+    for group in GROUPS
+)
+
 
 def make_parser() -> CommandParser:
     """The parser of ``dev``'s arguments."""
@@ -58,14 +69,10 @@ def make_parser() -> CommandParser:
         "model, or the file or directory of a framework, such as iris.onnx, which is served from a copy [the current directory].",
         epilog="The flags are those of `pybackend serve`; some have other defaults.",
     )
-    add_serve_flags(parser)
     parser.add_argument(
         _TRUST, action="store_true", help="read a pickle, which runs any code that its writer put into it"
     )
-    for action in parser._actions:
-        if action.dest in _DEFAULTS and action.help:
-            action.default = _DEFAULTS[action.dest]
-            action.help = re.sub(r"\[[^]]*\]$", f"[{_text(action.default)}]", action.help)
+    add_groups(parser, _GROUPS)
     return parser
 
 
@@ -100,7 +107,7 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
         ServerError: the settings contradict each other, or the command.
     """
     parser = make_parser()
-    sources = SettingSources(parser, os.environ)
+    sources = SettingSources(parser, [flag for group in _GROUPS for flag in group.flags], os.environ)
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])
@@ -108,8 +115,8 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     if given.print_config:
         return settings_text(sources.settings)
     if given.model_control_mode is not ModelControlMode.POLL or not given.repository_poll_secs:
-        raise ServerError(
-            "Error: `pybackend dev` follows its repository: leave out --model-control-mode and --repository-poll-secs=0, or use "
+        raise SettingError(
+            "`pybackend dev` follows its repository: leave out --model-control-mode and --repository-poll-secs=0, or use "
             "`pybackend serve`."
         )
     if given.repository is None and not given.model_repository:
@@ -120,7 +127,9 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
     return replace(
-        settings, repository_settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S, lends_terminal=has_terminal()
+        settings,
+        models=replace(settings.models, settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S),
+        lends_terminal=has_terminal(),
     )
 
 
@@ -138,7 +147,3 @@ def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) ->
     )
     sys.stdout.flush()
     return place.repository
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

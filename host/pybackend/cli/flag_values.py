@@ -1,12 +1,36 @@
-"""Values of flags: booleans, whole numbers in bounds, log levels."""
+"""What the texts of flags mean: booleans, whole numbers in bounds, names, and the forms that single flags have."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+from pybackend.errors import SettingError
+from pybackend.mirror.url import is_url, parse_url
+from pybackend.observability.log_settings import LogFormat
+from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction
+
+FOREVER_MS = 2**31 - 1
+"""The number of milliseconds that means no limit, as in gRPC."""
+
+Member = TypeVar("Member", bound=StrEnum)
+
+ResourceCount = tuple[str, int | None, int]
+"""Name, device (None for all) and count."""
 
 _TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
+_RATE_LIMIT_MODES = ("off", "execution_count")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_POOL = re.compile(r"\d+:\d+")
 
 
 def boolean(text: str) -> bool:
@@ -52,22 +76,204 @@ def verbosity(text: str) -> int:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
 
 
-def add_switch(group: argparse._ArgumentGroup, name: str, *, default: bool, text: str, depends: bool = False) -> None:
-    """Add a flag that is true or false; without a value it is true.
+def _member(kind: type[Member], text: str, complaint: str) -> Member:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(complaint) from None
+
+
+def control_mode(text: str) -> ModelControlMode:
+    """Parse ``none``, ``poll`` or ``explicit``, in any case."""
+    complaint = f"Invalid model control mode: {text}. Write none, poll or explicit"
+    return _member(ModelControlMode, text.lower(), complaint)
+
+
+def log_format(text: str) -> LogFormat:
+    """Parse ``default``, ``ISO8601``, ``json`` or ``short``."""
+    complaint = f"invalid argument for --log_format, got: {text}. Write default, ISO8601, json or short"
+    return _member(LogFormat, text, complaint)
+
+
+def config_name(text: str) -> str:
+    """Parse the name of a file without its suffix."""
+    if "/" in text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"Invalid name: {text}. Write the name of a file in the folder 'configs' of models, without .pbtxt"
+        )
+    return text.removesuffix(".pbtxt")
+
+
+def repository_place(text: str) -> Path | str:
+    """Parse the path of a directory, or a URL, which stays text.
+
+    Raises:
+        ServerError: the URL has an unknown form.
+    """
+    if not is_url(text):
+        return Path(text)
+    parse_url(text)
+    return text
+
+
+def absolute(path: Path | None) -> Path | None:
+    """The path from the root: models receive it, and may change their working directory."""
+    return path and path.absolute()
+
+
+def milliseconds(number: int) -> float:
+    """The seconds of a number of milliseconds, of which the largest means no limit."""
+    return inf if number == FOREVER_MS else number / 1000
+
+
+# Resources of instances
+
+
+def rate_limit_mode(text: str) -> bool:
+    """``execution_count`` for True, ``off`` for False."""
+    if text not in _RATE_LIMIT_MODES:
+        raise argparse.ArgumentTypeError(f"Invalid rate limit mode: {text}. Write off or execution_count")
+    return text == "execution_count"
+
+
+def resource_count(text: str) -> ResourceCount:
+    """Read ``<name>:<count>[:<device>]``.
+
+    Raises:
+        ArgumentTypeError: the form is wrong.
+    """
+    name, *numbers = text.split(":")
+    if not name or not 1 <= len(numbers) <= 2 or not all(_is_number(number) for number in numbers):
+        raise argparse.ArgumentTypeError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got "
+            f"{text}"
+        )
+    return name, int(numbers[1]) if len(numbers) == 2 else None, int(numbers[0])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def resource_limits(given: Iterable[ResourceCount], *, enabled: bool) -> Mapping[tuple[str, int | None], int] | None:
+    """The count of each resource; None if the rate limiter is off."""
+    return {(name, device): count for name, device, count in given} if enabled else None
+
+
+# Access
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def exemptions(text: str) -> frozenset[KeyExemption]:
+    """Parse a list of calls that need no API key."""
+    complaint = f"Got {text}, expected a list of {', '.join(KeyExemption)}, separated by commas"
+    return frozenset(_member(KeyExemption, name, complaint) for name in _names(text))
+
+
+def restriction(flag: str, what: str, service: str) -> Callable[[str], Restriction]:
+    """A parser for ``GROUP,GROUP:HEADER=VALUE``."""
+
+    def parse(text: str) -> Restriction:
+        groups, colon, setting = text.partition(":")
+        header, equals, value = setting.partition("=")
+        names = _names(groups)
+        if not (names and colon and equals and header and value):
+            raise argparse.ArgumentTypeError(
+                f"{flag} option format is '<{what}>,<{what}>,...:<header>=<value>': the value given lacks a part of it"
+            )
+        for name in names:
+            if name not in list(ApiGroup):
+                raise argparse.ArgumentTypeError(
+                    f"unknown restricted {what} '{name}': it is one of {', '.join(ApiGroup)}"
+                )
+        if service == "grpc":
+            header = header.lower()
+        if not (_METADATA_NAME if service == "grpc" else _HEADER_NAME).fullmatch(header):
+            raise argparse.ArgumentTypeError(f"'{header}' is no name of a header: use letters, digits and hyphens")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise argparse.ArgumentTypeError(
+                f"the value of header '{header}' cannot be sent: use visible ASCII characters, and blanks only between them"
+            )
+        return Restriction(frozenset(map(ApiGroup, names)), header, value)
+
+    return parse
+
+
+def restrictions(what: str) -> Callable[[Iterable[Restriction]], tuple[Restriction, ...]]:
+    """Makes the restrictions of a port from those given; refuses a group that occurs twice.
 
     Args:
-        group: gets the flag.
-        name: the flag.
-        default: its usual value if it is not given.
-        text: its meaning.
-        depends: other settings decide the value if it is not given; it is None then.
+        what: a group in messages, ``api`` or ``protocol``.
     """
-    group.add_argument(
-        name,
-        type=boolean,
-        nargs="?",
-        const=True,
-        default=None if depends else default,
-        metavar="BOOL",
-        help=f"{text} [{str(default).lower()}]",
+
+    def check(given: Iterable[Restriction]) -> tuple[Restriction, ...]:
+        seen: set[ApiGroup] = set()
+        for each in given:
+            for group in sorted(each.groups & seen):
+                raise SettingError(
+                    f"restricted {what} '{group}' can not be specified in multiple config groups: name it in one flag only."
+                )
+            seen |= each.groups
+        return tuple(given)
+
+    return check
+
+
+def pattern(text: str) -> str:
+    """Check a regular expression."""
+    if text:
+        # Imported here, because it takes 10 ms.
+        from pybackend.frontend.access.patterns import compile_pattern
+
+        try:
+            compile_pattern(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(
+                f"Got {text}, which is no regular expression in RE2's syntax: {error}"
+            ) from None
+    return text
+
+
+def origin(text: str) -> str:
+    """Parse the origin of web pages, or ``*``."""
+    found = text.lower()
+    if found == "*" or _ORIGIN.fullmatch(found):
+        return found
+    if _ORIGIN.fullmatch(found.rstrip("/")):
+        raise argparse.ArgumentTypeError(f"Got {text}, but an origin ends without a slash: write {found.rstrip('/')}")
+    raise argparse.ArgumentTypeError(
+        f"Got {text}, expected * or an origin as browsers send it: https://example.org or http://localhost:3000"
     )
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """Read ``<first>-<last>``."""
+    found = _PORT_RANGE.fullmatch(text)
+    if found is None or not int(found[1]) <= int(found[2]) <= 65535:
+        raise argparse.ArgumentTypeError(f"Got {text}, expected two ports such as 8000-8100")
+    return int(found[1]), int(found[2])
+
+
+# Flags without effect
+
+
+def pool(text: str) -> str:
+    """Check ``<device>:<bytes>``."""
+    if not _POOL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"option format is '<device id>:<bytes>'. Got {text}. For example: 0:67108864")
+    return text
+
+
+def device_limit(text: str) -> str:
+    """Check ``<device>:<fraction>``."""
+    device, colon, fraction = text.partition(":")
+    try:
+        fits = bool(colon) and device.isdecimal() and 0 <= float(fraction) <= 1
+    except ValueError:
+        fits = False
+    if not fits:
+        raise argparse.ArgumentTypeError(f"option format is '<device id>:<fraction>'. Got {text}. For example: 0:0.8")
+    return text

@@ -15,12 +15,9 @@ from pybackend.cli.visited_server import Serve, visited_settings
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.client.display import answer_lines, event_line
-from pybackend.tools.client.inference import Question, infer, infer_json, infer_stream, output_names
+from pybackend.tools.client.inference import Question, infer, infer_json, infer_stream, is_decoupled, output_names
 
 _DEFAULT_TIMEOUT_S = 300.0
-
-_STREAMS = "decoupled transaction policy"
-"""Words in the error for a model that sends more than one response."""
 
 _EPILOG = """\
 values of inputs:
@@ -163,8 +160,8 @@ def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
         else:
             answer = infer(connection, question)
             outputs, text = answer.outputs, "\n".join(answer_lines(answer))
-    except InferenceError as error:
-        if _STREAMS not in error.message:
+    except InferenceError:
+        if not is_decoupled(connection, question):
             raise
         return _ask_for_stream(connection, question, as_json=as_json)
     print_text(text)

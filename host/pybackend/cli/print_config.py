@@ -7,14 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from pybackend.cli.setting_sources import Given
 
-_SECRETS = {
-    "--http-restricted-api": re.compile(r"(?<==).*", re.DOTALL),
-    "--grpc-restricted-protocol": re.compile(r"(?<==).*", re.DOTALL),
-    "--cache-config": re.compile(r"(?<=,password=).*", re.DOTALL),
-    "--trace-config": re.compile(r"(?<=://)[^/@]*(?=@)"),
-}
-"""The part of a flag's value that only the server should know."""
-
 _BARE = re.compile(r"true|false|0|-?[1-9][0-9]{0,18}")
 """Texts that TOML writes without quotes."""
 
@@ -27,14 +19,14 @@ def settings_text(settings: Iterable[Given]) -> str:
 
 
 def _line(given: Given) -> str:
-    key = given.flag.removeprefix("--")
-    texts = _default_texts(given.default) if given.texts is None else list(given.texts)
+    flag = given.flag
+    key = flag.name.removeprefix("--")
+    texts = _default_texts(flag.usual) if given.texts is None else list(given.texts)
     if not texts:
         return f"# {key} is not set"
-    secret = _SECRETS.get(given.flag)
-    if secret is not None:
-        texts = [secret.sub("(hidden)", text) for text in texts]
-    shown = f"[{', '.join(map(_quoted, texts))}]" if given.is_repeatable else _value(texts[0], given)
+    if flag.secret is not None:
+        texts = [flag.secret.sub("(hidden)", text) for text in texts]
+    shown = f"[{', '.join(map(_quoted, texts))}]" if flag.repeats else _value(texts[0], is_text=flag.is_text)
     return f"{key} = {shown}  # {given.source}"
 
 
@@ -44,8 +36,8 @@ def _default_texts(default: object) -> Sequence[str]:
     return [str(default)] if default or default == 0 else []
 
 
-def _value(text: str, given: Given) -> str:
-    return text if _BARE.fullmatch(text) and not given.is_text else _quoted(text)
+def _value(text: str, *, is_text: bool) -> str:
+    return text if _BARE.fullmatch(text) and not is_text else _quoted(text)
 
 
 def _quoted(text: str) -> str:

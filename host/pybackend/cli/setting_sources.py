@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.command_parser import FlagError
 from pybackend.cli.config_file import read_config_file, texts_of
-from pybackend.errors import ServerError
+from pybackend.cli.flag import Flag
+from pybackend.errors import ServerError, SettingError
 from pybackend.spelling import closest
 from pybackend_wire.library_path import LIBRARY_PATH
 
@@ -22,9 +24,6 @@ _OTHERS = frozenset({LIBRARY_PATH, "PYBACKEND_URL", "PYBACKEND_API_KEY"})
 COMMAND_LINE, DEFAULT = "command line", "default"
 
 _CONFIG_FILE, _REPOSITORY = "--config-file", "--model-repository"
-_ONLY_FLAGS = frozenset({"--help", "--print-config", "--version"})
-"""These ask for something else than a server, so a variable or a file cannot."""
-
 _OF_KUBERNETES = re.compile(r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)")
 """Kubernetes gives pods such variables for a service named ``pybackend``."""
 
@@ -34,19 +33,13 @@ class Given:
     """One setting in effect.
 
     Attributes:
-        flag: the flag's name.
-        is_repeatable: it may have several values.
-        is_text: it takes any text.
+        flag: its flag.
         texts: its values as on the command line, None for the default.
-        default: the value that the server uses if ``texts`` is None.
         source: :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`.
     """
 
-    flag: str
-    is_repeatable: bool
-    is_text: bool
+    flag: Flag
     texts: Sequence[str] | None
-    default: Any
     source: str
 
 
@@ -57,7 +50,8 @@ class SettingSources:
     values of a flag that may be repeated come from one source: the strongest that has any.
 
     Args:
-        serve: the parser of the flags. It stores the flags that are given, and no defaults, from now on.
+        serve: the parser of the flags.
+        flags: the flags, and the argument.
         environ: the variables.
 
     Attributes:
@@ -65,21 +59,14 @@ class SettingSources:
         settings: the settings in effect, in the order of the flags; :meth:`complete` fills it.
     """
 
-    def __init__(self, serve: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    def __init__(self, serve: argparse.ArgumentParser, flags: Sequence[Flag], environ: Mapping[str, str]) -> None:
         self.warnings: tuple[str, ...] = ()
         self.settings: list[Given] = []
         self._serve = serve
         self._environ = environ
-        self._defaults: dict[str, Any] = {}
-        self._actions: dict[str, argparse.Action] = {}
-        self._names: dict[str, str] = {}
-        for action in serve._actions:
-            names = [name for name in action.option_strings if name.startswith("--") and name not in _ONLY_FLAGS]
-            self._defaults[action.dest] = action.default
-            if names:
-                action.default = argparse.SUPPRESS
-                self._actions[names[0]] = action
-                self._names |= dict.fromkeys(names, names[0])
+        self._all = flags
+        self._flags = [flag for flag in flags if flag.name.startswith("--") and not flag.action]
+        self._named = {name: flag for flag in self._flags for name in flag.names}
 
     def complete(self, given: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
         """All settings, with the defaults of those that no source has.
@@ -99,80 +86,65 @@ class SettingSources:
         file = found.get("config_file") or (None if named is None else Path(*named[1]))
         if file is not None:
             sources.append(self._file(file))
-        for flag, action in self._actions.items():
+        for flag in self._flags:
             chosen = None
-            if action.dest not in found and not (flag == _REPOSITORY and "repository" in found):
-                chosen = next((source[flag] for source in sources if flag in source), None)
+            if flag.key not in found and not (flag.name == _REPOSITORY and "repository" in found):
+                chosen = next((source[flag.name] for source in sources if flag.name in source), None)
             if chosen is not None:
-                found[action.dest] = self._value(action, *chosen)
-            self.settings.append(self._given(flag, action, chosen, found, words))
-        for action in self._serve._actions:
-            if self._defaults[action.dest] is not argparse.SUPPRESS:
-                found.setdefault(action.dest, self._default(action))
+                found[flag.key] = self._value(flag, *chosen)
+            self.settings.append(self._given(flag, chosen, found, words))
+        for flag in self._all:
+            default = flag.usual
+            found.setdefault(flag.key, flag.read(default) if isinstance(default, str) and flag.read else default)
         return given
 
-    def _default(self, action: argparse.Action) -> Any:
-        value = self._defaults[action.dest]
-        if isinstance(value, list):
-            return list(value)
-        return action.type(value) if isinstance(value, str) and callable(action.type) else value
-
-    def _texts_in(self, words: Sequence[str], action: argparse.Action) -> list[str]:
+    def _texts_in(self, words: Sequence[str], flag: Flag) -> list[str]:
         """The values of a flag on the command line, where it may be shortened."""
         texts = []
         for place, word in enumerate(words):
             name, equals, text = word.partition("=")
-            if not name.startswith("--") or not any(each.startswith(name) for each in action.option_strings):
+            if not name.startswith("--") or not any(each.startswith(name) for each in flag.names):
                 continue
-            if name in self._names and name not in action.option_strings:
+            if name in self._named and name not in flag.names:
                 continue
             following = words[place + 1] if place + 1 < len(words) else "-"
             if equals:
                 texts.append(text)
-            elif action.nargs == "?" and following.startswith("-"):
+            elif flag.bare is not None and following.startswith("-"):
                 texts.append("true")
             else:
                 texts.append(following)
         return texts
 
     def _given(
-        self,
-        flag: str,
-        action: argparse.Action,
-        chosen: tuple[str, list[str]] | None,
-        found: Mapping[str, Any],
-        words: Sequence[str],
+        self, flag: Flag, chosen: tuple[str, list[str]] | None, found: Mapping[str, Any], words: Sequence[str]
     ) -> Given:
         """The setting in effect."""
-        texts: list[str] | None
-        positional = [str(found["repository"])] if flag == _REPOSITORY and "repository" in found else []
+        positional = [str(found["repository"])] if flag.name == _REPOSITORY and "repository" in found else []
         if chosen is not None:
-            source, texts = chosen
-        elif action.dest in found or positional:
-            source, texts = COMMAND_LINE, positional + self._texts_in(words, action)
-        else:
-            source, texts = DEFAULT, None
-        return Given(flag, _is_repeatable(action), _is_text(action), texts, self._defaults[action.dest], source)
+            return Given(flag, chosen[1], chosen[0])
+        if flag.key in found or positional:
+            return Given(flag, positional + self._texts_in(words, flag), COMMAND_LINE)
+        return Given(flag, None, DEFAULT)
 
-    def _value(self, action: argparse.Action, source: str, texts: Sequence[str]) -> Any:
+    def _value(self, flag: Flag, source: str, texts: Sequence[str]) -> Any:
         """The parsed value of a flag.
 
         Raises:
             ServerError: it is wrong.
         """
-        flag = action.option_strings[0]
         try:
-            found = self._serve.parse_args([f"{flag}={text}" for text in texts])
+            found = self._serve.parse_args([f"{flag.name}={text}" for text in texts])
         except ServerError as error:
-            reason = re.sub(r'^Bad option: "[^"]*"\. ', "", str(error))
-            raise ServerError(f"Error: {_place(source, flag)}: {reason}") from None
-        return getattr(found, action.dest)
+            reason = error.reason if isinstance(error, FlagError) else str(error)
+            raise SettingError(f"{_place(source, flag.name)}: {reason}") from None
+        return getattr(found, flag.key)
 
     # Variables
 
     def _variables(self) -> dict[str, tuple[str, list[str]]]:
         """The values of each flag that a variable sets, with the variable's name."""
-        known = {variable_of(name): flag for name, flag in self._names.items()}
+        known = {variable_of(name): flag for name, flag in self._named.items()}
         found, unknown = {}, []
         for variable, value in self._environ.items():
             if not variable.startswith(PREFIX) or variable in _OTHERS:
@@ -182,30 +154,9 @@ class SettingSources:
                 if not _OF_KUBERNETES.fullmatch(variable.removeprefix(PREFIX)):
                     unknown.append(variable)
             elif value:
-                found[flag] = (variable, self._texts(flag, variable, value))
+                found[flag.name] = (variable, _texts(flag, variable, value))
         self.warnings = tuple(_unknown_variable(variable, known) for variable in sorted(unknown))
         return found
-
-    def _texts(self, flag: str, variable: str, value: str) -> list[str]:
-        """The values in a variable: of a repeatable flag one a line, or a list in JSON.
-
-        Raises:
-            ServerError: the list is malformed.
-        """
-        if not _is_repeatable(self._actions[flag]):
-            return [value]
-        if not value.startswith("["):
-            return [line for line in value.splitlines() if line]
-        try:
-            texts = json.loads(value)
-        except ValueError:
-            texts = None
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise ServerError(
-                f"Error: the variable {variable} begins with '[' and is not a list of texts in JSON, such as "
-                '["first", "second"]: write that, or one value a line.'
-            )
-        return texts
 
     # The file
 
@@ -215,21 +166,20 @@ class SettingSources:
         Raises:
             ServerError: the file cannot be used.
         """
-        known = {name.removeprefix("--"): flag for name, flag in self._names.items() if flag != _CONFIG_FILE}
+        known = {name.removeprefix("--"): flag for name, flag in self._named.items() if name != _CONFIG_FILE}
         found = {}
         for key, value in read_config_file(path).items():
             flag = known.get(key)
             if flag is None:
                 similar = closest(key.replace("_", "-"), known)
                 advice = f"Did you mean {similar}?" if similar else "The keys are the flags of `pybackend serve`."
-                raise ServerError(f"Error: {path}: there is no setting '{key}'. {advice}")
-            action = self._actions[flag]
+                raise SettingError(f"{path}: there is no setting '{key}'. {advice}")
             try:
-                texts = texts_of(value, as_written=_is_text(action), repeatable=_is_repeatable(action))
+                texts = texts_of(value, as_written=flag.is_text, repeatable=flag.repeats)
             except ValueError as error:
-                raise ServerError(f"Error: {path}, {key}: {error}") from None
+                raise SettingError(f"{path}, {key}: {error}") from None
             if texts:
-                found[flag] = (str(path), texts)
+                found[flag.name] = (str(path), texts)
         return found
 
 
@@ -238,12 +188,26 @@ def variable_of(flag: str) -> str:
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
-def _is_repeatable(action: argparse.Action) -> bool:
-    return isinstance(action, argparse._AppendAction)
+def _texts(flag: Flag, variable: str, value: str) -> list[str]:
+    """The values in a variable: of a repeatable flag one a line, or a list in JSON.
 
-
-def _is_text(action: argparse.Action) -> bool:
-    return action.type in {None, Path} and action.choices is None
+    Raises:
+        ServerError: the list is malformed.
+    """
+    if not flag.repeats:
+        return [value]
+    if not value.startswith("["):
+        return [line for line in value.splitlines() if line]
+    try:
+        texts = json.loads(value)
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise SettingError(
+            f"the variable {variable} begins with '[' and is not a list of texts in JSON, such as "
+            '["first", "second"]: write that, or one value a line.'
+        )
+    return texts
 
 
 def _place(source: str, flag: str) -> str:

@@ -53,7 +53,7 @@ class EnsembleModel(Model):
         )
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
-        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name, host.tensor_budget)
+        self._arena = TensorArena(host.settings.memory_limit_bytes, source.full_name, host.tensor_budget)
 
     # Life
 

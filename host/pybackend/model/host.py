@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.settings import DEFAULT_SETTLE_S, DebugSettings, MetricsSettings
+from pybackend.settings import DebugSettings, MetricsSettings, ModelSettings
 
 
 def _environments() -> EnvironmentProvider:
@@ -45,19 +45,9 @@ class ModelHost:
         launcher: starts model processes.
         services: answers requests from model code.
         door: sends ensembles' requests to their parts.
-        auto_complete: True if models may complete their configuration.
-        model_load_count: number of models that may load at the same time.
-        model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
         shared_core: where the server and models' processes wait while requests come one at a time.
-        explicit: True if models may be loaded and unloaded while the server runs.
-        poll_s: time between looks for changes in the repositories; None if nothing looks for them.
-        settle_s: the files of a model must stay the same for this long before it is loaded again.
-        startup_models: names of the models to load at start, None for all.
-        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it; ``""`` for none.
-        load_retry_count: how often a failed load of a version is tried again.
-        finalize_timeout_s: time limit for ``finalize`` when a version is replaced or unloaded, None for no limit.
-        abandoned_limit_s: how long a replaced version may go on with an execution for which nobody waits; None for as long as it
-            likes.
+        settings: how models are loaded and run.
+        metrics: selects the distributions of latencies that are measured.
         backends: where Python-based backends are, and the operator's settings of each.
         environments: prepares the environments that models name.
         sandbox: confines models, None for no confinement.
@@ -66,11 +56,7 @@ class ModelHost:
         resources: the rate limiter's resources, None for no rate limiting.
         debugger: the models that run under a debugger, and its ports.
         terminal: lent to models that stop at breakpoints, None for no terminal.
-        host_policies: CPU cores for instance processes, by policy name.
         gpu_count: number of GPUs in this machine.
-        validate_outputs: outputs must be as configured, in models that do not say.
-        gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
-        metrics: selects the distributions of latencies that are measured.
         runtime_places: candidate locations for the server's private runtime directories.
         make_room: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.
@@ -79,18 +65,9 @@ class ModelHost:
     launcher: StubLauncher
     services: StubServices
     door: ModelDoor
-    auto_complete: bool
-    model_load_count: int
-    model_memory_limit_bytes: int
     shared_core: SharedCore
-    explicit: bool = False
-    poll_s: float | None = None
-    settle_s: float = DEFAULT_SETTLE_S
-    startup_models: tuple[str, ...] | None = None
-    config_name: str = ""
-    load_retry_count: int = 0
-    finalize_timeout_s: float | None = None
-    abandoned_limit_s: float | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     backends: BackendPlaces = field(default_factory=BackendPlaces)
     environments: EnvironmentProvider = field(default_factory=_environments)
     sandbox: Sandbox | None = None
@@ -99,19 +76,10 @@ class ModelHost:
     resources: ResourceTable | None = None
     debugger: DebuggerPorts = field(default_factory=_nothing_debugged)
     terminal: Terminal | None = None
-    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     gpu_count: int = 0
-    validate_outputs: bool = False
-    gpu_models_on_cpu: bool = False
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     make_room: MakeRoom = nobody_leaves
     tensor_budget: TensorBudget | None = None
-
-    @property
-    def tracks_files(self) -> bool:
-        """True if later loads compare a model's files with those of the version that serves."""
-        return self.explicit or self.poll_s is not None
 
     @property
     def path_to_sender(self) -> ResponsePath:

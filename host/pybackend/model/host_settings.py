@@ -25,7 +25,7 @@ from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
-from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
+from pybackend.settings import EnvironmentSettings, Settings
 
 
 def make_host(
@@ -56,31 +56,18 @@ def make_host(
         launcher=launcher,
         services=services,
         door=door,
-        auto_complete=settings.auto_complete,
-        model_load_count=settings.model_load_count,
-        model_memory_limit_bytes=settings.model_memory_limit_bytes,
-        gpu_count=count_gpus(),
-        validate_outputs=settings.validate_outputs,
-        gpu_models_on_cpu=settings.gpu_models_on_cpu,
+        shared_core=shared_core,
+        settings=settings.models,
         metrics=settings.metrics,
+        gpu_count=count_gpus(),
         # The stubs' copy: every model's process can read it, wherever pybackend is installed.
         backends=BackendPlaces(
             settings.backend_directory, launcher.bundle / shipped_backends().name, settings.backend_settings
         ),
-        shared_core=shared_core,
         debugger=DebuggerPorts(settings.debug),
         terminal=Terminal(sys.stdin.fileno(), sys.stdout.fileno()) if settings.lends_terminal else None,
-        explicit=settings.model_control is ModelControlMode.EXPLICIT,
-        poll_s=settings.repository_poll_s if settings.model_control is ModelControlMode.POLL else None,
-        settle_s=settings.repository_settle_s,
-        config_name=settings.config_name,
-        load_retry_count=settings.load_retry_count,
-        startup_models=settings.startup_models,
-        finalize_timeout_s=settings.exit_timeout_s,
-        abandoned_limit_s=settings.abandoned_limit_s,
         cache=cache,
         queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
-        host_policies=settings.host_policies,
         resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
         environments=_environments(settings.environments, sandbox),
         sandbox=sandbox,

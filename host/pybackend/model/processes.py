@@ -116,7 +116,7 @@ class ModelProcesses:
         source, host = self._source, self._host
         launch = StubLaunch(
             environment=None if self._environment is None else self._environment.environment,
-            cores=host.host_policies.get(policy_name, frozenset()),
+            cores=host.settings.host_policies.get(policy_name, frozenset()),
             start=start_options_of(source.config),
             sandbox=None if self.sandbox is None else self.sandbox.of_instance(place),
         )
@@ -132,7 +132,7 @@ class ModelProcesses:
         return LoadPlan(
             launch,
             model,
-            host.model_memory_limit_bytes,
+            host.settings.memory_limit_bytes,
             source.namespace,
             host.make_room,
             host.tensor_budget,
@@ -164,14 +164,14 @@ class ModelProcesses:
 
     async def drop(self, instances: Sequence[ModelInstance]) -> None:
         """End instances that were made and never added; those that were initialised are finalized."""
-        await asyncio.gather(*(instance.stop(self._host.finalize_timeout_s) for instance in instances))
+        await asyncio.gather(*(instance.stop(self._host.settings.exit_timeout_s) for instance in instances))
         for instance in instances:
             del self._places[instance]
 
     async def _let_go(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
         while instance.is_busy or keeps(instance.executor):  # noqa: ASYNC110  see the constant
             await asyncio.sleep(_BUSY_CHECK_S)
-        await instance.stop(self._host.finalize_timeout_s)
+        await instance.stop(self._host.settings.exit_timeout_s)
         del self._leaving[instance], self._places[instance]
 
     # End

@@ -84,7 +84,7 @@ class PythonModel(Model):
         super().__init__(source.name, source.version, source.config, source.namespace)
         self._source = source
         self._host = host
-        self._arena = TensorArena(host.model_memory_limit_bytes, source.full_name, host.tensor_budget)
+        self._arena = TensorArena(host.settings.memory_limit_bytes, source.full_name, host.tensor_budget)
         self._executions = Executions(
             self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up, self._on_back
         )
@@ -224,7 +224,7 @@ class PythonModel(Model):
         self.state = ModelState.UNLOADING
         if drain_timeout_s is None:
             await self.sequences.ended_within(
-                self._host.finalize_timeout_s, f"model '{self.name}' version {self.version}"
+                self._host.settings.exit_timeout_s, f"model '{self.name}' version {self.version}"
             )
         drained = await self.open_requests.drained_within(drain_timeout_s)
         if not drained:
@@ -424,7 +424,7 @@ class PythonModel(Model):
         self._arena.trim(now_ns, dropped.append)
         for instance in self.instances:
             instance.trim(dropped, now_ns)
-        limit_s = self._host.abandoned_limit_s
+        limit_s = self._host.settings.abandoned_limit_s
         if limit_s is None or self.state is not ModelState.UNLOADING:
             return
         for instance in self.instances:

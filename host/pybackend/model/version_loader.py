@@ -65,7 +65,7 @@ def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelC
         config: from :func:`pybackend.modelconfig.loader.load_config`.
         host: the server.
     """
-    moved = on_cpu(config) if host.gpu_models_on_cpu and not host.gpu_count else None
+    moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpu_count else None
     return moved or config, moved is not None
 
 
@@ -140,7 +140,7 @@ class VersionLoader:
         if host.cache is not None and host.cache.stable_keys:
             digest = await apart(files, version_digest, source, config)
         warn_without_cache(host.cache, config)
-        strict = host.validate_outputs
+        strict = host.settings.validate_outputs
         return await apart(files, completed_version, config, source.directory, digest, validate_outputs=strict)
 
     async def open(self) -> list[InstanceSpec]:
@@ -164,7 +164,7 @@ class VersionLoader:
         host, names = self._host, self._names(planned)
         first = self._processes.add_instance(names[0])
         policy_name = planned[0].policy_name if planned else ""
-        config_json = self._config.to_json() if host.auto_complete else None
+        config_json = self._config.to_json() if host.settings.auto_complete else None
         return await first.load(self._processes.load_plan(first, policy_name), config_json)
 
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:

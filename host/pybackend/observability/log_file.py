@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pybackend.cores import start_thread
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.observability.log_stream import MOST_WAITING_BYTES
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -38,8 +38,8 @@ class LogFile:
         try:
             self._descriptor = _open(path)
         except OSError as error:
-            raise ServerError(
-                f"Error: --log-file={path} cannot be written: {error.strerror}. Give a file in a directory that the "
+            raise SettingError(
+                f"--log-file={path} cannot be written: {error.strerror}. Give a file in a directory that the "
                 "server's user may write"
             ) from None
         self._changed = threading.Condition()

@@ -71,7 +71,7 @@ class Bounds:
         if not brings:
             # A model that could have written the configuration may be its author, wherever the file is.
             had = self._had.get(reading.full_name)
-            path = reading.directory / config_file(reading.directory, self._host.config_name)
+            path = reading.directory / config_file(reading.directory, self._host.settings.config_name)
             return tuple(one for one in (grant, had) if one is not None and one.may_change(path))
         written = None if reading.is_brought else _written(reading.directory, self._host)
         _check_files(grant, reading, written)
@@ -132,9 +132,9 @@ def _written(directory: Path, host: ModelHost) -> ModelConfig | None:
     try:
         return load_config(
             directory,
-            auto_complete=host.auto_complete,
+            auto_complete=host.settings.auto_complete,
             backends=host.backends,
-            config_name=host.config_name,
+            config_name=host.settings.config_name,
         )
     except ModelLoadError:
         return None

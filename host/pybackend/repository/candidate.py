@@ -177,13 +177,13 @@ def files_of(directory: Path) -> str:
 
 
 def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_brought: bool) -> ModelReading:
-    files = fingerprint(directory) if host.tracks_files else None
+    files = fingerprint(directory) if host.settings.tracks_files else None
     config = load_config(
         directory,
-        auto_complete=host.auto_complete,
+        auto_complete=host.settings.auto_complete,
         backends=host.backends,
         config_json=config_json,
-        config_name=host.config_name,
+        config_name=host.settings.config_name,
     )
     check_digests(config, directory)
     scan = scan_versions(directory)

@@ -84,9 +84,9 @@ class ModelChanges:
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
-        self.files = ModelFiles(scan, mirrors, host.config_name, self._versions_of, catalogue.names)
+        self.files = ModelFiles(scan, mirrors, host.settings.config_name, self._versions_of, catalogue.names)
         self.life_cycle = ModelLifeCycle(host, directories, self.files)
-        self.locks = ModelLocks(host.model_load_count)
+        self.locks = ModelLocks(host.settings.load_count)
 
     def _versions_of(self, directory: Path) -> list[int]:
         return self.life_cycle.versions_of(directory)

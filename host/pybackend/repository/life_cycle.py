@@ -86,7 +86,7 @@ class ModelLifeCycle:
             entry.set_versions(new, candidates)
             entry.configure_rules(_rules_of(candidates))
         outcomes = await self._load_versions(new.values())
-        for attempt in range(self._host.load_retry_count):
+        for attempt in range(self._host.settings.load_retry_count):
             again = [
                 version for version, model in new.items() if not (model.state is ModelState.READY or model.may_recover)
             ]
@@ -94,7 +94,10 @@ class ModelLifeCycle:
                 break
             await asyncio.sleep(min(FIRST_RETRY_S * 2**attempt, LONGEST_RETRY_S))
             log.info(
-                "loading '%s' once more: retry %d of %d", entry.full_name, attempt + 1, self._host.load_retry_count
+                "loading '%s' once more: retry %d of %d",
+                entry.full_name,
+                attempt + 1,
+                self._host.settings.load_retry_count,
             )
             new |= {version: self._create(candidates[version]) for version in again}
             if not serving:
@@ -216,7 +219,7 @@ class ModelLifeCycle:
         self, models: Iterable[Model], drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
     ) -> list[asyncio.Task[bool]]:
         if finalize_timeout_s is None:
-            finalize_timeout_s = self._host.finalize_timeout_s
+            finalize_timeout_s = self._host.settings.exit_timeout_s
         ends = []
         for model in models:
             end = self._retiring.get(model)

@@ -143,13 +143,13 @@ class Poller:
     """
 
     def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
-        assert host.poll_s is not None
+        assert host.settings.looks_every_s is not None
         self._catalogue = catalogue
         self._changes = changes
         self._scan = scan
-        self._config_name = host.config_name
-        self._period_s = host.poll_s
-        self._settle_s = min(host.settle_s, host.poll_s)
+        self._config_name = host.settings.config_name
+        self._period_s = host.settings.looks_every_s
+        self._settle_s = min(host.settings.settle_s, host.settings.looks_every_s)
         self._carried_out: dict[str, _Look] = {}
         self._unsettled: dict[str, _Unsettled] = {}
         self._running: dict[str, asyncio.Task[None]] = {}

@@ -36,7 +36,7 @@ class ModelRepository(ModelCatalogue):
     """All models by name, and their control."""
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
-        super().__init__(host.config_name, scan.namespaces)
+        super().__init__(host.settings.config_name, scan.namespaces)
         self.host = host
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
@@ -53,10 +53,10 @@ class ModelRepository(ModelCatalogue):
         """Load every model selected for the start; True if all of them are ready afterwards."""
         for warning in self._scan.warnings:
             log.warning("%s", warning)
-        wanted = self.host.startup_models
+        wanted = self.host.settings.startup_models
         stored = {*self._scan.models, *self._scan.duplicates}
         names = stored if wanted is None else self.names.at_start(wanted, stored)
-        if self.host.poll_s is not None:
+        if self.host.settings.looks_every_s is not None:
             self._poller = Poller(self, self._changes, self._scan, self.host)
             await self._poller.remember()
         start = RepositoryStart(self, self._changes, self._scan, self.host)
@@ -250,7 +250,7 @@ class ModelRepository(ModelCatalogue):
         Raises:
             InferenceError: UNAVAILABLE, they may not.
         """
-        if not (self.host.explicit or (to_load and self.is_broken(to_load))):
+        if not (self.host.settings.is_explicit or (to_load and self.is_broken(to_load))):
             raise InferenceError(
                 "explicit model load / unload is not allowed if polling is enabled, or in model control mode 'none': "
                 "start the server with --model-control-mode=explicit. Only a model that has failed may be loaded again in every "

@@ -93,7 +93,7 @@ class StartReport:
 
 
 def _log_absence(settings: Settings) -> None:
-    if settings.startup_models == ():
+    if settings.models.startup_models == ():
         log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
     else:
         places = ", ".join(settings.place_names)

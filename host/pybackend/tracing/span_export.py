@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.tracing.context import TraceContext
 from pybackend.tracing.recorder import TraceLossError, wall_offset_ns
 from pybackend.tracing.request_trace import Event, RequestTrace
@@ -35,8 +35,8 @@ class SpanExport:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace.export import SpanExportResult
         except ImportError as error:
-            raise ServerError(
-                f"Error: --trace-config=mode=opentelemetry needs packages that are not installed ({error.name}): "
+            raise SettingError(
+                f"--trace-config=mode=opentelemetry needs packages that are not installed ({error.name}): "
                 "pip install 'pybackend[otel]'"
             ) from None
         # The exporter logs each attempt that fails. The recorder says it once.

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.tracing.recorder import TraceLossError
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend.tracing.tensor_text import elements_text
@@ -41,8 +41,8 @@ class TraceFile:
             if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
                 raise PermissionError(0, "Permission denied")
         except OSError as error:
-            raise ServerError(
-                f"Error: the trace file {path} cannot be written: {error.strerror}. Give a file in a directory that the "
+            raise SettingError(
+                f"the trace file {path} cannot be written: {error.strerror}. Give a file in a directory that the "
                 "server's user may write"
             ) from None
 

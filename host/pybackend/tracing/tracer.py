@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.tracing.context import TraceContext, new_context
 from pybackend.tracing.recorder import Recorder
 from pybackend.tracing.request_trace import RequestTrace
@@ -139,7 +139,7 @@ def make_recorder(settings: TraceSettings) -> Recorder | None:
         ServerError: the settings do not fit together, the file cannot be written, or a package is missing.
     """
     if settings.invalid_reason:
-        raise ServerError(f"Error: --trace-config: {settings.invalid_reason}. Add --trace-config=triton,file=FILE")
+        raise SettingError(f"--trace-config: {settings.invalid_reason}. Add --trace-config=triton,file=FILE")
     if settings.mode is TraceMode.OPENTELEMETRY:
         from pybackend.tracing.span_export import SpanExport
 

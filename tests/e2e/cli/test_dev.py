@@ -181,7 +181,7 @@ def test_defaults(tmp_path, monkeypatch):
     settings = parse_dev([], tmp_path)
     assert (settings.repositories, settings.model_directories) == ((tmp_path,), ())
     assert {settings.http.address, settings.grpc.address, settings.http.metrics_address} == {"127.0.0.1"}
-    assert (settings.exit_timeout_s, settings.exit_on_error) == (2, False)
+    assert (settings.models.exit_timeout_s, settings.exit_on_error) == (2, False)
     # A model directory, by its configuration or its code, from within as well.
     os.makedirs("models/a/2")
     (tmp_path / "models/a/2/model.py").touch()

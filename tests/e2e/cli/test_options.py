@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.cli import flags
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse
 from pybackend.errors import ServerError
-from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings
+from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings, Settings
 
 WRONG = {
     "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x". `pybackend serve --help` lists the flags'),
@@ -246,22 +247,14 @@ def test_no_arguments_at_all(pybackend):
 def test_help_lists_every_flag(pybackend):
     done = pybackend("serve", "--help")
     assert done.returncode == 0
-    assert set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", done.stdout, re.MULTILINE)) == {
-        "--help",
-        *FLAGS,
-        *UNUSED,
-        "--strict-model-config",
-        "--gpu-models",
-        "--load-model",
-        "--rate-limit-resource",
-        "--debug-port",
-        "--debug-wait",
-        "--config-file",
-        "--print-config",
-        "--version",
-        *(f"--{service}-{flag}" for service in ("http", "grpc") for flag in TLS),
-        *(f"--{flag}" for flag in (*ACCESS, *CLOUDS)),
-    }
+    rows = {name for flag in flags.FLAGS for name in flag.names if name.startswith("--")}
+    assert set(re.findall(r"(?:^  |, )(--[a-z0-9-]+)", done.stdout, re.MULTILINE)) == {"--help", *rows}
+    assert set(FLAGS) | set(UNUSED) < rows
+
+
+def test_what_the_server_does_without_flags_is_what_its_settings_do():
+    """The default of a flag and that of its field are the same, where both are written."""
+    assert parse(["serve", "models"]) == Settings(repositories=(Path("models").absolute(),))
 
 
 @pytest.mark.parametrize(
@@ -312,20 +305,20 @@ FLAGS = {
         "cache",
         Path("cache").absolute(),
     ),
-    "--model-control-mode": ("model_control", "none", "EXPLICIT", "explicit"),
-    "--repository-poll-secs": ("repository_poll_s", 15, "0", None),
-    "--model-load-retry-count": ("load_retry_count", 0, "3", 3),
+    "--model-control-mode": ("models.control", "none", "EXPLICIT", "explicit"),
+    "--repository-poll-secs": ("models.poll_s", 15, "0", None),
+    "--model-load-retry-count": ("models.load_retry_count", 0, "3", 3),
     "--model-namespacing": ("model_namespacing", False, "true", True),
-    "--model-config-name": ("config_name", "", "large.pbtxt", "large"),
-    "--disable-auto-complete-config": ("auto_complete", True, "true", False),
+    "--model-config-name": ("models.config_name", "", "large.pbtxt", "large"),
+    "--disable-auto-complete-config": ("models.auto_complete", True, "true", False),
     "--exit-on-error": ("exit_on_error", True, "false", False),
-    "--validate-outputs": ("validate_outputs", False, "true", True),
+    "--validate-outputs": ("models.validate_outputs", False, "true", True),
     "--strict-readiness": ("strict_readiness", True, "false", False),
-    "--model-load-thread-count": ("model_load_count", 4, "7", 7),
+    "--model-load-thread-count": ("models.load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),
     "--no-shared-core": ("shared_core", True, "true", False),
     "--no-fast-paths": ("fast_paths", True, "true", False),
-    "--model-memory-limit": ("model_memory_limit_bytes", None, "1048576", 1048576),
+    "--model-memory-limit": ("models.memory_limit_bytes", None, "1048576", 1048576),
     "--tensor-memory-limit": ("tensor_memory_limit_bytes", None, "1048576", 1048576),
     "--allow-client-shm": ("client_shared_memory", False, "true", True),
     "--allow-http": ("http.enabled", True, "off", False),
@@ -355,7 +348,7 @@ FLAGS = {
     "--metrics-interval-ms": ("metrics.interval_s", 2, "500", 0.5),
     "--metrics-config": ("metrics.summary_latencies", False, "summary_latencies=true", True),
     "--id": ("server_id", "triton", "mine", "mine"),
-    "--exit-timeout-secs": ("exit_timeout_s", 30, "0", 0),
+    "--exit-timeout-secs": ("models.exit_timeout_s", 30, "0", 0),
     "--log-verbose": ("log.verbose_level", 0, "2", 2),
     "--log-info": ("log.info", True, "FALSE", False),
     "--log-warning": ("log.warning", True, "Off", False),
@@ -382,7 +375,7 @@ FLAGS = {
         {"onnxruntime": {"default-max-batch-size": "8"}},
     ),
     "--debug": ("debug.models", (), "m", ("m",)),
-    "--host-policy": ("host_policies", {}, "cpu,cpu-cores=0", {"cpu": frozenset({0})}),
+    "--host-policy": ("models.host_policies", {}, "cpu,cpu-cores=0", {"cpu": frozenset({0})}),
     "--rate-limit": ("resource_limits", None, "execution_count", {}),
     "--max-queued-bytes": ("max_queued_bytes", None, "5", 5),
     "--cache-config": ("cache", None, "local,size=7", CacheSettings("local", {"size": "7"})),
@@ -459,8 +452,8 @@ def test_one_warning_for_all_flags_without_use():
 
 @pytest.mark.parametrize("flags", [["--strict-model-config"], ["--strict-model-config=TRUE"]], ids=str)
 def test_the_older_name_of_a_flag(flags):
-    assert setting(flags, "auto_complete") is False
-    assert setting(["--strict-model-config=false"], "auto_complete") is True
+    assert setting(flags, "models.auto_complete") is False
+    assert setting(["--strict-model-config=false"], "models.auto_complete") is True
 
 
 def test_verbosity_is_a_number_or_a_bool():
@@ -481,7 +474,9 @@ def test_settings_of_metrics():
 
 
 def test_gpu_models():
-    assert [setting(flags, "gpu_models_on_cpu") for flags in ([], ["--gpu-models=refuse"], ["--gpu-models=cpu"])] == [
+    assert [
+        setting(flags, "models.gpu_models_on_cpu") for flags in ([], ["--gpu-models=refuse"], ["--gpu-models=cpu"])
+    ] == [
         False,
         False,
         True,
@@ -504,7 +499,7 @@ def test_repositories_add_up_in_order():
 )
 def test_models_to_load_at_start(names, becomes):
     flags = [f"--load-model={name}" for name in names]
-    assert setting(["--model-control-mode=explicit", *flags], "startup_models") == becomes
+    assert setting(["--model-control-mode=explicit", *flags], "models.startup_models") == becomes
 
 
 def test_models_to_debug():
@@ -514,7 +509,7 @@ def test_models_to_debug():
 
 
 def test_without_control_all_models_are_loaded():
-    assert setting([], "startup_models") is None
+    assert setting([], "models.startup_models") is None
 
 
 def test_metrics_follow_the_address_of_http():

@@ -53,11 +53,11 @@ def test_the_strongest_source_wins(settings):
 def test_lists_come_from_one_source_as_a_whole(settings):
     file = 'model-control-mode = "explicit"\nload-model = ["a", "b"]\nmodel-repository = ["x", "y"]'
     found = settings(file=file)
-    assert found.startup_models == ("a", "b")
+    assert found.models.startup_models == ("a", "b")
     assert [path.name for path in found.repositories] == ["x", "y"]
-    assert settings(file=file, load_model="c\nd,e").startup_models == ("c", "d,e")
-    assert settings(file=file, load_model='["f", "g h"]').startup_models == ("f", "g h")
-    assert settings("--load-model=i", file=file, load_model="c").startup_models == ("i",)
+    assert settings(file=file, load_model="c\nd,e").models.startup_models == ("c", "d,e")
+    assert settings(file=file, load_model='["f", "g h"]').models.startup_models == ("f", "g h")
+    assert settings("--load-model=i", file=file, load_model="c").models.startup_models == ("i",)
     assert [path.name for path in settings("z", file=file).repositories] == ["z"]
 
 

@@ -100,7 +100,7 @@ def test_a_node_means_those_of_its_cores_that_the_server_may_use():
 import os
 os.sched_setaffinity(0, [{core}])
 from pybackend.cli.options import parse
-print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).host_policies["cpu"]))
+print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).models.host_policies["cpu"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"[{core}]\n"
@@ -109,7 +109,7 @@ print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).host_po
 def test_ranges_add_up():
     first, last = CORES[0], CORES[-1]
     settings = parse(["serve", "models", f"--host-policy=a,cpu-cores={first},{last}", "--host-policy=b,cpu-cores=0"])
-    assert settings.host_policies == {"a": {first, last}, "b": {0}}
+    assert settings.models.host_policies == {"a": {first, last}, "b": {0}}
 
 
 @pytest.mark.parametrize(

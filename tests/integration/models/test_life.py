@@ -23,6 +23,7 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.loader import load_config
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
+from pybackend.settings import ModelSettings
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, output_array
 from tests.support.ensembles import held
@@ -152,10 +153,8 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
             launcher=launcher,
             services=services,
             door=InnerDoor(services),
-            auto_complete=True,
-            model_load_count=1,
-            model_memory_limit_bytes=1 << 24,
             shared_core=shared_core,
+            settings=ModelSettings(memory_limit_bytes=1 << 24),
             gpu_count=2,
         )
         model = PythonModel(ModelSource("gpus", 1, directory, config), host)

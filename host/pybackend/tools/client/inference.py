@@ -118,6 +118,14 @@ def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
         yield from connection.events(f"{path}/generate_stream", document)
 
 
+def is_decoupled(connection: Connection, question: Question) -> bool:
+    """True if the model's configuration says that it may send several responses; False if the server does not tell."""
+    with suppress(PybackendError, AttributeError):
+        config = connection.get(f"{model_path(question.model, question.version)}/config")
+        return bool(config.get("model_transaction_policy", {}).get("decoupled"))
+    return False
+
+
 def output_names(connection: Connection, question: Question) -> list[str]:
     """The outputs that the model is to give, according to its metadata.
 

@@ -194,7 +194,7 @@ class _Checker:
         config, _ = config_on_this_machine(source.config, host)
         report.attempt(sandbox_options_of, config, directory)
         report.attempt(start_options_of, config)
-        unsure = completes and host.auto_complete
+        unsure = completes and host.settings.auto_complete
         try:
             finished = finish_config(config, None, host.gpu_count)
             instances(finished)
@@ -216,7 +216,7 @@ class _Checker:
 
     def check_circles(self, reports: Sequence[ModelReport], models: Mapping[str, Path]) -> None:
         """Check that no ensemble contains itself, and forget those that do."""
-        ensembles = Ensembles({}, self._host.config_name, self._names)
+        ensembles = Ensembles({}, self._host.settings.config_name, self._names)
         for report in reports:
             if report.name in self.ensembles:
                 report.attempt(ensembles.check, report.name, self._parts(report.name, models), models)

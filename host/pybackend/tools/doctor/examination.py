@@ -66,6 +66,8 @@ async def _examine_models(
             host = stack.enter_context(model_host(settings))
         except PybackendError:  # the trial says so
             return findings, 0
-        files = ModelFiles(scan, mirrors, settings.config_name, lambda _directory: (), ModelNames({}, scan.namespaces))
+        files = ModelFiles(
+            scan, mirrors, settings.models.config_name, lambda _directory: (), ModelNames({}, scan.namespaces)
+        )
         found, count = await models.examine(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count

@@ -41,7 +41,7 @@ async def examine(
             warn("repository", f"no model in {places}", "a model is a directory <model>/<version>/model.py there")
         )
     names, stored = ModelNames({}, scan.namespaces), {*scan.models, *scan.duplicates}
-    at_start = stored if host.startup_models is None else names.at_start(host.startup_models, stored)
+    at_start = stored if host.settings.startup_models is None else names.at_start(host.settings.startup_models, stored)
     readings: dict[str, ModelReading | Finding] = {}
     for name in sorted({*scan.models, *at_start}):
         try:

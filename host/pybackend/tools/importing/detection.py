@@ -32,14 +32,13 @@ from pybackend.tools.importing.kinds import (
     TREELITE,
     XGBOOST_JSON,
     XGBOOST_UBJ,
+    DamagedFileError,
     Found,
     Kind,
+    UnknownFileError,
 )
 from pybackend.tools.importing.mlflow_directory import is_mlflow, read_mlflow
 from pybackend.tools.importing.onnx_file import external_files, is_onnx
-
-UNKNOWN = "of an unknown kind"
-"""In the error for a file that may still be right for a backend."""
 
 _START_BYTES = 4096
 _LARGEST_JSON_BYTES = 512 * 1024 * 1024
@@ -121,9 +120,10 @@ def _directory(path: Path) -> Found:
         if os.path.isfile(path / name):
             try:
                 models.append(_file(path / name))
-            except ServerError as error:
-                if "truncated" in str(error):
-                    raise
+            except DamagedFileError:
+                raise
+            except ServerError:
+                continue  # beside the model there may be anything
     if len(models) == 1:
         return models[0]
     listed = ", ".join(_names(path)[:_MOST_NAMED]) or "nothing"
@@ -169,7 +169,7 @@ def _openvino_files(path: Path) -> Mapping[str, Path]:
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - _END_BYTES))
         if not file.read().rstrip().endswith(b"</net>"):
-            raise ServerError(f"{path} is a truncated OpenVINO model: it does not end with </net>. Copy it again")
+            raise DamagedFileError(f"{path} is a truncated OpenVINO model: it does not end with </net>. Copy it again")
     weights = path.with_suffix(".bin")
     if not os.path.isfile(weights):
         raise ServerError(
@@ -204,11 +204,15 @@ def _kind(path: Path) -> Kind:
         raise _refused(
             path, "a file of safetensors, which has weights only: name its Hugging Face directory, with config.json"
         )
-    raise _refused(path, f"a file {UNKNOWN}; it begins with {start[:8].hex(' ')}")
+    raise _unknown(path, "file", f"; it begins with {start[:8].hex(' ')}")
 
 
 def _refused(path: Path, clause: str) -> ServerError:
     return ServerError(f"{path} is {clause}. Accepted are {ACCEPTED}")
+
+
+def _unknown(path: Path, what: str, contents: str) -> UnknownFileError:
+    return UnknownFileError(f"{path} is a {what} of an unknown kind{contents}. Accepted are {ACCEPTED}")
 
 
 def _kind_of_zip(path: Path) -> Kind:
@@ -216,7 +220,7 @@ def _kind_of_zip(path: Path) -> Kind:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError):
-        raise ServerError(f"{path} is a truncated or damaged archive: copy it again") from None
+        raise DamagedFileError(f"{path} is a truncated or damaged archive: copy it again") from None
     within = {name.partition("/")[2] for name in names}
     if any(name.startswith("data/aotinductor/") for name in within):
         return TORCH_COMPILED
@@ -233,7 +237,7 @@ def _kind_of_zip(path: Path) -> Kind:
         return SKOPS
     if "config.json" in names and "metadata.json" in names:
         raise _refused(path, "a Keras archive: save the model as a SavedModel or as ONNX")
-    raise _refused(path, f"a zip archive {UNKNOWN}; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
+    raise _unknown(path, "zip archive", f"; it holds {', '.join(names[:_MOST_NAMED]) or 'nothing'}")
 
 
 def _kind_of_json(path: Path, start: bytes) -> Kind | None:
@@ -245,7 +249,7 @@ def _kind_of_json(path: Path, start: bytes) -> Kind | None:
     if isinstance(document, dict) and {"learner", "version"} <= document.keys():
         return XGBOOST_JSON
     keys = ", ".join(list(document)[:_MOST_NAMED]) if isinstance(document, dict) else "no object"
-    raise _refused(path, f"a JSON file {UNKNOWN}, with the keys {keys}")
+    raise _unknown(path, "JSON file", f", with the keys {keys}")
 
 
 def _parsed_json(path: Path) -> Any:
@@ -259,7 +263,7 @@ def _parsed_json(path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         what = "an XGBoost model in JSON" if _LEARNER.match(data) else "a JSON file"
-        raise ServerError(f"{path} is {what} that is truncated or damaged ({error}): copy it again") from None
+        raise DamagedFileError(f"{path} is {what} that is truncated or damaged ({error}): copy it again") from None
 
 
 def _kind_of_text(path: Path, start: bytes) -> Kind | None:
@@ -270,7 +274,7 @@ def _kind_of_text(path: Path, start: bytes) -> Kind | None:
     with open(path, "rb") as file:
         whole = _LIGHTGBM_END in file.read()
     if not whole:
-        raise ServerError(
+        raise DamagedFileError(
             f"{path} is a truncated LightGBM model: it lacks the line '{_LIGHTGBM_END.decode()}'. Copy it again"
         )
     return LIGHTGBM

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pybackend.errors import ServerError
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -50,6 +52,14 @@ ACCEPTED = (
     "Face and MLflow"
 )
 """All kinds, for messages."""
+
+
+class UnknownFileError(ServerError):
+    """A file has no known form; it may still be right for a backend."""
+
+
+class DamagedFileError(ServerError):
+    """A file begins as one of its kind does, and is incomplete or damaged."""
 
 
 @dataclass(frozen=True)

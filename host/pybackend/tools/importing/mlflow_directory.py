@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ServerError
-from pybackend.tools.importing.kinds import MLFLOW, TRANSFORMERS, Found
+from pybackend.tools.importing.kinds import MLFLOW, TRANSFORMERS, DamagedFileError, Found
 
 MLMODEL = "MLmodel"
 
@@ -137,9 +137,9 @@ def _native(path: Path, flavor: str, about: Any, detect: Detect) -> Found | None
         )
     try:
         found = detect(data)
-    except ServerError as error:
-        if "truncated" in str(error):
-            raise
+    except DamagedFileError:
+        raise
+    except ServerError:
         return None
     if found.kind is TRANSFORMERS:
         tokenizer = path / "components" / "tokenizer"

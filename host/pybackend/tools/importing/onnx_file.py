@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pybackend.errors import ServerError
+from pybackend.tools.importing.kinds import DamagedFileError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
@@ -68,7 +69,7 @@ def is_onnx(path: Path) -> bool:
                 seen.setdefault(field.number, field.value)
         except _Malformed as error:
             if error.cut_off and _begins_like_one({**seen, error.cut_off: 0}):
-                raise ServerError(f"{path} is a truncated ONNX model: copy it again") from None
+                raise DamagedFileError(f"{path} is a truncated ONNX model: copy it again") from None
             return False
     return _begins_like_one(seen) and _GRAPH in seen
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pybackend.errors import ServerError
 from pybackend.modelconfig.schema import ModelConfig
-from pybackend.tools.importing.detection import UNKNOWN, detect
+from pybackend.tools.importing.detection import detect
+from pybackend.tools.importing.kinds import UnknownFileError
 
 _TRUSTED = "trusted"
 _UNREAD_BACKENDS = {"tensorflow", "transformers", "vllm"}
@@ -24,8 +25,10 @@ def refusal_of(path: Path, config: ModelConfig) -> str:
         return ""
     try:
         kind = detect(path).kind
+    except UnknownFileError:
+        return ""
     except ServerError as error:
-        return "" if UNKNOWN in str(error) else str(error)
+        return str(error)
     if kind.is_pickle and config.parameters.get("PICKLE") != _TRUSTED:
         return (
             f"{path} is a pickle, and reading one runs any code that its writer put into it. Save the estimator with "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.cli.flag_values import integer
-from pybackend.errors import ServerError
+from pybackend.errors import SettingError
 from pybackend.tracing.settings import (
     SIGNED_32,
     UNSIGNED_32,
@@ -27,7 +27,8 @@ _BSP = {"bsp_max_queue_size": "max_queue_size", "bsp_max_export_batch_size": "ma
 _DELAY = "bsp_schedule_delay"
 
 
-def _level(text: str) -> str:
+def trace_level(text: str) -> str:
+    """Parse ``OFF``, ``TIMESTAMPS`` or ``TENSORS``, in any case."""
     if text.upper() not in {"OFF", *TraceLevel}:
         raise argparse.ArgumentTypeError(
             f"invalid value for trace level option: {text}. Write OFF, TIMESTAMPS or TENSORS"
@@ -53,7 +54,7 @@ def _attribute(text: str) -> tuple[str, str]:
 
 _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "": {
-        "level": _level,
+        "level": trace_level,
         "rate": integer(0, UNSIGNED_32),
         "count": integer(-1, SIGNED_32),
         "mode": _mode,
@@ -91,36 +92,6 @@ def trace_setting(text: str) -> TraceSetting:
     return mode, name, reader(value)
 
 
-def add_trace_flags(serve: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    group = serve.add_argument_group("traces")
-    group.add_argument(
-        "--trace-config",
-        action="append",
-        type=trace_setting,
-        default=[],
-        metavar="[MODE,]SETTING=VALUE",
-        help="which requests are traced, and where to: level=TIMESTAMPS, rate=1000, triton,file=FILE, mode=opentelemetry, "
-        "opentelemetry,url=URL, ...; may be repeated [none]",
-    )
-    group.add_argument("--trace-file", default=None, metavar="FILE", help="older: triton,file=FILE")
-    group.add_argument(
-        "--trace-level", type=_level, action="append", default=[], metavar="LEVEL", help="older: level=LEVEL"
-    )
-    for name, least, most in (
-        ("rate", 0, UNSIGNED_32),
-        ("count", -1, SIGNED_32),
-        ("log-frequency", 0, UNSIGNED_32),
-    ):
-        group.add_argument(
-            f"--trace-{name}",
-            type=integer(least, most),
-            default=None,
-            metavar="N",
-            help=f"older: {'triton,' if name == 'log-frequency' else ''}{name}=N",
-        )
-
-
 def trace_settings(given: argparse.Namespace, variables: Mapping[str, str]) -> TraceSettings:
     """The settings that the flags, and the environment variables, select; ``--trace-config`` wins.
 
@@ -150,7 +121,7 @@ def _levels(given: Iterable[str]) -> tuple[TraceLevel, ...]:
     levels = dict.fromkeys(given)
     if "OFF" in levels:
         if len(levels) > 1:
-            raise ServerError("Error: Expect only one trace level 'OFF' is specified: leave it out, or the others.")
+            raise SettingError("Expect only one trace level 'OFF' is specified: leave it out, or the others.")
         return ()
     return tuple(map(TraceLevel, levels))
 

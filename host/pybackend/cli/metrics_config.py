@@ -1,43 +1,19 @@
-"""The flags of the metrics page: its families, and how often figures of the machine are taken."""
+"""``--metrics-config``: the families of latencies on the metrics page."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from pybackend.cli.flag_values import add_switch, boolean, integer
-from pybackend.settings import MetricsSettings
+from pybackend.cli.flag_values import boolean
 
-_DEFAULT_INTERVAL_MS = 2000
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 _QUANTILES = "summary_quantiles"
 _MOST_QUANTILES = 20
 
 MetricsSetting = tuple[str, bool | tuple[float, ...] | None]
 """A key of ``--metrics-config`` and its value; None for a key without meaning."""
-
-
-def add_metrics_flags(serve: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    group = serve.add_argument_group("metrics")
-    add_switch(group, "--allow-cpu-metrics", default=True, text="show CPU and memory of the machine")
-    add_switch(group, "--allow-gpu-metrics", default=True, text="show the machine's GPUs")
-    group.add_argument(
-        "--metrics-interval-ms",
-        type=integer(1),
-        default=_DEFAULT_INTERVAL_MS,
-        metavar="MS",
-        help=f"pause between looks at CPUs and GPUs [{_DEFAULT_INTERVAL_MS}]",
-    )
-    group.add_argument(
-        "--metrics-config",
-        type=metrics_setting,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="counter_latencies, summary_latencies, histogram_latencies (BOOL), or summary_quantiles (0.5:0.05,0.99:0.001)",
-    )
 
 
 def metrics_setting(text: str) -> MetricsSetting:
@@ -80,12 +56,9 @@ def _is_share(text: str) -> bool:
     return math.isfinite(number) and 0 <= number <= 1
 
 
-def metrics_settings(given: argparse.Namespace) -> MetricsSettings:
-    """The settings that the flags select; of a key that is given twice, the last value counts."""
-    chosen = {key: value for key, value in given.metrics_config if value is not None}
-    return MetricsSettings(
-        cpu=given.allow_cpu_metrics, gpu=given.allow_gpu_metrics, interval_s=given.metrics_interval_ms / 1000, **chosen
-    )
+def metrics_choices(given: Iterable[MetricsSetting]) -> Mapping[str, bool | tuple[float, ...]]:
+    """The fields of :class:`pybackend.settings.MetricsSettings` that are chosen; of a key that is given twice, the last value counts."""
+    return {key: value for key, value in given if value is not None}
 
 
 def metrics_warnings(settings: Iterable[MetricsSetting]) -> Sequence[str]:

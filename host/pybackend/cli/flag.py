@@ -1,0 +1,158 @@
+"""One flag of ``pybackend serve``, as the parser, the other sources, ``--print-config`` and the manual need it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pybackend import __version__
+from pybackend.cli.flag_values import boolean
+from pybackend.settings import Settings
+
+OF_SETTINGS: Any = object()
+"""The default of a flag is that of its field in the settings."""
+
+
+@cache
+def _defaults() -> Settings:
+    return Settings(repositories=())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A row of the table of flags.
+
+    Attributes:
+        name: with its hyphens; without them, the name of the command's argument.
+        metavar: stands for the value in the help.
+        text: the meaning in the help.
+        to: path of its field in the settings, such as ``http.port``; empty if :mod:`pybackend.cli.flag_rules` decides.
+        read: parses a value, None for text.
+        then: makes the field's value from the flag's.
+        default: the value if no source has one; :data:`OF_SETTINGS` for the field's.
+        default_text: the default as a reader should see it, if the value says too little.
+        page: the meaning in the manual, in Markdown, if that is more than ``text``.
+        choices: the only values.
+        bare: the value of the flag without a value, None if it needs one.
+        repeats: it may be given several times.
+        alias: an older name.
+        action: argparse's, of a flag that asks for something else than a server.
+        secret: the part of its value that only the server should know.
+    """
+
+    name: str
+    metavar: str
+    text: str
+    to: str = ""
+    read: Callable[[str], Any] | None = None
+    then: Callable[[Any], Any] | None = None
+    default: Any = OF_SETTINGS
+    default_text: str = ""
+    page: str = ""
+    choices: Sequence[str] | None = None
+    bare: Any = None
+    repeats: bool = False
+    alias: str = ""
+    action: str = ""
+    secret: re.Pattern[str] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, and the older one if there is one."""
+        return (self.name, self.alias) if self.alias else (self.name,)
+
+    @property
+    def key(self) -> str:
+        """The name of the parsed value."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def usual(self) -> Any:
+        """The default."""
+        if self.repeats:
+            return []
+        if self.default is not OF_SETTINGS:
+            return self.default
+        return attrgetter(self.to)(_defaults()) if self.to else None
+
+    @property
+    def is_text(self) -> bool:
+        """True if it takes any text."""
+        return self.read in {None, Path} and self.choices is None
+
+    @property
+    def shown_default(self) -> str:
+        """The default for a reader; empty if there is nothing to say."""
+        value = self.usual
+        if self.default_text or value in (None, "", [], frozenset()):
+            return self.default_text
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Add the flag to a parser, which stores it only if it is given."""
+        options: dict[str, Any] = {"help": self.text}
+        if self.action == "version":
+            options["version"] = f"pybackend {__version__}"
+        if self.action:
+            parser.add_argument(self.name, action=self.action, **options)
+            return
+        if self.shown_default:
+            options["help"] += f" [{self.shown_default}]"
+        if self.repeats:
+            options["action"] = "append"
+        if self.bare is not None:
+            options |= {"nargs": "?", "const": self.bare}
+        if not self.name.startswith("-"):
+            options |= {"nargs": "?", "default": None}
+        if self.read is not None:
+            options["type"] = self.read
+        parser.add_argument(
+            *self.names, choices=self.choices, metavar=self.metavar, **({"default": argparse.SUPPRESS} | options)
+        )
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """Flags with one heading.
+
+    Attributes:
+        title: the heading.
+        flags: in the order of the help.
+    """
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
+def switch(
+    name: str, text: str, to: str = "", *, default: bool | None = None, depends: bool = False, **more: Any
+) -> Flag:
+    """A flag that is true or false; without a value it is true.
+
+    Args:
+        name: the flag.
+        text: its meaning.
+        to: its field.
+        default: its usual value, None for the field's.
+        depends: other settings decide the value if it is not given; it is None then.
+        more: other columns.
+    """
+    if depends:
+        more |= {"default": None, "default_text": str(default).lower()}
+    elif default is not None:
+        more["default"] = default
+    return Flag(name, "BOOL", text, to, boolean, bare=True, **more)
+
+
+def add_groups(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> None:
+    """Add the flags of groups to a parser."""
+    for group in groups:
+        added = parser.add_argument_group(group.title)
+        for flag in group.flags:
+            flag.add_to(added)
