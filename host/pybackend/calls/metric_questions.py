@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pybackend.errors import InferenceError
-from pybackend.instance.services import Caller
+from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend_wire.messages import MetricChange, MetricKind
@@ -17,7 +17,7 @@ class MetricQuestions:
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
 
-    def on_question(self, caller: Caller, question: MetricQuestion) -> None:
+    def on_question(self, caller: CallingStub, question: MetricQuestion) -> None:
         """Answer a question, or apply a change.
 
         Raises:
@@ -34,7 +34,7 @@ class MetricQuestions:
                 except InferenceError as error:
                     caller.refuse(question.call, error)
 
-    def _answer(self, caller: Caller, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric) -> float:
+    def _answer(self, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric) -> float:
         """The handle or value that answers a question.
 
         Raises:
@@ -51,7 +51,7 @@ class MetricQuestions:
             case heard.ReadMetric(_, metric):
                 return metrics.value(caller, metric)
 
-    def on_gone(self, caller: Caller) -> None:
+    def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended."""
         self._metrics.on_gone(caller)
 

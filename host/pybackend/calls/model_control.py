@@ -11,7 +11,7 @@ from pybackend.calls.open_bytes import OpenBytes, question_bytes
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.tensor import Buffer
-from pybackend.instance.services import Caller
+from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.errors import RemoteProtocolError
@@ -35,9 +35,9 @@ class ModelControl:
         self._engine = engine
         self._open_bytes = open_bytes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: Counter[Caller] = Counter()
+        self._open: Counter[CallingStub] = Counter()
 
-    def on_question(self, caller: Caller, question: ControlQuestion, tail: bytes) -> None:
+    def on_question(self, caller: CallingStub, question: ControlQuestion, tail: bytes) -> None:
         """Accept a question.
 
         Raises:
@@ -67,7 +67,7 @@ class ModelControl:
 
     async def _answer(
         self,
-        caller: Caller,
+        caller: CallingStub,
         question: ControlQuestion,
         files: Mapping[str, Buffer],
         asked_by: str,

@@ -9,7 +9,7 @@ from pybackend.calls.model_control import ModelControl
 from pybackend.calls.open_bytes import OpenBytes
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.instance.services import Caller
+from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.custom_metrics import CustomMetrics
@@ -40,7 +40,7 @@ class ModelServices:
         self._calls = ModelCalls(engine, self._open_bytes, self._shared_core, self._check_cycle)
         self._control = ModelControl(engine, self._open_bytes)
 
-    def on_call(self, caller: Caller, call: heard.Call, tail: bytes) -> None:
+    def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model."""
         assert self._calls is not None
         self._calls.on_call(caller, call, tail)
@@ -64,17 +64,17 @@ class ModelServices:
             )
             pending.cancel()
 
-    def on_cancel_call(self, caller: Caller, call: int) -> None:
+    def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call."""
         assert self._calls is not None
         self._calls.on_cancel_call(caller, call)
 
-    def on_cancelled(self, caller: Caller, execution: int) -> None:
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more."""
         assert self._calls is not None
         self._calls.on_cancelled(caller, execution)
 
-    def on_question(self, caller: Caller, question: heard.Question, tail: bytes) -> None:
+    def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
         """The model asks about metrics or models."""
         if isinstance(question, heard.LoadModel | heard.UnloadModel | heard.IsModelReady):
             assert self._control is not None
@@ -82,7 +82,7 @@ class ModelServices:
         else:
             self._metric_questions.on_question(caller, question)
 
-    def on_gone(self, caller: Caller) -> None:
+    def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended."""
         if self._calls is not None:
             self._calls.on_gone(caller)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from itertools import islice
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution
-from pybackend.instance.encoding import encoded_request, taken_back
-from pybackend.instance.execution import Execution, ExecutionOwner
-from pybackend.instance.gate import OPEN, ExecutionGate
+from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import ExecutionsInFlight
-from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.lent_inputs import encoded_request, taken_back
 from pybackend.instance.plan import InstancePlan
-from pybackend.instance.resources import ResourceGate, ResourceTable
+from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
+from pybackend.instance.stacks import Stack, place
+from pybackend.instance.stub_life import unhealthy
 from pybackend.modelconfig.rate_limits import RateLimit
 
 
@@ -81,7 +83,7 @@ class InstanceExecutor:
             How many requests fail, and how many wait for another stub.
         """
         self.death_cause = cause
-        return self.executions.lose(self, self._owner)
+        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
 
     # For the scheduler
 
@@ -219,3 +221,99 @@ class InstanceExecutor:
         """The execution that a request is part of; while that waits in the stub's socket, those that it waits for."""
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
+
+
+log = logging.getLogger(__name__)
+
+LONG_NS = 10_000_000_000
+"""An execution of this length deserves a line in the log, unless the model's executions often last that long."""
+
+_UNUSUAL = 2
+"""One that lasts so many times as long as the longest one before it is unusual."""
+
+
+class LongExecutions:
+    """Notices executions that last much longer than others."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._age_ns = 0
+        self._longest_ns = 0
+        self._noticed = False
+
+    def notices(self, number: int, age_ns: int) -> bool:
+        """True if an execution has become unusually long; only once for each.
+
+        Args:
+            number: of the execution, 0 if none runs.
+            age_ns: how long it has run.
+        """
+        if number != self._number:
+            self._longest_ns = max(self._longest_ns, self._age_ns)
+            self._number, self._noticed = number, False
+        self._age_ns = age_ns
+        if self._noticed or age_ns < max(LONG_NS, _UNUSUAL * self._longest_ns):
+            return False
+        self._noticed = True
+        return True
+
+    def forget(self) -> None:
+        """The process has died: the length of its last execution says nothing."""
+        self._number = self._age_ns = 0
+        self._noticed = False
+
+
+class ExecutionWatch:
+    """Watches the executions of one instance.
+
+    Args:
+        executor: has them.
+    """
+
+    def __init__(self, executor: InstanceExecutor) -> None:
+        self._executor = executor
+        self._long = LongExecutions()
+        self._telling: asyncio.Task[None] | None = None
+        self._abandoned_ns = 0
+
+    def look(self, plan: InstancePlan, now_ns: int) -> None:
+        """Have the log say where an execution is that has become unusually long."""
+        if plan.readiness_limit_s is None:
+            return  # somebody sits at a debugger
+        oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
+        if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
+            self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
+
+    async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
+        model, oldest = plan.load.model, self._executor.oldest
+        count = 0 if oldest is None else len(oldest.pending)
+        where = place(await self.stacks(), model.model_file)
+        log.warning(
+            "instance '%s' has run `execute` for %d s, for %d request%s: %s. `pybackend stack %s` shows all its threads",
+            self._executor.name,
+            busy_s,
+            count,
+            "" if count == 1 else "s",
+            f"it is at {where}" if where else "it does not say where it is",
+            model.model_name,
+        )
+
+    async def stacks(self) -> list[Stack]:
+        """The stacks of its threads and coroutines; empty if it has no process, or one that does not tell."""
+        session = self._executor.executions.session
+        return [] if session is None else await session.stacks.read()
+
+    def is_abandoned(self, limit_s: float, now_ns: int) -> bool:
+        """True if for this long nobody has waited for anything that it executes."""
+        if not self._executor.is_abandoned:
+            self._abandoned_ns = 0
+            return False
+        self._abandoned_ns = self._abandoned_ns or now_ns
+        return now_ns - self._abandoned_ns >= limit_s * 1e9
+
+    def forget(self) -> None:
+        """The process has died."""
+        self._long.forget()
+        self._abandoned_ns = 0
+        if self._telling is not None:
+            self._telling.cancel()

@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.encoding import share, taken_back
-from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
-from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.execution import (
+    Execution,
+    ExecutionOwner,
+    ExecutionTimes,
+    InstanceOwner,
+    unanswered,
+)
+from pybackend.instance.lent_inputs import share, taken_back
 from pybackend.instance.plan import InstancePlan, OutputWatcher
 from pybackend.instance.prefetch import Prefetch
-from pybackend.instance.session import StubSession
+from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.tracing.request_trace import RequestTrace
@@ -31,7 +36,7 @@ MOST_LOSSES = 3
 
 
 class ExecutionsInFlight:
-    """The executions of one instance; see :class:`~pybackend.instance.dispatch.ExecutionListener`.
+    """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
 
     Args:
         version: of the model, decimal.
@@ -86,6 +91,16 @@ class ExecutionsInFlight:
         return None
 
     # Messages of the stub
+
+    def handlers(self) -> dict[type, Handler]:
+        """The handlers of the stub's messages about executions."""
+        return {
+            heard.Result: self.on_result,
+            heard.Respond: self.on_respond,
+            heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
+            heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
+            heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
+        }
 
     def on_result(self, result: heard.Result, tail: bytes) -> None:
         """``execute`` has returned."""
@@ -231,12 +246,8 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[int, int]:
-        """The stub is dead: tell those whose executions it had, and the model in any case.
-
-        Args:
-            instance: for them.
-            model: the instance's owner.
+    def lose(self, instance: object, error: InferenceError, model: InstanceOwner) -> tuple[int, int]:
+        """The stub is dead: notify the owners of its executions, and the model in any case.
 
         Returns:
             How many requests fail, and how many wait for another stub.
@@ -266,7 +277,7 @@ class ExecutionsInFlight:
         failed = sum(len(begun) for begun, _ in lost.values())
         saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
-            owner.on_lost(instance, begun, waiting)
+            owner.on_lost(instance, error, begun, waiting)
         for execution in in_flight:
             for pending in execution.pending:
                 if pending.request.trace is not None:

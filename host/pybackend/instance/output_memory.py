@@ -14,7 +14,7 @@ from math import prod
 from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
-from pybackend.instance.lent_regions import is_place_of
+from pybackend.instance.lent_inputs import is_place_of
 from pybackend.instance.plan import MakeRoom, OutputWatcher, nobody_leaves
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages

@@ -8,12 +8,14 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
-from pybackend.instance.readiness import READINESS_LIMIT_S
-from pybackend.instance.terminal import Terminal
+from pybackend.instance.debugging import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
+
+READINESS_LIMIT_S = 5.0
+"""How long one who asks waits; the model may take longer, and who asks next waits for the same answer."""
 
 
 class InstanceState(Enum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from pybackend.instance.execution import Execution
+from pybackend.instance.session import StubSession
 from pybackend_wire.messages import ATTENDED_FROM
 
 PREFETCH_NS = 1_000_000
@@ -40,23 +40,6 @@ MOST_GROWTH = 2.0
 
 REST_S = 0.001
 """Before an instance that has handed work back is again sent some to run beside other work; twice as long each time."""
-
-
-class PrefetchingStub(Protocol):
-    """The stub that executes, as its prefetch sees it."""
-
-    @property
-    def next_frame(self) -> int:
-        """The number of the frame in which a message leaves that is posted now."""
-
-    def last_begun(self) -> int:
-        """The number of the execution that it began last."""
-
-    def ask_for_answers(self) -> None:
-        """Have it send the answers that it has kept."""
-
-    def recall(self) -> None:
-        """Have it send the answers that it has kept, and hand back what it has not begun."""
 
 
 class Prefetch:
@@ -93,7 +76,7 @@ class Prefetch:
         self._others_are_idle = others_are_idle
         self._clock_ns = clock_ns
         self._concurrency = 1
-        self._stub: PrefetchingStub | None = None
+        self._stub: StubSession | None = None
         self._caution = 0
         self._no_room_until_ns = 0
         self._answered = 0
@@ -103,7 +86,7 @@ class Prefetch:
         self._silences = 0
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, concurrency: int, stub: PrefetchingStub) -> None:
+    def begin(self, concurrency: int, stub: StubSession) -> None:
         """Another stub executes now.
 
         Args:
@@ -191,7 +174,7 @@ class Prefetch:
             self._progress = (self._answered, self._stub.last_begun())
             self._loop.call_later(WATCH_S, self._look, self._stub)
 
-    def _look(self, stub: PrefetchingStub) -> None:
+    def _look(self, stub: StubSession) -> None:
         """Several executions are in the stub: if it neither answers nor begins any, the one that it runs may be slow."""
         if len(self._in_flight) < 2 or stub is not self._stub:
             self.watches = False

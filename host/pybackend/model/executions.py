@@ -9,10 +9,9 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.response_path import ResponsePath, guarded
-from pybackend.instance.execution import Execution, LostInstance
+from pybackend.instance.execution import Execution
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.plan import InstanceState
-from pybackend.instance.stub_life import unhealthy
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.open_requests import OpenRequests
 from pybackend.model.outcomes import RequestOutcomes
@@ -184,9 +183,10 @@ class Executions(RequestOutcomes):
                 self.on_dropped(pending)
         return [pending for pending in waiting if not pending.cancelled]
 
-    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
+    def on_lost(
+        self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
+    ) -> None:
         """A stub died. Requests it had started fail, because a rerun could repeat effects; the others are requeued."""
-        error = InferenceError(unhealthy(instance.name, instance.death_cause))
         self._fail(begun, error, FailureReason.BACKEND)
         if self._scheduler is not None:
             self._scheduler.requeue(self._without_cancelled(waiting))

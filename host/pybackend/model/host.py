@@ -11,12 +11,11 @@ from pybackend.environment.cache import EnvironmentCache, default_cache_director
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.response_path import ResponsePath, to_sender
-from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
-from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.door import ModelDoor
 from pybackend.modelconfig.backend_places import BackendPlaces

@@ -9,13 +9,12 @@ from pybackend.environment.cache import EnvironmentCache, cache_places, default_
 from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
-from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus
 from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
-from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.mirror.mirrors import cache_directories
 from pybackend.model.door import ModelDoor

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pybackend.environment.provider import ModelEnvironment
+from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstanceState, LoadPlan
 from pybackend.model.environment import open_environment
 from pybackend.model.host import ModelHost

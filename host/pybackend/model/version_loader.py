@@ -11,8 +11,7 @@ from typing import Any
 
 from pybackend.author_files.apart import apart
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.plan import InstancePlan
-from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.instance.plan import READINESS_LIMIT_S, InstancePlan
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
 from pybackend.model.output_warnings import OutputWarnings

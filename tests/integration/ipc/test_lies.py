@@ -336,8 +336,8 @@ def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch, limit
 
 def test_answers_that_two_processes_of_a_model_do_not_read(engine_and_run, monkeypatch):
     """Together they are too many; for each of them alone they would not be."""
-    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_OF_MODEL_BYTES", 6 << 20)
-    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr("pybackend.instance.services.MOST_UNREAD_OF_MODEL_BYTES", 6 << 20)
+    monkeypatch.setattr("pybackend.instance.services.MOST_UNREAD_BYTES", 4 << 20)
     engine, run = engine_and_run
 
     async def scenario():

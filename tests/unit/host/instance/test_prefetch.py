@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from pybackend.instance.execution import Execution
-from pybackend.instance.gate import OPEN
 from pybackend.instance.prefetch import CAUTION_NS, MOST_CAUTION, MOST_PREFETCHED, PREFETCH_NS, SILENCES, Prefetch
+from pybackend.instance.resources import OPEN
 from pybackend_wire.messages import ATTENDED_FROM
 
 SHORT_NS = 10_000
