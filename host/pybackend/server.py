@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pybackend.cache.choice import make_cache
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import InnerDoor, ModelServices
 from pybackend.cores import RoamingPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
@@ -108,8 +107,8 @@ class Server:
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
             tracer=Tracer(settings.trace, self._recorder),
         )
-        self._services.open(self._engine)
-        door.open(self._engine)
+        self._services.open(self._engine, self._repository)
+        door.open(self._engine, self._repository)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None

@@ -16,7 +16,7 @@ from pybackend.cli.options import make_parser
 from pybackend.ensemble import run as ensemble_run
 from pybackend.frontend import descriptor_reserve, pace
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
-from pybackend.inference import copying
+from pybackend.inference import tensor
 from pybackend.instance import model_instance as backoff
 from pybackend.instance import plan, prefetch, services, session
 from pybackend.ipc import channel, stub_messages
@@ -94,9 +94,9 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
     [
         ("architecture/calls", f"more than {model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
         ("architecture/calls", f"nobody waits for more than {plan.READINESS_LIMIT_S:.0f} seconds"),
-        ("architecture/memory", f"Copies of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("architecture/memory", f"Copies of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("architecture/failure", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
-        ("authors/bls-rules", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("authors/bls-rules", f"Tensors of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("authors/decoupled", f"{model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
         ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),
         (

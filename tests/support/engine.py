@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pybackend.cache.response_cache import ResponseCache
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import InnerDoor, ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
 from pybackend.inference.pending import NoHolder, PendingRequest
@@ -102,8 +101,9 @@ async def engine_on(
     scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
     models = ModelRepository(scan, host, mirrors)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
-    services.open(engine)
-    door.open(engine)
+    services.open(engine, models)
+    door.open(engine, models)
+    engine.repository = models  # what tests look into
     try:
         await models.load_all()
         engine.state = EngineState.READY

@@ -16,16 +16,16 @@ from pybackend.calls.open_bytes import OpenBytes, call_bytes
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
-from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
+from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
 
@@ -117,6 +117,7 @@ class ModelCalls:
 
     Args:
         engine: receives the requests.
+        names: finds the models that callers name.
         open_bytes: counts the bytes of calls until they are answered.
         shared_core: hears of executions that wait for calls.
         on_queued: called for each call after the scheduler has had a chance to dispatch it.
@@ -125,11 +126,13 @@ class ModelCalls:
     def __init__(
         self,
         engine: InferenceEngine,
+        names: ModelNames,
         open_bytes: OpenBytes,
         shared_core: SharedCore,
         on_queued: Callable[[OpenCall], None],
     ) -> None:
         self._engine = engine
+        self._names = names
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
         self._shared_core = shared_core
@@ -263,7 +266,7 @@ class ModelCalls:
         version = "" if message.model_version < 0 else str(message.model_version)
         name = message.model_name
         if caller.namespace:
-            name = self._engine.repository.names.known(name, caller.namespace)
+            name = self._names.known(name, caller.namespace)
         try:
             return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
         except NotServingError as error:

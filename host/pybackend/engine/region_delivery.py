@@ -10,10 +10,9 @@ import logging
 from collections import deque
 
 from pybackend.errors import InferenceError
-from pybackend.inference.copying import LARGE_COPY_BYTES
 from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
 from pybackend_wire.region_rules import too_small_text
 
 log = logging.getLogger(__name__)

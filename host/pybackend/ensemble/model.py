@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from pybackend.author_files.apart import apart
-from pybackend.ensemble.binding import EnsembleBinding
-from pybackend.ensemble.parts import EnsembleParts
-from pybackend.ensemble.requests import EnsembleRequests
+from pybackend.ensemble.parts import EnsembleBinding, EnsembleParts
+from pybackend.ensemble.run import EnsembleRequests
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest

@@ -24,6 +24,8 @@ from pybackend.settings import DebugSettings
 from pybackend_wire.host_messages import DebuggerPoint
 from pybackend_wire.messages import END_OF_INPUT, GIVES_BACK, WANTS_LINE
 
+log = logging.getLogger(__name__)
+
 ADDRESS = "127.0.0.1"
 """A client that attaches can run code in the model, so only this machine may."""
 
@@ -102,8 +104,6 @@ def _how_to_attach(instance_names: Sequence[str], points: Sequence[DebuggerPoint
         ]
     )
 
-
-log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 1024
 """Read from a process at a time."""

@@ -22,6 +22,8 @@ from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
 from pybackend.modelconfig.rate_limits import RateLimit
 
+log = logging.getLogger(__name__)
+
 
 class InstanceExecutor:
     """One instance, as its scheduler and the requests see it that it executes.
@@ -222,8 +224,6 @@ class InstanceExecutor:
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
 
-
-log = logging.getLogger(__name__)
 
 LONG_NS = 10_000_000_000
 """An execution of this length deserves a line in the log, unless the model's executions often last that long."""

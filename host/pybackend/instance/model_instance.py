@@ -23,6 +23,8 @@ from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launcher import StubLauncher
 
+log = logging.getLogger(__name__)
+
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
 
 HEALTHY_AFTER_S = 60.0
@@ -375,9 +377,6 @@ def _losses(failed: int, saved: int) -> str:
     """The fate of the requests of a process that died, as the end of a sentence."""
     text = f"took {failed or 'no'} request{'' if failed == 1 else 's'} with it"
     return f"{text}; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else text
-
-
-log = logging.getLogger(__name__)
 
 
 async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:

@@ -40,6 +40,8 @@ from pybackend_wire.messages import (
 )
 from pybackend_wire.states import LEGAL, StubState
 
+log = logging.getLogger(__name__)
+
 _EXECUTES = frozenset({StubState.READY, StubState.FINALIZING})
 
 
@@ -86,8 +88,6 @@ class MessageDispatch:
                 raise RemoteProtocolError(f"{kind.__name__} is out of place while {self._life.state.name.lower()}")
             self._handlers.get(kind, self._on_other)(message, tail)
 
-
-log = logging.getLogger(__name__)
 
 _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 

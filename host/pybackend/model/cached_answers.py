@@ -20,9 +20,8 @@ from pybackend.cache.entry import CachedResponse, copy_of, weight_bytes
 from pybackend.cache.key import cache_key
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig

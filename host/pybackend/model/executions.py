@@ -6,19 +6,67 @@ import time
 from collections.abc import Callable, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import CANCELLED, PendingRequest, ResponsePath, RunningExecution, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath, guarded
 from pybackend.instance.execution import Execution
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.plan import InstanceState
 from pybackend.ipc.arena import ArenaLease, TensorArena
-from pybackend.model.open_requests import OpenRequests
-from pybackend.model.outcomes import RequestOutcomes
+from pybackend.model.cached_answers import CachedAnswers
+from pybackend.model.open_requests import OpenRequests, RequestOutcomes
 from pybackend.model.output_check import OutputForm
-from pybackend.model.statistics import FailureReason, ModelStatistics
-from pybackend.model.stream_statistics import StreamStatistics
+from pybackend.model.statistics import FailureReason, ModelStatistics, StreamStatistics
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
+
+_SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
+
+
+class ModelQueue:
+    """The holder of waiting requests; see :class:`pybackend.inference.pending.RequestHolder`.
+
+    Attributes:
+        scheduler: dispatches the requests.
+        answers: the cached answers, which see requests first; None if all requests are executed.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        answers: CachedAnswers | None,
+        instances: Sequence[ModelInstance],
+        outcomes: RequestOutcomes,
+    ) -> None:
+        self.scheduler = scheduler
+        self.answers = answers
+        self._instances = instances
+        self._outcomes = outcomes
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
+
+        If it belongs to a sequence, so are the senders of the sequence's other waiting requests.
+        """
+        if self.answers is not None and self.answers.concerns(pending):
+            return  # the lookup notices the cancellation
+        for removed in self.scheduler.remove(pending):
+            self._outcomes.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
+
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
+        """Do nothing: waiting requests receive no responses, and their instance will check whether they are paused."""
+
+    def is_running(self, pending: PendingRequest) -> bool:
+        """Always False: a waiting request has not started."""
+        return False
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """All running executions, unless an instance has room for one more."""
+        return () if any(instance.has_place for instance in self._instances) else self.running
+
+    @property
+    def running(self) -> list[RunningExecution]:
+        """The executions that are running in stubs."""
+        return [execution for instance in self._instances for execution in instance.running]
+
 
 _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.inference.pending import ResponsePath, to_sender
 from pybackend.inference.queued_bytes import QueuedBytes
-from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.plan import MakeRoom, nobody_leaves
 from pybackend.instance.resources import ResourceTable

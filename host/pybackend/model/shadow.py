@@ -11,10 +11,9 @@ import asyncio
 import logging
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.copying import copy_bytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import Buffer, InputTensor, copy_bytes
 from pybackend.inference.validation import validate
 from pybackend.ipc.arena import ArenaLease
 from pybackend.model.model import Model, ModelState

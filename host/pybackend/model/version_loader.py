@@ -14,7 +14,7 @@ from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.plan import READINESS_LIMIT_S, InstancePlan
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
-from pybackend.model.output_warnings import OutputWarnings
+from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec, instances

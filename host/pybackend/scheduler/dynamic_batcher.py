@@ -13,9 +13,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.scheduler.ordered_delivery import DeliveryLine
-from pybackend.scheduler.precise_timer import PreciseTimer
-from pybackend.scheduler.queue_hold import QueueHold
-from pybackend.scheduler.request_queue import RequestQueue
+from pybackend.scheduler.request_queue import PreciseTimer, QueueHold, RequestQueue
 from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
 
 

@@ -16,18 +16,15 @@ from functools import partial
 from itertools import count
 
 from pybackend.errors import ErrorCode, InferenceError, UnknownSequenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
-from pybackend.scheduler.precise_timer import PreciseTimer
-from pybackend.scheduler.queue_hold import QueueHold
+from pybackend.scheduler.request_queue import PreciseTimer, QueueHold
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
-from pybackend.scheduler.sequence_controls import ControlTensors
-from pybackend.scheduler.sequence_inputs import SequenceInputs
+from pybackend.scheduler.sequence_inputs import ControlTensors, SequenceInputs
 from pybackend.scheduler.sequence_lanes import SequenceLane, make_lane
 from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest, SlotPool
 from pybackend.scheduler.sequence_state import ImplicitStates

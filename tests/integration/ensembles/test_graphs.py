@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from pybackend.calls import inner_door
+from pybackend.calls import services as inner_door
 from pybackend.ensemble.plan import MOST_LAYOUTS
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import InnerDoor, ModelServices
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.shared_core import SharedCore

@@ -7,8 +7,7 @@ from functools import partial
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.shortage import obtain
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import InputTensor, obtain
 from pybackend.inference.validation import (
     Checked,
     validate_bytes_in_steps,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import InnerDoor, ModelServices
 from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.host_settings import make_host

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import to_sender
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
