@@ -116,7 +116,6 @@ class ModelCalls:
     """Passes stubs' calls to the engine.
 
     Args:
-        engine: receives the requests.
         names: finds the models that callers name.
         open_bytes: counts the bytes of calls until they are answered.
         shared_core: hears of executions that wait for calls.

@@ -19,12 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RegionDelivery:
-    """Passes the responses to one request on, in order, with every output in its place.
-
-    Args:
-        regions: the destinations.
-        pass_on: receives the responses.
-    """
+    """Passes the responses to one request on, in order, with every output in its place."""
 
     def __init__(self, regions: RegionOutputs, pass_on: OnResponse) -> None:
         self._regions = regions

@@ -16,10 +16,7 @@ class EnsembleParts:
     """Finds the versions that run the steps.
 
     Args:
-        name: the ensemble's full name.
         namespace: the ensemble's; its models come before those of others.
-        steps: the ensemble's steps.
-        door: finds models.
 
     Attributes:
         lack_unloaded: True if the last search failed because a model was deliberately unloaded.
@@ -98,9 +95,7 @@ class EnsembleBinding:
     Requests that use a binding are answered by its versions to their end, even if these are unloaded meanwhile.
 
     Args:
-        steps: the ensemble's steps.
         models: the version that runs each step.
-        signature: the ensemble's signature.
     """
 
     def __init__(

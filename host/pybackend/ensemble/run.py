@@ -60,9 +60,6 @@ class EnsembleRun:
     Each response of a streaming step opens a new scope, in which the following steps run again.
 
     Args:
-        owner: the ensemble.
-        door: accepts the steps' requests.
-        plan: produces the wanted outputs.
         most_inflight: limit on open requests per step; 0 for :data:`MOST_INFLIGHT`.
         pending: the request; this object takes over its inputs' memory.
     """
@@ -441,12 +438,7 @@ class EnsembleRequests(RequestOutcomes):
     """Runs requests through the steps, and answers them.
 
     Args:
-        name: the ensemble's name.
         version: its decimal version.
-        statistics: the version's counters.
-        open_requests: the version's open requests.
-        config: the ensemble's configuration.
-        host: the server.
 
     Attributes:
         answers: the cached answers, to be renewed whenever the parts change; None if requests are always run.

@@ -118,12 +118,7 @@ _SIGNALS = re.compile(b"([" + re.escape(WANTS_LINE + GIVES_BACK) + b"])")
 
 
 class Terminal:
-    """A terminal, and those who want it.
-
-    Args:
-        typed: descriptor to read lines from.
-        shown: descriptor to write to.
-    """
+    """A terminal, and those who want it."""
 
     def __init__(self, typed: int, shown: int) -> None:
         self._typed = typed

@@ -31,11 +31,8 @@ class InstanceExecutor:
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
 
     Args:
-        name: of the instance.
         version: of the model, decimal.
-        owner: the model.
         services: answer what models ask.
-        shared_core: where stubs wait while executions run alone.
 
     Attributes:
         executions: those that the stub has.
@@ -264,11 +261,7 @@ class LongExecutions:
 
 
 class ExecutionWatch:
-    """Watches the executions of one instance.
-
-    Args:
-        executor: has them.
-    """
+    """Watches the executions of one instance."""
 
     def __init__(self, executor: InstanceExecutor) -> None:
         self._executor = executor

@@ -19,11 +19,7 @@ from pybackend_wire.messages import TAIL, SegmentRole
 
 
 class LentRegions:
-    """The regions that one stub has.
-
-    Args:
-        channel: to the stub.
-    """
+    """The regions that one stub has."""
 
     def __init__(self, channel: StubChannel) -> None:
         self._channel = channel
@@ -43,10 +39,6 @@ class LentRegions:
         self, names: Sequence[str], outputs: Mapping[str, RegionOutput]
     ) -> dict[str, OutputPlace | None] | Sequence[str]:
         """The requested outputs, for the stub: with their places if it writes any of them to regions.
-
-        Args:
-            names: of all requested outputs.
-            outputs: the destinations of some of them.
 
         Raises:
             OSError: this process has no descriptor left.
@@ -95,9 +87,6 @@ def _region_of(part: RegionPart) -> ClientRegion:
 
 class LentInputs:
     """The blocks that one stub has, and the segments it has mapped for them.
-
-    Args:
-        channel: to the stub.
 
     Attributes:
         regions: the clients' regions that the stub has been given.

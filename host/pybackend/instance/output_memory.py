@@ -49,9 +49,7 @@ class OutputMemory:
     """The segments of one stub's life.
 
     Args:
-        channel: to the stub.
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
-        make_room: has them leave.
         budget: the memory of all models; None for no limit.
 
     Attributes:

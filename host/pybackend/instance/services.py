@@ -44,9 +44,6 @@ class CallingStub:
     Args:
         plan: what the stub has loaded.
         instance: tells the services which stubs follow each other.
-        lease_input: allocates input memory of the model.
-        channel: leads to the stub.
-        life: the stub's state.
         inputs: the input memory that it was lent.
         outputs: the memory in which it leaves its outputs.
         find_trace: finds the trace with a number, if the stub executes a request of it.

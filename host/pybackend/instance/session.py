@@ -103,11 +103,7 @@ _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Init
 
 
 class ReadinessProbe:
-    """Asks a model's ``is_ready``: one question at a time, which all who want to know share.
-
-    Args:
-        send: sends the question to the stub.
-    """
+    """Asks a model's ``is_ready``: one question at a time, which all who want to know share."""
 
     def __init__(self, send: Callable[[], None]) -> None:
         self._send = send

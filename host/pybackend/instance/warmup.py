@@ -19,13 +19,7 @@ from pybackend_wire.messages import INLINE_BYTES
 
 
 class WarmupRun:
-    """Has an instance execute samples: no scheduler, queue or statistics hears of them.
-
-    Args:
-        instance: to be warmed up.
-        model_name: for requests.
-        lease: gives input memory of the model.
-    """
+    """Has an instance execute samples: no scheduler, queue or statistics hears of them."""
 
     def __init__(self, instance: InstanceExecutor, model_name: str, lease: Callable[[int], ArenaLease]) -> None:
         self._instance = instance

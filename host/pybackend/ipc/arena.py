@@ -200,7 +200,6 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
-        owner: the model, for messages.
         budget: the memory of all models; None for no limit.
 
     Attributes:

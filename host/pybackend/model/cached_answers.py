@@ -62,7 +62,6 @@ class CachedAnswers:
     """One version's use of the cache, and a stage of the response path.
 
     Args:
-        cache: shared with other models.
         digest: the version's digest; see :meth:`renew`.
         model: executes requests that are not in the cache.
         pass_on: receives the responses after they were copied.

@@ -75,11 +75,7 @@ class Executions(RequestOutcomes):
     """Owns a version's instances and scheduler, and handles every event of their executions.
 
     Args:
-        name: the model's name.
         version: its decimal version.
-        statistics: the version's counters.
-        open_requests: the version's open requests.
-        arena: the version's input memory.
         on_given_up: called when every instance was given up, with the error for requests and the last output of the
             first process.
         on_back: called when an instance serves after that.

@@ -23,7 +23,6 @@ class OutputForm:
     """Gives one version's responses the form that clients expect.
 
     Args:
-        signature: the version's signature.
         hidden: names of outputs that clients never see; these are not validated.
         validates: True to validate outputs against the signature; a wrong output turns the response into an error.
     """
@@ -34,12 +33,7 @@ class OutputForm:
         self._validates = validates
 
     def give_to(self, response: InferenceResponse, batch_size: int) -> None:
-        """Reshape a response's outputs, and validate them.
-
-        Args:
-            response: as the model returned it.
-            batch_size: of the request.
-        """
+        """Reshape a response's outputs, and validate them."""
         if self._signature.has_reshape:
             self._reshape(response)
         if self._validates and response.error is None:
@@ -118,7 +112,6 @@ class OutputWarnings:
     """Warns once for each output of a version, whichever instance returns it first.
 
     Args:
-        signature: the version's signature.
         hidden: names of outputs that clients never see.
     """
 

@@ -121,11 +121,6 @@ _BUSY_CHECK_S = 0.05
 class ModelProcesses:
     """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
 
-    Args:
-        source: the version's source.
-        host: the server.
-        owner: receives the instances' events.
-
     Attributes:
         instances: in configured order, without those that are leaving.
         sandbox: confines the processes, None for no confinement. It remains after they have ended, because it records

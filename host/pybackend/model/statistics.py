@@ -252,12 +252,7 @@ class _Stream:
 
 
 class StreamStatistics:
-    """A stage of the response path; see :mod:`pybackend.inference.pending`.
-
-    Args:
-        figures: the counters to fill, by the response's place.
-        pass_on: receives the responses.
-    """
+    """A stage of the response path; see :mod:`pybackend.inference.pending`."""
 
     def __init__(self, figures: list[ResponseFigures], pass_on: ResponsePath) -> None:
         self._figures = figures

@@ -43,10 +43,6 @@ class Traffic:
     to the second version. The weight of a version that is not ready is distributed over the others. Without weights, the
     newest ready version answers. A sequence stays on the version on which it began.
 
-    Args:
-        name: the model's name.
-        rules: its rules.
-
     Attributes:
         rules: the rules in effect.
     """

@@ -99,8 +99,6 @@ class VersionLoader:
     """Loads one version in two steps.
 
     Args:
-        source: the version's source.
-        host: the server.
         processes: of the version. They hold everything that was started or made, even if loading fails halfway.
         warnings: about the version's outputs, None for a version that has not been loaded before.
 
@@ -221,10 +219,6 @@ class VersionLoader:
         self, before: CompletedVersion, after: CompletedVersion
     ) -> tuple[list[ModelInstance], list[ModelInstance]]:
         """Start the instances that a serving version lacks.
-
-        Args:
-            before: the version as it is.
-            after: the same, with other instances.
 
         Returns:
             All instances that it is to have, and those of them that accept requests.

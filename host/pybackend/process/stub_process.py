@@ -25,7 +25,6 @@ class StubProcess:
     """A started stub, with the host's ends of its socket and of its output pipe.
 
     Args:
-        process: the process.
         ends: the host's ends of its connections; all but the socket are closed when the process ends.
         on_end: called once, when the process has ended and was reaped.
         entry: report of the program that confined it; None if there is none.

@@ -18,10 +18,6 @@ _PROGRAM = Path(__file__).with_name("warden_program.py")
 class Warden:
     """The warden of this process.
 
-    Args:
-        lowest: lowest mark of this process's stubs.
-        highest: highest mark of this process's stubs.
-
     Raises:
         OSError: it cannot be started.
     """

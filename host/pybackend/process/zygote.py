@@ -35,9 +35,7 @@ class Zygote:
 
     Args:
         started: its process, which is ended and reaped here.
-        sock: the host's end of its socket.
         output: the end of the pipe that it and its imports print to.
-        name: for its lines in the log.
         mark: its mark, and that of its forks until they bear their own.
         confinement: applied before it runs any code of its environment; None if it is not confined.
 

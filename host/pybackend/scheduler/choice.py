@@ -87,10 +87,6 @@ def read_states(config: ModelConfig, directory: Path) -> ImplicitStates | None:
 
     Blocking: not for the event loop.
 
-    Args:
-        config: the completed configuration.
-        directory: the model directory.
-
     Raises:
         ModelLoadError: an initial state's file cannot be read.
     """

@@ -27,7 +27,6 @@ class DynamicBatcher:
 
     Args:
         config: determines when batches are sent.
-        instances: execute the batches.
         owner: notified of batches, and of requests that timed out.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
         line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.

@@ -91,11 +91,7 @@ class _Level:
 
 
 class RequestQueue:
-    """The queue of a batching scheduler; every operation takes at most logarithmic time.
-
-    Args:
-        config: priorities and policies.
-    """
+    """The queue of a batching scheduler; every operation takes at most logarithmic time."""
 
     def __init__(self, config: BatchingConfig) -> None:
         self._config = config

@@ -36,8 +36,6 @@ class SequenceBatcher:
     """Slots in front of instances, and a stage of the response path.
 
     Args:
-        config: strategy, timeouts, control tensors.
-        states: the model's implicit states.
         instances: the instances that accept requests; see :meth:`change_instances`.
         owner: notified of requests that will not be executed.
         output_names: outputs for clients that request none by name.

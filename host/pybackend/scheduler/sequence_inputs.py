@@ -23,11 +23,7 @@ _FLAGS = {ControlKind.START: RequestFlags.SEQUENCE_START, ControlKind.END: Reque
 
 
 class ControlTensors:
-    """Makes the control inputs of requests.
-
-    Args:
-        config: the configured controls and their values.
-    """
+    """Makes the control inputs of requests."""
 
     def __init__(self, config: SequenceConfig) -> None:
         self._model_name = config.model_name
@@ -99,8 +95,6 @@ class SequenceInputs:
     """Adds control tensors and states to requests.
 
     Args:
-        controls: of the model.
-        states: of the model.
         owner: the model, which provides input memory for large states.
     """
 
