@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pybackend.cache.response_cache import ResponseCache
-from pybackend.calls.services import InnerDoor, ModelServices
+from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
 from pybackend.inference.pending import NoHolder, PendingRequest
@@ -79,11 +79,11 @@ async def engine_on(
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
     shared_core = SharedCore()
     services = ModelServices(shared_core)
-    door = InnerDoor(services)
+    router = EngineRouter(services)
     host = ModelHost(
         launcher=launcher,
         services=services,
-        door=door,
+        router=router,
         auto_complete=auto_complete,
         model_load_count=model_load_count,
         model_memory_limit_bytes=memory_limit_bytes,
@@ -102,7 +102,7 @@ async def engine_on(
     models = ModelRepository(scan, host, mirrors)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
     services.open(engine, models)
-    door.open(engine, models)
+    router.open(engine, models)
     engine.repository = models  # what tests look into
     try:
         await models.load_all()

@@ -282,7 +282,7 @@ class ModelCalls:
         """An input without its bytes, and model memory for it unless it is small."""
         tensor = InputTensor(place.name, place.datatype, place.shape)
         assert call.admission is not None
-        tensor.lease = call.admission.room(place.nbytes, place.name)
+        tensor.lease = call.admission.allocate(place.nbytes, place.name)
         if tensor.lease is not None:
             tensor.data = tensor.lease.view
         return tensor

@@ -27,7 +27,7 @@ class OpenBytes:
         """Count the bytes of a call or question.
 
         Raises:
-            InferenceError: there is no room for it; it is not counted.
+            InferenceError: the limit is reached; it is not counted.
         """
         taken = self._taken[caller]
         if taken + nbytes > MOST_OPEN_BYTES:

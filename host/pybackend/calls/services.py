@@ -17,8 +17,8 @@ from pybackend.inference.validation import Checked, validate
 from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
-from pybackend.model.door import Absence
 from pybackend.model.model import Model
+from pybackend.model.router import Absence
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.repository import ModelRepository
 
@@ -117,8 +117,8 @@ class ModelServices:
         self.metrics.on_retired(instance)
 
 
-class InnerDoor:
-    """See :class:`pybackend.model.door.ModelDoor`. It serves once :meth:`open` was called.
+class EngineRouter:
+    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called.
 
     Args:
         services: knows which models wait for each other.
@@ -135,7 +135,7 @@ class InnerDoor:
         self._engine, self._repository = engine, repository
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:
-        """The version that stands for a model; see :meth:`ModelDoor.find`.
+        """The version that stands for a model; see :meth:`ModelRouter.find`.
 
         Raises:
             InferenceError: there is no such version.
@@ -157,7 +157,7 @@ class InnerDoor:
         any_version: bool,
         checked: Checked = Checked.NOTHING,
     ) -> PendingRequest:
-        """Validate a request against the model's signature and queue it; see :meth:`ModelDoor.submit`.
+        """Validate a request against the model's signature and queue it; see :meth:`ModelRouter.submit`.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.

@@ -81,7 +81,7 @@ class InferenceEngine:
 
     @property
     def lacks_tensor_memory(self) -> bool:
-        """True while the tensors of all models together have no room."""
+        """True while there is no memory for the tensors of all models together."""
         budget = self._repository.host.tensor_budget
         return budget is not None and budget.is_short
 
@@ -196,7 +196,7 @@ class InferenceEngine:
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
-        stacks = await asyncio.gather(*(instance.watch.stacks() for _, instance in instances))
+        stacks = await asyncio.gather(*(instance.monitor.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)
             for (version, instance), found in zip(instances, stacks, strict=True)

@@ -1,4 +1,4 @@
-"""The figures of a server's models, for reports such as the metrics page: plain values, read when they are asked for."""
+"""The figures of a server's models, for reports such as the metrics page: plain values, read when they are needed."""
 
 from __future__ import annotations
 

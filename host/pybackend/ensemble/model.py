@@ -46,7 +46,7 @@ class EnsembleModel(Model):
         self._unread = ModelLoadError(f"the labels of ensemble '{source.full_name}' are not read yet")
         self._host = host
         self._steps = steps_of(source.config)
-        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.door)
+        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.router)
         self._requests = EnsembleRequests(
             self.name, self.version, self.statistics, self.open_requests, source.config, host
         )

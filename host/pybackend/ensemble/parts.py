@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from pybackend.ensemble.plan import ONCE, EnsemblePlan
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
-from pybackend.model.door import ModelDoor
 from pybackend.model.model import Model, ModelState
+from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.ensemble import EnsembleStep
 from pybackend.modelconfig.signature import ModelSignature
 
@@ -23,13 +23,13 @@ class EnsembleParts:
         may_come_back: True if it failed because of a model that may serve again without being loaded.
     """
 
-    def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], door: ModelDoor) -> None:
+    def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], router: ModelRouter) -> None:
         self.lack_unloaded = False
         self.may_come_back = False
         self._name = name
         self._namespace = namespace
         self._steps = steps
-        self._door = door
+        self._router = router
 
     @property
     def names(self) -> frozenset[str]:
@@ -46,7 +46,7 @@ class EnsembleParts:
         models: list[Model] = []
         for step in self._steps:
             try:
-                models.append(self._door.find(step.model_name, step.model_version, self._namespace))
+                models.append(self._router.find(step.model_name, step.model_version, self._namespace))
             except InferenceError as error:
                 self.may_come_back = isinstance(error, NotServingError) and error.code is ErrorCode.UNAVAILABLE
                 raise self._absence(step) from None
@@ -55,7 +55,7 @@ class EnsembleParts:
     def _absence(self, step: EnsembleStep) -> ModelLoadError:
         """The reason why a step cannot run; if several models are unknown, it names all of them."""
         part = step.model_name
-        absences = {name: self._door.absence(name, self._namespace) for name in self.names}
+        absences = {name: self._router.absence(name, self._namespace) for name in self.names}
         unknown = sorted(name for name, absence in absences.items() if not absence.known)
         if unknown:
             text = f"ensemble {self._name} contains models that are not available or ambiguous: {', '.join(unknown)}"
@@ -79,7 +79,7 @@ class EnsembleParts:
 
     def _serves_some_version(self, name: str) -> bool:
         try:
-            self._door.find(name, home=self._namespace)
+            self._router.find(name, home=self._namespace)
         except InferenceError:
             return False
         return True

@@ -24,10 +24,10 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
 from pybackend.model.cached_answers import cached_answers
-from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
 from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
 from pybackend.model.open_requests import OpenRequests, RequestOutcomes
+from pybackend.model.router import ModelRouter
 from pybackend.model.statistics import FailureReason, ModelStatistics
 from pybackend.modelconfig.ensemble import most_inflight
 from pybackend.modelconfig.schema import ModelConfig
@@ -69,11 +69,16 @@ class EnsembleRun:
     _paused = _ended = _closed = False
 
     def __init__(
-        self, owner: EnsembleRequests, door: ModelDoor, plan: EnsemblePlan, most_inflight: int, pending: PendingRequest
+        self,
+        owner: EnsembleRequests,
+        router: ModelRouter,
+        plan: EnsemblePlan,
+        most_inflight: int,
+        pending: PendingRequest,
     ) -> None:
         self.pending = pending
         self._owner = owner
-        self._door = door
+        self._router = router
         self._plan = plan
         self._most_inflight = most_inflight or MOST_INFLIGHT
         self._root = Scope(ONCE, None, plan.steps(ONCE))
@@ -227,7 +232,7 @@ class EnsembleRun:
             request.trace = whole.trace.child(of_execution=False)
         step_run = _StepRun(scope, step, inputs.correlation)
         try:
-            self._running[step_run] = self._door.submit(
+            self._running[step_run] = self._router.submit(
                 model,
                 request,
                 partial(self.on_response, step_run),
@@ -242,7 +247,7 @@ class EnsembleRun:
         if step.streams:
             self._regulate()
         if whole.is_inner:
-            self._door.on_queued()
+            self._router.on_queued()
 
     def _regions(self, step: PlannedStep, wanted: RegionOutputs, *, has_inputs: bool) -> RegionOutputs | None:
         """The destinations of a step's outputs that only the client reads; None if no tensor of it lies in a region."""
@@ -465,7 +470,7 @@ class EnsembleRequests(RequestOutcomes):
             path = first.stage(path)
         self.answers, path = cached_answers(host.cache, config, b"", self, path)
         self._deliver = guarded(path)
-        self._door = host.door
+        self._router = host.router
         self._most_inflight = most_inflight(config)
         self._runs: dict[EnsembleRun, EnsembleBinding] = {}
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
@@ -473,7 +478,7 @@ class EnsembleRequests(RequestOutcomes):
     def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
         """Run a request through its steps."""
         plan = binding.plan(pending.request.requested_outputs)
-        run = EnsembleRun(self, self._door, plan, self._most_inflight, pending)
+        run = EnsembleRun(self, self._router, plan, self._most_inflight, pending)
         self._runs[run] = binding
         run.start()
 

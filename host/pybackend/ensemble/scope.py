@@ -134,7 +134,7 @@ class Scope:
         unsettled: number of running steps that will add tensors to this scope.
     """
 
-    __slots__ = ("_left_out", "_memories", "chain", "parent", "running", "streams", "tensors", "unsettled", "waiting")
+    __slots__ = ("_memories", "_missing", "chain", "parent", "running", "streams", "tensors", "unsettled", "waiting")
 
     def __init__(self, chain: Chain, parent: Scope | None, steps: Sequence[PlannedStep]) -> None:
         self.chain = chain
@@ -145,17 +145,17 @@ class Scope:
         self.unsettled = 0
         self.tensors: dict[str, EnsembleTensor] = {}
         self._memories: list[Memory] = []
-        self._left_out: set[str] = set()
+        self._missing: set[str] = set()
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Note tensors that a step has left out of its response."""
-        self._left_out.update(names)
+    def mark_missing(self, names: Iterable[str]) -> None:
+        """Note tensors that are missing in the response of a step."""
+        self._missing.update(names)
 
     def lacks(self, name: str) -> bool:
-        """True if a step has left out a tensor of this scope or its ancestors."""
+        """True if a tensor is missing in the response of a step, of this scope or its ancestors."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope._left_out:
+            if name in scope._missing:
                 return True
             scope = scope.parent
         return False

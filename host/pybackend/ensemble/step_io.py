@@ -181,7 +181,7 @@ def take_outputs(
         else:
             memory.abandon()
     if made < len(names):
-        at.leave_out([name for name in names.values() if name not in tensors])
+        at.mark_missing([name for name in names.values() if name not in tensors])
 
 
 def add_outputs(

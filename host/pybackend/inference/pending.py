@@ -176,7 +176,7 @@ def to_sender(pending: PendingRequest, response: InferenceResponse) -> None:
     """The end of every path. If the receiver fails, the response is released, and no other request is affected."""
     try:
         pending.on_response(response)
-    except Exception:
+    except Exception:  # a receiver's fault must not end the stub whose message is being handled
         log.exception("the receiver of a response of model '%s' failed", response.model_name)
         response.release()
 
@@ -189,7 +189,7 @@ def guarded(path: ResponsePath) -> ResponsePath:
     def guard(pending: PendingRequest, response: InferenceResponse) -> None:
         try:
             path(pending, response)
-        except Exception:
+        except Exception:  # likewise a stage's
             log.exception("a response of model '%s' was lost on its way to its receiver", response.model_name)
             response.release()
 

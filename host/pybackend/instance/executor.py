@@ -1,4 +1,4 @@
-"""Sending executions to the stub of an instance, whichever of its lives it is in."""
+"""Sends executions to the stub of an instance, and finds those that last too long."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ class InstanceExecutor:
         return sum(len(execution.pending) for execution in islice(self._in_flight.values(), self._concurrency, None))
 
     @property
-    def room(self) -> int:
+    def prefetch_capacity(self) -> int:
         """How many more executions may wait in the stub's socket."""
-        return self._prefetch.room() if self.is_up and self.gate.lets_prefetch else 0
+        return self._prefetch.capacity() if self.is_up and self.gate.lets_prefetch else 0
 
     def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
@@ -156,8 +156,8 @@ class InstanceExecutor:
         )
         queued_ns = batch[0].request.queued_ns if len(batch) == 1 else 0
         self._shared_core.begin(session, self._prefetch.usual_ns, queued_ns)
-        if ahead and not self._prefetch.watches:
-            self._prefetch.watch()
+        if ahead and not self._prefetch.is_timed:
+            self._prefetch.start_timer()
 
     # For requests that were sent
 
@@ -260,8 +260,8 @@ class LongExecutions:
         self._noticed = False
 
 
-class ExecutionWatch:
-    """Watches the executions of one instance."""
+class ExecutionMonitor:
+    """Finds executions of one instance that last too long, and those that nobody waits for."""
 
     def __init__(self, executor: InstanceExecutor) -> None:
         self._executor = executor
@@ -269,7 +269,7 @@ class ExecutionWatch:
         self._telling: asyncio.Task[None] | None = None
         self._abandoned_ns = 0
 
-    def look(self, plan: InstancePlan, now_ns: int) -> None:
+    def check(self, plan: InstancePlan, now_ns: int) -> None:
         """Have the log say where an execution is that has become unusually long."""
         if plan.readiness_limit_s is None:
             return  # somebody sits at a debugger

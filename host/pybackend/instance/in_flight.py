@@ -16,7 +16,7 @@ from pybackend.instance.execution import (
     unanswered,
 )
 from pybackend.instance.lent_inputs import share, taken_back
-from pybackend.instance.plan import InstancePlan, OutputWatcher
+from pybackend.instance.plan import InstancePlan, OutputListener
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.shared_core import SharedCore
@@ -67,14 +67,14 @@ class ExecutionsInFlight:
         self._version = version
         self._shared_core = shared_core
         self._reschedules = False
-        self._watcher: OutputWatcher | None = None
+        self._output_listener: OutputListener | None = None
 
     def begin(self, session: StubSession, plan: InstancePlan) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
         self._reschedules = plan.initialize.reschedules
-        self._watcher = plan.outputs
-        session.outputs.watcher = plan.outputs
+        self._output_listener = plan.outputs
+        session.outputs.listener = plan.outputs
         self.prefetch.begin(plan.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
@@ -204,8 +204,8 @@ class ExecutionsInFlight:
 
     def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
         """The model has returned an output whose name is not configured, for the first time."""
-        if self._watcher is not None:
-            self._watcher.on_dropped_output(dropped.name)
+        if self._output_listener is not None:
+            self._output_listener.on_dropped_output(dropped.name)
 
     def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
         """``execute`` is about to return; the model wants to see some of its requests once more."""

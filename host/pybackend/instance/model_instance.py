@@ -12,7 +12,7 @@ from typing import Any
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import RunningExecution
 from pybackend.instance.execution import InstanceOwner
-from pybackend.instance.executor import ExecutionWatch, InstanceExecutor
+from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
@@ -117,7 +117,7 @@ class ModelInstance:
         state: where it is in its life.
         output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
-        watch: looks at its executions.
+        monitor: finds executions that last too long.
         restart_count: how often its process was replaced after it had died.
     """
 
@@ -136,7 +136,7 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
-        self.watch = ExecutionWatch(self.executor)
+        self.monitor = ExecutionMonitor(self.executor)
         self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
@@ -294,7 +294,7 @@ class ModelInstance:
         if session is None:
             return
         if self._plan is not None:
-            self.watch.look(self._plan, now_ns)
+            self.monitor.check(self._plan, now_ns)
             limit_s = self._plan.execution_limit_s
             if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
                 session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
@@ -305,7 +305,7 @@ class ModelInstance:
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
         session = self.session
-        if session is None or not self.watch.is_abandoned(limit_s, now_ns):
+        if session is None or not self.monitor.is_abandoned(limit_s, now_ns):
             return
         log.info("instance '%s' was replaced, and executes for nobody: it is ended", self.name)
         if not is_needed:
@@ -324,7 +324,7 @@ class ModelInstance:
         if session is not self.session:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""
-        self.watch.forget()
+        self.monitor.forget()
         session.readiness.answer(unhealthy(self.name, cause))
         if self.state is not InstanceState.READY:
             self.executor.lose(cause)

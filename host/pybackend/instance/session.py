@@ -183,7 +183,7 @@ class StubSession:
         self._plan = plan
         self._on_end = on_end
         loop = asyncio.get_running_loop()
-        process.watch(loop, self._on_exit)
+        process.on_exit(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
@@ -191,7 +191,9 @@ class StubSession:
         dispatch = MessageDispatch(life, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
-        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room, plan.budget)
+        self.outputs = outputs = OutputMemory(
+            channel, plan.output_memory_limit_bytes, plan.disconnect_slow_clients, plan.budget
+        )
         self.caller = caller = CallingStub(plan, instance, lease_input, channel, life, inputs, outputs, find_trace)
         self.readiness = readiness = ReadinessProbe(self._ask_readiness)
         dispatch.connect(

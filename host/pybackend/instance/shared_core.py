@@ -88,7 +88,7 @@ class SharedCore:
 
     def _share(self) -> None:
         self._alone = 0
-        self.core = cores.stay()
+        self.core = cores.pin()
         if self.core is not None:
             self._renewal = asyncio.get_running_loop().call_later(RENEW_S, self.part)
 
@@ -97,7 +97,7 @@ class SharedCore:
         if self.core is None:
             return
         self.core = None
-        cores.roam()
+        cores.unpin()
         if self._renewal is not None:
             self._renewal.cancel()
         stubs, self._stubs = self._stubs, set()

@@ -147,7 +147,7 @@ class CachedAnswers:
         self._keys[pending] = key
         try:
             self._model.enqueue(pending)
-        except BaseException:
+        except BaseException:  # whatever the reason, there will be no response to store
             self._keys.pop(pending, None)
             raise
 

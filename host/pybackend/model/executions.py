@@ -59,7 +59,7 @@ class ModelQueue:
         return False
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
-        """All running executions, unless an instance has room for one more."""
+        """All running executions, unless an instance could run one more."""
         return () if any(instance.has_place for instance in self._instances) else self.running
 
     @property

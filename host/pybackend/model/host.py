@@ -12,12 +12,12 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.pending import ResponsePath, to_sender
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
-from pybackend.instance.plan import MakeRoom, nobody_leaves
+from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
-from pybackend.model.door import ModelDoor
+from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.private_room import room_places
@@ -43,7 +43,7 @@ class ModelHost:
     Attributes:
         launcher: starts model processes.
         services: answers requests from model code.
-        door: sends ensembles' requests to their parts.
+        router: sends ensembles' requests to their parts.
         auto_complete: True if models may complete their configuration.
         model_load_count: number of models that may load at the same time.
         model_memory_limit_bytes: limit on input memory per model, and on output memory per instance.
@@ -71,13 +71,13 @@ class ModelHost:
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
         room_places: candidate locations for the server's private runtime directories.
-        make_room: called when the output memory of a process is short.
+        disconnect_slow_clients: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
     launcher: StubLauncher
     services: StubServices
-    door: ModelDoor
+    router: ModelRouter
     auto_complete: bool
     model_load_count: int
     model_memory_limit_bytes: int
@@ -104,7 +104,7 @@ class ModelHost:
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
-    make_room: MakeRoom = nobody_leaves
+    disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
 
     @property

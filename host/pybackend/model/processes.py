@@ -217,7 +217,7 @@ class ModelProcesses:
             model,
             host.model_memory_limit_bytes,
             source.namespace,
-            host.make_room,
+            host.disconnect_slow_clients,
             host.tensor_budget,
             self._callers,
             host.terminal,

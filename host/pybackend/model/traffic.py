@@ -186,7 +186,7 @@ class Traffic:
             return submit(model, request, on_response)
         try:
             pending = submit(model, request, copy.compared(on_response))
-        except BaseException:
+        except BaseException:  # whatever the reason, there is nothing to compare the copy with
             copy.discard()
             raise
         copy.send_soon()

@@ -240,7 +240,7 @@ class VersionLoader:
                 wanted.append(added[-1][0])
         try:
             await self._start(after, [instance for instance, _ in added], [spec for _, spec in added])
-        except BaseException:
+        except BaseException:  # cancelled, too: processes must not outlive their load
             await processes.drop([instance for instance, _ in added])
             raise
         specs = instances(after.config)

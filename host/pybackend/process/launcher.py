@@ -145,7 +145,7 @@ class StubLauncher:
         try:
             with connected_ends() as (ours, theirs):
                 process = await zygotes.fork(kind, launch, theirs, mark)
-        except BaseException as error:
+        except BaseException as error:  # cancelled, too: the mark would never be free again
             self._on_end(mark)
             if isinstance(error, (OSError, ZygoteError)):
                 return None

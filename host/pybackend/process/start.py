@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pybackend.cores import roam
+from pybackend.cores import unpin
 from pybackend.environment.environment import Environment
 from pybackend_wire.confinement import Confinement
 
@@ -155,7 +155,7 @@ def start_process(
 def _popen(
     command: list[str], variables: Mapping[str, str], inherited: Collection[int], output: int
 ) -> subprocess.Popen[bytes]:
-    roam()
+    unpin()
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -43,7 +43,7 @@ class StubProcess:
         self._pidfd: int | None = None
         self._on_exit: Callable[[], None] | None = None
 
-    def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+    def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
         """Call ``on_exit`` once, on the loop, after the process has ended."""
         self._on_exit = on_exit
         self._loop = loop
@@ -52,7 +52,7 @@ class StubProcess:
         self._output.start(loop)
 
     def send_output_to(self, output: ModelOutput) -> None:
-        """Name the instance that this process will be, before :meth:`watch`; this includes its output so far."""
+        """Name the instance that this process will be, before :meth:`on_exit`; this includes its output so far."""
         self._output.output = output
 
     def read_output(self) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pybackend.cores import roam
+from pybackend.cores import unpin
 
 _PROGRAM = Path(__file__).with_name("warden_program.py")
 
@@ -25,7 +25,7 @@ class Warden:
     def __init__(self, lowest: int, highest: int) -> None:
         reading, self._writing = os.pipe()
         try:
-            roam()
+            unpin()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(_PROGRAM), *map(str, (reading, lowest, highest))],
                 stdin=subprocess.DEVNULL,

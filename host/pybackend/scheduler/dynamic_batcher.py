@@ -115,7 +115,7 @@ class DynamicBatcher:
             self._owner.on_rejected(pending, expired)
         ripe_ns = 0
         while self._queue and (self._hold is None or self._hold.is_over(len(self._queue))):
-            instance = self._idle_instance() or self._roomy_instance()
+            instance = self._idle_instance() or self._prefetching_instance()
             if instance is None:
                 break
             batch = self._form(now_ns)
@@ -147,9 +147,9 @@ class DynamicBatcher:
                 return instances[index]
         return None
 
-    def _roomy_instance(self) -> BatchExecutor | None:
+    def _prefetching_instance(self) -> BatchExecutor | None:
         """An instance that will soon be free, so that its next batch may be sent ahead."""
-        return next((instance for instance in self._instances if instance.room), None)
+        return next((instance for instance in self._instances if instance.prefetch_capacity), None)
 
     def _send(self, instance: BatchExecutor, batch: _Batch) -> None:
         requests: list[PendingRequest] = []

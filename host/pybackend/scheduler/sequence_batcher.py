@@ -491,8 +491,8 @@ class _CountingInstance:
         return self._instance.is_idle
 
     @property
-    def room(self) -> int:
-        return self._instance.room
+    def prefetch_capacity(self) -> int:
+        return self._instance.prefetch_capacity
 
     @property
     def is_up(self) -> bool:
@@ -516,8 +516,8 @@ class _HeldInstance:
         return self._is_over() and self._instance.is_idle
 
     @property
-    def room(self) -> int:
-        return self._instance.room if self._is_over() else 0
+    def prefetch_capacity(self) -> int:
+        return self._instance.prefetch_capacity if self._is_over() else 0
 
     @property
     def is_up(self) -> bool:

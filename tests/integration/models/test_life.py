@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.calls.services import InnerDoor, ModelServices
+from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.shared_core import SharedCore
@@ -150,7 +150,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
         host = ModelHost(
             launcher=launcher,
             services=services,
-            door=InnerDoor(services),
+            router=EngineRouter(services),
             auto_complete=True,
             model_load_count=1,
             model_memory_limit_bytes=1 << 24,

@@ -202,7 +202,7 @@ class StreamedBody:
 
     def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
         """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
-        lease = obtain(partial(self._admission.room, size, tensor.name, arriving=arriving), self._on_shortage)
+        lease = obtain(partial(self._admission.allocate, size, tensor.name, arriving=arriving), self._on_shortage)
         if lease is None:
             tensor.data = bytearray(size)
             return memoryview(tensor.data)

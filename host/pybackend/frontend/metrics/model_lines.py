@@ -149,7 +149,7 @@ _FAMILIES: Sequence[_ModelFamily] = (
     _ModelFamily(
         "nv_model_load_duration_secs",
         "gauge",
-        "VersionFigures load time in seconds",
+        "Model load time in seconds",
         lambda version: version.statistics.load_duration_ns / 1e9,
     ),
     _ModelFamily(

@@ -65,7 +65,7 @@ def test_who_leaves_is_not_executed_and_the_others_keep_their_order(run, seed):
                 gone = left.pop(chance.randrange(len(left)))
                 scheduler.remove(gone)
             if chance.random() < 0.3:
-                instance.room = 2
+                instance.prefetch_capacity = 2
                 scheduler.dispatch()
                 expected += left[:2]
                 del left[:2]
