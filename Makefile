@@ -28,6 +28,9 @@ TIMES       ?= 100
 REQUESTS    ?= 1000000
 SOAK_ARGS   ?= --requests $(REQUESTS)
 
+# A file's tests share servers: they run in one process.
+TESTS        = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 # The protobuf schema.
 SCHEMA := host/pybackend/schema
 
@@ -41,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-frameworks locks lint format fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks locks lint format fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,15 +52,16 @@ help: ## what can be made
 demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and call each with an unmodified Triton client
 	@$(BIN)/python examples/demo.py
 
-test: lint $(NODE_MODULES) ## the linters, then every test
-	@# A file's tests share servers: they run in one process.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: lint $(NODE_MODULES) ## the linters, then the tests that every change must pass
+	$(TESTS) $(PYTEST_ARGS)
+
+test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
+	$(TESTS) --all $(PYTEST_ARGS)
 
 test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, with all frameworks, which it installs
 	@# Packing takes minutes: its test is not stuck.
-	PYBACKEND_TEST_PACKING=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-	  -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
+	PYBACKEND_TEST_PACKING=1 $(TESTS) --all -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
 
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)
@@ -74,7 +78,7 @@ format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff format
 
 fuzz: $(MARK)-dev ## try properties with new examples, and the decoders of requests with much more garbage than the tests do
-	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \
+	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --all --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \
 	  -m hypothesis tests/unit tests/integration tests/e2e/http/test_garbage.py
 
 schema: $(MARK)-dev ## compile the .proto files

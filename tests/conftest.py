@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.fuzzing import SEARCHING
 from tests.support.warm_start import end_forker, starts
 
-pytest_plugins = ["tests.support.fresh_fixtures", "tests.support.durations"]
+pytest_plugins = ["tests.support.fresh_fixtures", "tests.support.durations", "tests.support.thorough"]
 
 _ENDING_S = 30.0
 

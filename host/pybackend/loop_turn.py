@@ -1,4 +1,4 @@
-"""Callbacks deferred until a stub's messages are handled, instead of until the event loop's next turn.
+"""Callbacks deferred until a stub's messages are handled, instead of until the event loop's next iteration.
 
 A call between models passes the scheduler and a socket. Without this, each would wait for the loop to poll for other
 events first.
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 
 class LoopTurn:
-    """Callbacks of one event loop that are deferred until later in the same turn."""
+    """Defers callbacks: while messages of a stub are handled, until right after them; otherwise to the loop's next iteration."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -21,7 +21,7 @@ class LoopTurn:
         self._callbacks: deque[Callable[[], None]] = deque()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call this once the current message is handled, or in the loop's next turn if no message is being handled."""
+        """Call this once the current message is handled, or in the loop's next iteration if no message is being handled."""
         if self._handling:
             self._callbacks.append(callback)
         else:

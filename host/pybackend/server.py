@@ -47,8 +47,7 @@ from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
-from pybackend.tracing.start import make_recorder
-from pybackend.tracing.tracer import Tracer
+from pybackend.tracing.tracer import Tracer, make_recorder
 
 log = logging.getLogger(__name__)
 
@@ -245,6 +244,7 @@ class Server:
                 rules.call_policy(),
                 self._settings.grpc,
                 senders=self._senders,
+                fast_paths=self._settings.fast_paths,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)
@@ -262,7 +262,12 @@ class Server:
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
             routes = InferFrontend(
-                self._engine, limits, self._kept, forwards=rules.http_forwards, senders=self._senders
+                self._engine,
+                limits,
+                self._kept,
+                senders=self._senders,
+                forwards=rules.http_forwards,
+                fast_paths=self._settings.fast_paths,
             )
             v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)

@@ -31,11 +31,6 @@ _TREES = frozenset(
 def read_estimator(path: str, parameters: Mapping[str, Any], *, backend: str) -> Any:
     """The estimator in a file of skops, joblib or pickle, by the file's ending.
 
-    Args:
-        path: of the file.
-        parameters: the model's, of :data:`ESTIMATOR_PARAMETERS`.
-        backend: its name, for messages.
-
     Raises:
         TritonModelException: the file cannot be read, holds types that were not allowed, or is a pickle that was not.
     """
@@ -68,7 +63,7 @@ def _from_skops(path: str, allowed: str, backend: str) -> Any:
         )
     try:
         return skops.load(path, trusted=types)
-    except Exception as error:
+    except Exception as error:  # the file decides what is called
         raise TritonModelException(
             f"{path} cannot be loaded by the installed scikit-learn: {_reason(error)}"
         ) from error
@@ -89,7 +84,7 @@ def _from_pickle(path: str, word: str, backend: str) -> Any:
             return pickle.load(file)  # noqa: S301  the author said so
     except TritonModelException:
         raise
-    except Exception as error:
+    except Exception as error:  # a pickle runs any code
         if _is_no_pickle(error):
             raise TritonModelException(
                 f"{path} cannot be loaded: {_reason(error)}. The file is truncated, or no pickle: joblib.dump(estimator, "

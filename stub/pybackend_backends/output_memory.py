@@ -17,7 +17,6 @@ class SizedOutputs:
     """The outputs of a model whose sizes follow from the batch alone.
 
     Args:
-        signature: of the model's file.
         most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
     """
 

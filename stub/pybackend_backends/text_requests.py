@@ -66,7 +66,6 @@ def settings_of(request: InferenceRequest, is_known: "Callable[[str], bool]") ->
     """Merge a request's two places for sampling settings; the input wins over the request parameters.
 
     Args:
-        request: of a client.
         is_known: whether a name is that of a setting; other request parameters are left out.
 
     Raises:

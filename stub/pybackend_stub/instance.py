@@ -4,6 +4,7 @@ A stub runs one, and so does a test harness for each model. This module knows th
 who receives them, and in which thread the model's code runs.
 """
 
+import gc
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ from pybackend_wire.host_messages import (
     Answer,
     Attach,
     Cancel,
+    Collect,
     Detach,
     Execute,
     Flow,
@@ -198,6 +200,8 @@ class ModelInstance:
         elif isinstance(message, Flow):
             assert self._responder is not None
             self._responder.on_flow((message.execution, message.request), message.allowed)
+        elif isinstance(message, Collect):
+            gc.collect()
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None

@@ -20,8 +20,6 @@ def element_problem(data: Buffer, wanted: int, about: str) -> "Generator[None, N
     """Walk the length fields; yields where other work may run.
 
     Args:
-        data: the tensor's bytes.
-        wanted: number of elements.
         about: the tensor, for the sentence that is returned.
 
     Returns:

@@ -28,7 +28,6 @@ class ModelToLoad(NamedTuple):
 
     Attributes:
         model_file: absolute path of the file to import.
-        model_name: the model.
         instance_name: the stub's instance, for messages and models.
         version_directory: the result of ``get_model_dir()``.
         of_backend: whether the file belongs to a Python-based backend.
@@ -205,6 +204,13 @@ class Probe(NamedTuple):
     """Ask the model whether it is ready."""
 
 
+class Collect(NamedTuple):
+    """Run the garbage collector: response senders that the model has dropped may be part of reference cycles.
+
+    An idle process makes no new objects, so its collector would never run by itself.
+    """
+
+
 class Finalize(NamedTuple):
     """Call ``finalize`` and exit."""
 
@@ -222,6 +228,7 @@ FromHost = Union[
     Reply,
     Answer,
     Probe,
+    Collect,
     Finalize,
 ]
 
@@ -238,6 +245,7 @@ HOST_MESSAGES: Dict[int, Any] = {
     HostMessage.REPLY: Reply,
     HostMessage.ANSWER: Answer,
     HostMessage.PROBE: Probe,
+    HostMessage.COLLECT: Collect,
     HostMessage.FINALIZE: Finalize,
 }
 """The type of each kind."""

@@ -53,11 +53,7 @@ def encode_record(
     """Encode a record as pieces; each must be written with one call, in this order.
 
     Args:
-        pid: process that writes the record.
         thread: thread that writes it; together with the process it identifies the pieces of one message.
-        level: number of a ``pb_utils.Logger.LogLevel``.
-        file: name of the source file.
-        line: line in that file.
         message: text without lone surrogates.
         failure: number of the failure that the message is about; 0 for other messages.
         about: the ids of the requests, and of their traces, that the message is about; "" if there are none.
@@ -94,10 +90,6 @@ def encode_failure_note(pid: int, file: str, line: int, failure: int, who: str, 
     """Encode the note that an execution has failed, as one piece.
 
     Args:
-        pid: process that writes it.
-        file: name of the source file that the failure came from.
-        line: line in that file.
-        failure: the failure's number, not 0.
         who: the execution's requests, as the end of a sentence.
         what: the error in short.
     """

@@ -26,8 +26,8 @@ both ends come from one wheel.
 A RESULT holds None for each request that is answered in another way: by RESPOND, any number of times until one is
 final, or later, if a RESCHEDULED came before. A rescheduled request is executed again, as part of another EXECUTE. From
 INITIALIZE to FINALIZED a model may send questions. The stub numbers them. The host answers each CALL (run another
-model) with REPLY until one is final, and every other question with one ANSWER. CANCEL, FLOW and PROBE may come whenever
-the model is ready; the answer to PROBE is READINESS.
+model) with REPLY until one is final, and every other question with one ANSWER. CANCEL, FLOW, PROBE and COLLECT may come
+whenever the model is ready; the answer to PROBE is READINESS.
 
 Type names appear in annotations as text. The host, which does not trust a stub, derives from them the types for
 checking a stub's messages, and adds the bounds of :data:`Natural` and the like.
@@ -126,6 +126,7 @@ class HostMessage(IntEnum):
     REPLY = 11
     ANSWER = 12
     PROBE = 13
+    COLLECT = 14
 
 
 class StubMessage(IntEnum):
@@ -192,12 +193,10 @@ class TensorPlace(NamedTuple):
     """A tensor and the location of its bytes.
 
     Attributes:
-        name: the tensor's name.
         datatype: wire name of its datatype.
         shape: its dimensions, at most :data:`MOST_DIMENSIONS`.
         segment: number of a shared segment, or :data:`TAIL`.
         offset: first byte, in the segment or the tail.
-        nbytes: number of bytes.
     """
 
     name: str
@@ -219,7 +218,6 @@ class RequestOptions(NamedTuple):
     """Rarely used options of a request; None on the wire if all have their defaults.
 
     Attributes:
-        id: the request's id.
         correlation_id: of its sequence.
         flags: of its sequence.
         priority: 1 is the highest.

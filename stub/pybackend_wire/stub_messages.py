@@ -30,8 +30,6 @@ class Hello(NamedTuple):
     Attributes:
         protocol_version: of :mod:`pybackend_wire.messages`.
         pid: the process.
-        python: version of the interpreter.
-        numpy: version of numpy.
         codecs: the choices for LOAD.
         confined: by layer of the sandbox, the reason why it is not in force, ``""`` if it is; empty without a sandbox.
     """
@@ -147,7 +145,6 @@ class Call(NamedTuple):
 
     Attributes:
         call: the stub's number for it; questions share the numbering.
-        model_name: the model to run.
         model_version: -1 lets the host choose.
         decoupled: whether the caller accepts any number of responses.
         execution: the execution that cannot end before the call does, 0 if that is not known.

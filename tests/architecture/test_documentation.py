@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import subprocess
@@ -141,3 +142,42 @@ def test_bounds_of_http2_are_those_of_the_code():
         (field.name, "none" if field.default is None else f"{field.default:,}")
         for field in dataclasses.fields(http2.Config)
     ]
+
+
+SOURCE_NAME = re.compile(r"`((?:[a-z_]+/)*[a-z_0-9]+\.py|[A-Z][A-Za-z0-9]+(?:\.[a-z_]\w*)?)`")
+ELSEWHERE = frozenset(
+    {
+        "BufferedProtocol",
+        "FileDescriptorSet",
+        "ModelInferRequest",
+        "TritonPythonModel",
+        "TritonPythonModel.execute",
+        "model.py",
+    }
+)
+"""Names in the architecture pages that are of other projects, or of models."""
+
+
+def test_names_in_the_architecture_pages_are_in_the_source():
+    sources = [path for folder in ("host", "stub", "sdk", "tests") for path in (ROOT / folder).rglob("*.py")]
+    files = {"/".join(path.parts[-depth:]) for path in sources for depth in range(1, 7)}
+    classes, members = set(), set()
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+                members |= {(node.name, getattr(each, "name", "")) for each in node.body}
+                members |= {
+                    (node.name, getattr(each.target, "id", "")) for each in node.body if isinstance(each, ast.AnnAssign)
+                }
+    unknown = {}
+    for page in sorted((ROOT / "docs" / "architecture").rglob("*.md")):
+        for name in SOURCE_NAME.findall(page.read_text()):
+            owner, _, member = name.partition(".")
+            if name.endswith(".py"):
+                known = name in files
+            else:
+                known = owner in classes and (not member or (owner, member) in members)
+            if not known and name not in ELSEWHERE and not owner.isupper():
+                unknown.setdefault(page.name, set()).add(name)
+    assert unknown == {}

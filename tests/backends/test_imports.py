@@ -21,6 +21,7 @@ from tests.support.server import serving
 
 # TensorFlow and torch take long to start, and warn about themselves.
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.e2e,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),

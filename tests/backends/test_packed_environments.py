@@ -30,7 +30,7 @@ VARIABLE = "PYBACKEND_TEST_PACKING"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.timeout(3000),
     pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"packing takes minutes: {VARIABLE}=1 wants it"),
 ]

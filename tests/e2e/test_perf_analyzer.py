@@ -9,7 +9,7 @@ import pytest
 from tests.peers.perf_analyzer import RUNS, PerfAnalyzer, write_models
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e]
 
 TITLES = (
     "HTTP, 8 at once, asynchronous",

@@ -76,7 +76,7 @@ def test_demo_refuses_unknown_examples():
     assert (done.returncode, done.stdout) == (1, "FAIL: no such example: no_such_example\n")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_demo_of_two_examples_passes():
     done = subprocess.run(
         [sys.executable, "examples/demo.py", "add_sub", "string_upper"],

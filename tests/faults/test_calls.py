@@ -15,6 +15,7 @@ from tests.faults.leaks import figure, serving_without_leaks
 from tests.faults.victims import Asker, ask, starts, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.server import free_of_processes, serving
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
@@ -315,7 +316,7 @@ def test_iterators_that_are_dropped_half_way(server):
 # --- A caller that does not read ---
 
 
-@pytest.mark.parametrize(("count", "nbytes"), [(20_000, 5_000), (4_000, 50_000), (200, 1_500_000)])
+@pytest.mark.parametrize(("count", "nbytes"), [(4_000, 50_000), *thorough((20_000, 5_000), (200, 1_500_000))])
 def test_a_caller_that_stands_still_while_others_stream_to_it(server, repository, count, nbytes):
     """The stream waits for it instead of growing in the host; once it goes on, it gets everything, in order."""
     name, directory = f"sent_{nbytes}", repository / "flooder"

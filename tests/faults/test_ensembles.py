@@ -170,6 +170,7 @@ def test_without_a_process_the_ensemble_is_not_ready(server, directories):
     assert told(ask(server, "frail_chain", "echo echo hello")) == ["hello"]
 
 
+@pytest.mark.thorough
 def test_large_tensors_of_processes_that_die(server, directories):
     """Their memory is read, and given back, although who has written it is gone."""
     for round_number in range(3):

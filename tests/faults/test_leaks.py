@@ -47,6 +47,7 @@ def warm_up(server: ServerProcess) -> None:
             assert answer.result().status == 200
 
 
+@pytest.mark.thorough
 def test_fifty_deaths(tmp_path):
     directory = write_victim(tmp_path, "mortal", f"instance_group [ {{ count: {INSTANCES} kind: KIND_CPU }} ]")
     with serving(tmp_path) as server:

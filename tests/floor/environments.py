@@ -14,9 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
+
+from tests.support.thorough import thorough
 
 FLOOR = (3, 8)
 """The oldest CPython that a model's environment may have."""
@@ -69,17 +73,18 @@ class Row:
         return f"numpy=={OLDEST_NUMPY_1[self.minor]}"
 
 
-def rows() -> list[Row]:
-    """The environments to test: a few by default, all of them with ``PYBACKEND_FLOOR=all``.
+def rows(protocols: Sequence[bool] = (False, True)) -> list[Any]:
+    """The environments to test, as parameters of pytest.
 
-    The few: the oldest CPython, the newest one found and the host's own, each with the oldest numpy over json and the newest
-    over msgpack.
+    ``make test`` takes the oldest CPython with the oldest numpy over json, and the newest one found with the newest numpy
+    over msgpack; ``make test-all`` takes every CPython with both, over both.
+
+    Args:
+        protocols: whether environments have msgpack.
     """
-    if os.environ.get("PYBACKEND_FLOOR") == "all":
-        minors = sorted({*KNOWN_MINORS, *interpreters()})
-        return [Row(*each) for each in product(minors, (1, 2), (False, True))]
-    minors = sorted({FLOOR[1], sys.version_info.minor, max(interpreters())})
-    return [Row(minor, numpy_major, numpy_major == 2) for minor in minors for numpy_major in (1, 2)]
+    few = (Row(FLOOR[1], 1, msgpack=False), Row(max(interpreters()), 2, msgpack=True))
+    known = [Row(*each) for each in product(sorted({*KNOWN_MINORS, *interpreters()}), (1, 2), protocols)]
+    return [row if row in few else thorough(row)[0] for row in known]
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """The stub runs in every environment that models may have: CPython from 3.8 on, numpy from 1.19 on, msgpack or not.
 
-``PYBACKEND_FLOOR=all`` tests all combinations; by default the oldest, the newest and the host's own CPython are tested.
 What cannot be had on a machine is skipped, with the reason.
 """
 

@@ -71,7 +71,7 @@ def test_sum(model_harness, value):
 )
 
 
-@pytest.fixture(scope="module", params=[row for row in environments.rows() if not row.msgpack], ids=str)
+@pytest.fixture(scope="module", params=environments.rows(protocols=(False,)), ids=str)
 def row(request: pytest.FixtureRequest) -> environments.Row:
     return request.param
 

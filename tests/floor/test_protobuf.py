@@ -20,6 +20,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from tests.floor import environments
+from tests.support.thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,7 +105,7 @@ def _run(python: str, *arguments: str, text: str = "", **variables: str) -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("release", ["oldest", "newest"])
+@pytest.mark.parametrize("release", ["oldest", *thorough("newest")])
 @pytest.mark.timeout(200)
 def test_a_release_of_protobuf_reads_and_writes_messages_and_configurations(release):
     try:

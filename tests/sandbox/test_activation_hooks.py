@@ -26,6 +26,7 @@ from pybackend.settings import SandboxSettings
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, OTHER_UID, arena, public_directory
 from tests.support.gates import wait_until
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -54,7 +55,7 @@ class Hooks:
         self.repository.mkdir(exist_ok=True)
         (self.repository / "model.py").write_text(OTHERS_FILE)
         self._sandbox = Sandbox(SandboxSettings(), [self.repository], stage_bundle())
-        self._effects = HookEffects(EnvironmentCache(base / "cache"), ShellRunner(self._sandbox, limit_s))
+        self._effects = HookEffects(EnvironmentCache(base / "cache"), ShellRunner(self._sandbox, limit_s).run)
         self.cancelled = threading.Event()
 
     def write(self, *texts: str) -> None:
@@ -148,12 +149,14 @@ WITHOUT_END = {
 }
 
 
-@pytest.mark.parametrize("text", WITHOUT_END.values(), ids=WITHOUT_END)
-def test_one_without_end_is_ended(text, base, many, caplog):
+@pytest.mark.parametrize("what", ["daemon", *thorough("sleep", "talk", "deaf")])
+def test_one_without_end_is_ended(what, base, many, caplog):
     hooks = Hooks(base, limit_s=5)
     try:
         with caplog.at_level(logging.WARNING):
-            found = hooks.variables("export GOOD=1", f"export BAD=1\n{text.replace('MANY', many)}", "export LATER=1")
+            found = hooks.variables(
+                "export GOOD=1", f"export BAD=1\n{WITHOUT_END[what].replace('MANY', many)}", "export LATER=1"
+            )
     finally:
         hooks.close()
     assert (found.get("GOOD"), found.get("BAD"), found.get("LATER")) == ("1", None, None)
@@ -174,10 +177,10 @@ TOO_MUCH = {
 }
 
 
-@pytest.mark.parametrize("text", TOO_MUCH.values(), ids=TOO_MUCH)
-def test_one_that_takes_too_much_is_named(text, hooks, many, caplog):
+@pytest.mark.parametrize("what", ["answer", "processes", *thorough("variables", "processor", "memory")])
+def test_one_that_takes_too_much_is_named(what, hooks, many, caplog):
     with caplog.at_level(logging.WARNING):
-        found = hooks.variables(text.replace("MANY", many))
+        found = hooks.variables(TOO_MUCH[what].replace("MANY", many))
     assert set(found) == {"PATH", "LD_LIBRARY_PATH"}
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"Activation hook {hooks.directory}/0.sh ")
@@ -222,7 +225,7 @@ echo "uid=$(id -u) got='$got' $(grep -E 'Seccomp:|NoNewPrivs:' /proc/self/status
 """
 
 
-@pytest.mark.parametrize("kind", ["root", "user", "docker", "kubernetes"])
+@pytest.mark.parametrize("kind", ["root", *thorough("user", "docker", "kubernetes")])
 def test_every_kind_of_server_confines_them_whatever_its_models_are(environment, kind):
     directory, _ = environment
     place = directory / "etc" / "conda" / "activate.d"

@@ -7,6 +7,7 @@ import pytest
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, MEMORY_MB, arena
 from tests.sandbox.table import ATTACKS, OWN, SHARED, STANDARD, STOPPED, STRICT, USER
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,7 +28,7 @@ def options(level: str, processes: int, **more: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", ["root", "docker", "user", "kubernetes"])
+@pytest.mark.parametrize("kind", ["root", "user", *thorough("docker", "kubernetes")])
 def test_attacks(kind):
     as_root = kind in {"root", "docker"}
     processes = OWN_PROCESSES if as_root else SHARED_PROCESSES

@@ -15,6 +15,7 @@ from tests.sandbox.hosts import arena, write_attacker
 from tests.sandbox.table import ATTACKS, OWN, STOPPED, STRICT, USER
 from tests.sandbox.test_attacks import OWN_PROCESSES, SHARED_PROCESSES, options, to_be_tried
 from tests.support.server import serving
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -102,7 +103,7 @@ def takes_over(environment):
     return directory, told
 
 
-@pytest.mark.parametrize("kind", ["root", "docker", "user", "kubernetes"])
+@pytest.mark.parametrize("kind", ["root", *thorough("docker", "user", "kubernetes")])
 def test_its_first_code_is_as_strict_as_the_model(takes_over, kind):
     directory, told = takes_over
     who = OWN if kind in {"root", "docker"} else USER
@@ -126,7 +127,7 @@ def test_its_first_code_is_as_strict_as_the_model(takes_over, kind):
     assert not wrong, "\n".join(f"{attack}: {text}" for attack, text in wrong.items())
 
 
-@pytest.mark.parametrize("kind", ["root", "user"])
+@pytest.mark.parametrize("kind", ["root", *thorough("user")])
 @pytest.mark.parametrize("lines", ["Home = {real}\nhome = {fake}\n", "home = {fake}\nhome = {real}\n"])
 def test_it_opens_no_directory_by_naming_it(environment, kind, lines):
     directory, _ = environment

@@ -10,6 +10,7 @@ import pytest
 
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import arena
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -34,8 +35,9 @@ for place in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
 """
 
 
-@pytest.mark.parametrize("kind", ["root", "user"])
-@pytest.mark.parametrize("level", ["standard", "strict"])
+@pytest.mark.parametrize(
+    ("kind", "level"), [("root", "standard"), *thorough(("root", "strict"), ("user", "standard"), ("user", "strict"))]
+)
 def test_what_it_runs_first_is_confined(environment, kind, level):
     directory, packages = environment
     mark = Path(f"/tmp/pybackend-first-{level}-{kind}-{directory.parent.name}")

@@ -21,13 +21,14 @@ from tests.sandbox.test_ordinary_models import DEEDS, failures
 from tests.support.gates import wait_until
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
 ]
 
-KINDS = ["root", "docker", "user", "kubernetes"]
+KINDS = ["root", *thorough("docker", "user", "kubernetes")]
 
 NEEDS_NEW_KERNEL = set() if landlock.version() >= landlock.SCOPES else {"signals"}
 
@@ -145,6 +146,7 @@ def test_models_of_one_environment_are_forked_and_confined(environment, run_firs
         assert free_of_processes([zygote["pid"], *(one["pid"] for one in said.values())])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_runs_before_it_is_a_model_reaches_no_other_environments_models(environment, run_first, kind):
     directory, packages = environment
@@ -163,6 +165,7 @@ def test_what_it_runs_before_it_is_a_model_reaches_no_other_environments_models(
         assert zygote["done"] == ["finds its own model"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["docker", "user"])
 def test_attacks_of_a_fork_on_the_host_and_on_another_fork(environment, kind):
     who = OWN if kind in {"root", "docker"} else USER
@@ -202,6 +205,7 @@ def told(server: ServerProcess, verb: str, name: str) -> None:
     assert reply.status == 200, f"{reply}\n{server.output}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["root", "kubernetes"])
 def test_ordinary_models_that_were_forked_do_what_they_do(environment, kind):
     named = {"EXECUTION_ENV_PATH": str(environment[0])}
@@ -211,6 +215,7 @@ def test_ordinary_models_that_were_forked_do_what_they_do(environment, kind):
         assert failures(host, "m1", DEEDS) == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["root", "user"])
 def test_a_directory_that_was_put_in_place_of_a_models_is_reached(environment, kind):
     """What it was forked from before may reach another one: that which lay there then."""
@@ -229,6 +234,7 @@ def test_a_directory_that_was_put_in_place_of_a_models_is_reached(environment, k
         assert failures(host, "victim", ["reads_files_beside_its_code"]) == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not IS_ROOT, reason="only root has other users' processes forked")
 def test_with_the_last_model_of_an_environment_all_that_was_for_it_goes(environment):
     base = environment[0].parent
@@ -274,6 +280,7 @@ json.dumps = lie
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["root", "user"])
 def test_it_cannot_pass_another_models_process_off_as_its_fork(environment, kind):
     directory, packages = environment
@@ -299,7 +306,7 @@ def restarted(host: Arena, name: str) -> int:
 
 
 @pytest.mark.spec("pb-H06")
-@pytest.mark.parametrize("kind", ["root", "user"])
+@pytest.mark.parametrize("kind", ["root", *thorough("user")])
 def test_one_that_dies_is_replaced(environment, run_first, kind):
     directory, _ = environment
     starts = run_first()

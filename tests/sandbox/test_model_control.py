@@ -9,6 +9,7 @@ import pytest
 
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, arena
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -79,7 +80,7 @@ class Control:
         return self.sandbox(model)["level"]
 
 
-@pytest.fixture(scope="module", params=["root", "user"])
+@pytest.fixture(scope="module", params=["root", *thorough("user")])
 def kind(request):
     return request.param
 

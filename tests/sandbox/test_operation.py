@@ -16,6 +16,7 @@ from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import log_lines
 from tests.support.server import free_of_processes, serving
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -30,7 +31,7 @@ def write(repository: Path, name: str, **options: str) -> None:
 
 
 class TestCrashes:
-    @pytest.mark.parametrize("start", ["zygote", "own start"])
+    @pytest.mark.parametrize("start", ["zygote", *thorough("own start")])
     def test_a_fatal_signal_shows_the_python_stack_at_every_level(self, tmp_path, start):
         levels = ("off", "standard", "strict")
         for level in levels:
@@ -52,6 +53,32 @@ class TestCrashes:
         with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
             server.wait_for("Fatal Python error: Aborted")
             server.wait_for(r'early/1/model.py\\", line 4 in die')
+
+
+BELOW_A_FLOOR = {
+    "off": ({"SANDBOX": "off"}, "parameters SANDBOX is 'off', and this server has --sandbox-floor=strict"),
+    "standard": (
+        {"SANDBOX": "standard"},
+        "parameters SANDBOX is 'standard', and this server has --sandbox-floor=strict",
+    ),
+    "network": ({"SANDBOX_NETWORK": "yes"}, "parameters SANDBOX_NETWORK would let it have more"),
+    "read": ({"SANDBOX_READ": "/etc"}, "parameters SANDBOX_READ would let it have more"),
+    "uid": ({"SANDBOX_UID": "host"}, "parameters SANDBOX_UID would let it have more"),
+    "memory": ({"SANDBOX_MEMORY_MB": "99999999"}, "parameters SANDBOX_MEMORY_MB would let it have more"),
+    "processes": ({"SANDBOX_PROCESSES": "99999999"}, "parameters SANDBOX_PROCESSES would let it have more"),
+}
+"""What models ask for, and why they are refused, by name."""
+
+
+@pytest.fixture(scope="module")
+def with_a_floor(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("floor")
+    for name, (options, _) in BELOW_A_FLOOR.items():
+        write(repository, name, **options)
+    write(repository, "fine", SANDBOX_NETWORK="no", SANDBOX_MEMORY_MB="300", SANDBOX_PROCESSES="100")
+    flags = ("--sandbox-floor=strict", "--exit-on-error=false")
+    with serving(repository, flags=flags, ready=False) as server:
+        yield server
 
 
 class TestLevels:
@@ -79,26 +106,13 @@ class TestLevels:
                     (value,) = [count for labels, count in counted.items() if f'model="{name}"' in labels]
                     assert value == len(said["not_in_force"])
 
-    @pytest.mark.parametrize(
-        ("options", "reason"),
-        [
-            ({"SANDBOX": "off"}, "parameters SANDBOX is 'off', and this server has --sandbox-floor=strict"),
-            ({"SANDBOX": "standard"}, "parameters SANDBOX is 'standard', and this server has --sandbox-floor=strict"),
-            ({"SANDBOX_NETWORK": "yes"}, "parameters SANDBOX_NETWORK would let it have more"),
-            ({"SANDBOX_READ": "/etc"}, "parameters SANDBOX_READ would let it have more"),
-            ({"SANDBOX_UID": "host"}, "parameters SANDBOX_UID would let it have more"),
-            ({"SANDBOX_MEMORY_MB": "99999999"}, "parameters SANDBOX_MEMORY_MB would let it have more"),
-            ({"SANDBOX_PROCESSES": "99999999"}, "parameters SANDBOX_PROCESSES would let it have more"),
-        ],
-        ids=["off", "standard", "network", "read", "uid", "memory", "processes"],
-    )
-    def test_no_model_goes_below_the_floor(self, tmp_path, options, reason):
-        write(tmp_path, "low", **options)
-        write(tmp_path, "fine", SANDBOX_NETWORK="no", SANDBOX_MEMORY_MB="300", SANDBOX_PROCESSES="100")
-        flags = ("--sandbox-floor=strict", "--exit-on-error=false")
-        with serving(tmp_path, flags=flags, ready=False) as server:
-            assert reason in server.wait_for(r'"low +\| 1 \| (UNAVAILABLE.*)"')[1]
-            assert server.get("/v2/models/fine/sandbox").json["level"] == "strict"
+    @pytest.mark.parametrize("name", BELOW_A_FLOOR)
+    def test_no_model_goes_below_the_floor(self, with_a_floor, name):
+        assert BELOW_A_FLOOR[name][1] in with_a_floor.wait_for(rf'"{name} +\| 1 \| (UNAVAILABLE.*)"')[1]
+
+    def test_a_model_at_the_floor_is_served(self, with_a_floor):
+        with_a_floor.wait_until("/v2/models/fine/ready", 200)
+        assert with_a_floor.get("/v2/models/fine/sandbox").json["level"] == "strict"
 
     def test_the_models_own_code_has_no_say(self, tmp_path):
         write(tmp_path, "sly", SANDBOX="strict")
@@ -139,28 +153,39 @@ def _missing(repository: Path) -> dict[str, str]:
         return missing
 
 
-@pytest.mark.parametrize(
-    ("code", "option"),
-    [
-        ("open('/etc/passwd')", "SANDBOX_READ"),
-        ("import subprocess; subprocess.run(['/bin/true'])", "SANDBOX_SUBPROCESSES"),
-        ("os.fork()", "SANDBOX_SUBPROCESSES"),
-        ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
-        ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
-        ("from multiprocessing import shared_memory as m; m.SharedMemory(create=True, size=1)", "SANDBOX_SUBPROCESSES"),
-        ("def kill():\n    os.kill(os.getppid(), 0)\nkill()", "only processes that it started"),
-    ],
-    ids=["file", "program", "fork", "network", "memory", "shared-memory", "signal"],
-)
-def test_a_refusal_names_the_option_once(tmp_path, code, option):
-    write(tmp_path, "model", SANDBOX="strict")
-    with serving(tmp_path) as server:
-        for _ in range(2):
-            assert laboratory(server, "model")(code).status == 500
-        line = server.wait_for(rf"W.*sandbox of 'model_0[^']*': .*{option}.*")[0]
-        assert "model's parameters" in line
-        laboratory(server, "model")("return out(OUT=text('x'))")
-        assert server.output.count("sandbox of 'model_0") == 1
+REFUSED = {
+    "file": ("open('/etc/passwd')", "SANDBOX_READ"),
+    "program": ("import subprocess; subprocess.run(['/bin/true'])", "SANDBOX_SUBPROCESSES"),
+    "fork": ("os.fork()", "SANDBOX_SUBPROCESSES"),
+    "network": ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
+    "memory": ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
+    "shared_memory": (
+        "from multiprocessing import shared_memory as m; m.SharedMemory(create=True, size=1)",
+        "SANDBOX_SUBPROCESSES",
+    ),
+    "signal": ("def kill():\n    os.kill(os.getppid(), 0)\nkill()", "only processes that it started"),
+}
+"""What strict models try, each with what the log names."""
+
+
+@pytest.fixture(scope="module")
+def strict_models(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("strict")
+    for name in REFUSED:
+        write(repository, name, SANDBOX="strict")
+    with serving(repository) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_the_option_once(strict_models, name):
+    code, option = REFUSED[name]
+    for _ in range(2):
+        assert laboratory(strict_models, name)(code).status == 500
+    line = strict_models.wait_for(rf"W.*sandbox of '{name}_0[^']*': .*{option}.*")[0]
+    assert "model's parameters" in line
+    laboratory(strict_models, name)("return out(OUT=text('x'))")
+    assert strict_models.output.count(f"sandbox of '{name}_0") == 1
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path):

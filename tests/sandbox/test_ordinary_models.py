@@ -7,6 +7,7 @@ import pytest
 from pybackend_stub.sandbox import landlock
 from tests.sandbox import honest
 from tests.sandbox.hosts import arena
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -44,7 +45,7 @@ def failures(host, model, deeds):
     return {deed: why for deed, why in host.ask(model, deeds)["results"].items() if why}
 
 
-@pytest.mark.parametrize("kind", ["root", "docker", "user", "kubernetes"])
+@pytest.mark.parametrize("kind", ["root", *thorough("docker", "user", "kubernetes")])
 def test_ordinary_models_do_what_they_do(kind):
     assert len(DEEDS) > 20
     models = {

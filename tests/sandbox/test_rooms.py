@@ -10,6 +10,7 @@ import pytest
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import arena
 from tests.sandbox.test_model_control import FLAGS, NEW_CODE, OVERRIDES, Control, configuration
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -19,7 +20,7 @@ pytestmark = [
 MODELS = {"victim": {"SANDBOX": "strict"}, "attacker": {"SANDBOX": "standard"}, "sneak": {"SANDBOX": "strict"}}
 
 
-@pytest.fixture(scope="module", params=["root", "docker", "user", "kubernetes"])
+@pytest.fixture(scope="module", params=["root", *thorough("docker", "user", "kubernetes")])
 def control(request):
     with arena(request.param, *FLAGS, OVERRIDES, models=MODELS) as host:
         host.server.wait_ready()

@@ -15,6 +15,7 @@ import pytest
 from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, OTHER_UID, parameters, public_directory, public_python
 from tests.support.repositories import write_model
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -131,7 +132,7 @@ def assert_confined(notes: list[dict[str, int]], who: str, least: int) -> None:
     assert 0 not in uids if who == "root" else uids == {OTHER_UID if IS_ROOT else os.getuid()}
 
 
-@pytest.mark.parametrize("who", ["root", "user"])
+@pytest.mark.parametrize("who", ["root", *thorough("user")])
 def test_an_import_runs_a_pickle_only_in_the_sandbox(place, who):
     may_write = f"--parameter=SANDBOX_WRITE={place / 'evidence'}"
     notes = ran(place, who, "-m", "pybackend", "import", hostile_pickle(place), "--trust-pickle", "--verify", may_write)
@@ -143,7 +144,7 @@ def test_a_floor_holds_for_the_framework_that_verifies(place):
     assert ran(place, "root", "-m", "pybackend", "import", hostile_pickle(place), *flags) == []
 
 
-@pytest.mark.parametrize("who", ["root", "user"])
+@pytest.mark.parametrize("who", ["root", *thorough("user")])
 def test_the_test_harness_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
     named = parameters(EXECUTION_ENV_PATH=str(hostile_environment), SANDBOX_WRITE=str(place / "evidence"))
@@ -157,7 +158,7 @@ def test_a_program_runs_in_a_model_s_sandbox_on_request(place, hostile_environme
     assert_confined(ran(place, "user", *run, "python", "-c", ""), "user", least=1)
 
 
-@pytest.mark.parametrize("who", ["root", "user"])
+@pytest.mark.parametrize("who", ["root", *thorough("user")])
 def test_an_import_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
     flags = [f"--environment={hostile_environment}", "--verify", f"--parameter=SANDBOX_WRITE={place / 'evidence'}"]
     assert_confined(ran(place, who, "-m", "pybackend", "import", onnx_file(place), *flags), who, least=2)
@@ -178,7 +179,7 @@ def test_a_command_that_examines_models_runs_none_of_their_files(place, reposito
     assert ran(place, "root", "-m", "pybackend", command, repository, statuses=(0, 1)) == []
 
 
-@pytest.mark.parametrize("who", ["root", "user"])
+@pytest.mark.parametrize("who", ["root", *thorough("user")])
 def test_a_command_that_serves_a_model_does_so_in_the_sandbox(place, repository, who):
     asked = ["infer", "--repository", repository, "churn", "--input", "input=[1, 2, 3]"]
     assert_confined(ran(place, who, "-m", "pybackend", *asked), who, least=1)

@@ -26,6 +26,7 @@ from tests.sandbox.hosts import IS_ROOT, arena, processes_of
 from tests.sandbox.table import STANDARD, STRICT
 from tests.support.gates import wait_until
 from tests.support.server import free_of_processes
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -148,7 +149,7 @@ def test_a_strict_model_is_not_loaded_without_its_sandbox():
         assert "version 6 (Linux 6.12) is required" not in missing["signals"]
 
 
-@pytest.mark.parametrize("kind", ["root", "user"])
+@pytest.mark.parametrize("kind", ["root", *thorough("user")])
 def test_a_link_in_place_of_a_directory_opens_nothing_else(kind):
     """Where a model may change its own directory, it could put one there, and end its process to be started anew."""
     shelf = {"SANDBOX": STANDARD, "SANDBOX_WRITE": "$$TRITON_MODEL_DIRECTORY/shelf"}

@@ -214,9 +214,13 @@ async def grpc_port(
     kept_bytes: int = 1 << 30,
     settings: GrpcSettings = _PINGS_ALLOWED,
     policy: CallPolicy | None = None,
+    *,
+    fast_paths: bool = True,
 ) -> AsyncIterator[Port]:
     """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
-    frontend = GrpcFrontend(engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), policy=policy, settings=settings)
+    frontend = GrpcFrontend(
+        engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), policy=policy, settings=settings, fast_paths=fast_paths
+    )
     server = GrpcServer(frontend)
     sock = bind("127.0.0.1", 0, "GRPC")
     await server.start(sock)

@@ -254,8 +254,8 @@ def serving(
 
 
 def _start(arguments: list[str], python: Sequence[str], popen: dict[str, Any]) -> subprocess.Popen[bytes] | WarmProcess:
-    if not popen and [*python] == [sys.executable]:
-        warm = warm_process(arguments)
+    if popen.keys() <= {"env", "cwd"} and [*python] == [sys.executable]:
+        warm = warm_process(arguments, **popen)
         if warm is not None:
             return warm
     return subprocess.Popen(

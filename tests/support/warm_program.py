@@ -22,6 +22,9 @@ def main() -> None:
     """Fork a process for each request; when the requests end, wait until all of these processes have ended."""
     _import()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # control-C in a terminal is for the servers
+    signal.signal(
+        signal.SIGCHLD, lambda *_: _reap(os.WNOHANG)
+    )  # at once: what a server took is counted when it has ended
     requests = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST_BYTES, 2)
@@ -29,13 +32,12 @@ def main() -> None:
             requests.close()
             return _reap(0)
         if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.detach()  # closed with all other descriptors
             _watch(interrupt, *descriptors)
-            sys.argv[1:] = json.loads(request)
-            return _run()
+            return _run(*json.loads(request))
         for each in descriptors:
             os.close(each)
-        _reap(os.WNOHANG)
 
 
 def _import() -> None:
@@ -74,10 +76,13 @@ def _watch(interrupt: signal.Handlers, output: int, reports: int) -> None:
     os._exit(0)
 
 
-def _run() -> None:
+def _run(arguments: list[str], environment: dict[str, str], directory: str) -> None:
     from pybackend.cli import main as command
 
-    sys.argv[0] = "pybackend"
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    sys.argv = ["pybackend", *arguments]
     sys.exit(command())
 
 

@@ -1,8 +1,8 @@
 """Servers that are forked from a process with the server's modules, one for each process of pytest.
 
 A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
-their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, entry point, streams
-and exit status. Tests of starts, ends and processes start the command itself.
+their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, environment,
+directory, entry point, streams and exit status. Tests of starts, ends and processes start the command itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROGRAM = Path(__file__).with_name("warm_program.py")
 _CHANGES_WITH_EACH_TEST = "PYTEST_CURRENT_TEST"
+_READ_AT_ITS_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "OPENBLAS_", "OMP_", "MKL_")
+"""Variables, by their beginnings, that an interpreter and its libraries read once: a fork would come too late for them."""
 _END_S = 60
 
 
@@ -34,14 +36,14 @@ class WarmProcess:
         stdout: the end of a pipe to read what it writes to stdout and stderr.
     """
 
-    def __init__(self, forker: _Forker, arguments: Sequence[str]) -> None:
+    def __init__(self, forker: _Forker, arguments: Sequence[str], place: _Place) -> None:
         self._ended: int | None = None
         self._ending = threading.Lock()
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
         with theirs:
-            forker.request(arguments, writing, theirs.fileno())
+            forker.request(arguments, place, writing, theirs.fileno())
         os.close(writing)
         self._descriptor = self._reports.fileno()
         weakref.finalize(self, self._reports.close)
@@ -99,9 +101,16 @@ class _Place:
     directory: Path
 
     @classmethod
-    def here(cls) -> _Place:
-        names = os.environ.keys() - {_CHANGES_WITH_EACH_TEST}
-        return cls({name: os.environ[name] for name in names}, Path.cwd())
+    def of(cls, environment: Mapping[str, str] | None = None, directory: str | Path | None = None) -> _Place:
+        """This process's own, but for what is given."""
+        variables = {**(os.environ if environment is None else environment)}
+        variables.pop(_CHANGES_WITH_EACH_TEST, None)
+        return cls(variables, Path.cwd() if directory is None else Path(directory))
+
+    def can_be_entered_from(self, other: _Place) -> bool:
+        """True if a process there may become one here, although it has read its environment."""
+        differing = {name for name, _ in self.environment.items() ^ other.environment.items()}
+        return not any(name.startswith(_READ_AT_ITS_START) for name in differing)
 
 
 class _Forker:
@@ -119,8 +128,9 @@ class _Forker:
                 cwd=place.directory,
             )
 
-    def request(self, arguments: Sequence[str], output: int, reports: int) -> None:
-        socket.send_fds(self._requests, [json.dumps(arguments).encode()], [output, reports])
+    def request(self, arguments: Sequence[str], place: _Place, output: int, reports: int) -> None:
+        request = json.dumps([arguments, place.environment, str(place.directory)]).encode()
+        socket.send_fds(self._requests, [request], [output, reports])
 
     def cpu_s(self) -> float:
         """What it has taken so far, with those of its processes that have ended."""
@@ -140,25 +150,28 @@ _forkers: list[_Forker] = []
 _places: list[_Place | None] = [None]
 
 
-def warm_process(arguments: Sequence[str]) -> WarmProcess | None:
-    """``python -m pybackend ARGUMENTS``, forked.
+def warm_process(
+    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+) -> WarmProcess | None:
+    """``python -m pybackend ARGUMENTS``, forked; ``env`` and ``cwd`` as of ``subprocess.Popen``.
 
     Returns:
-        None where processes are not to be forked, or where that would not be the same: a test has changed the environment.
+        None where processes are not to be forked, or where that would not be the same: the environment has variables that
+        are read before anything else.
     """
-    place = _places[-1]
-    if place is None or place != _Place.here():
+    origin, place = _places[-1], _Place.of(env, cwd)
+    if origin is None or not place.can_be_entered_from(origin):
         return None
     if not _forkers:
-        _forkers.append(_Forker(place))
+        _forkers.append(_Forker(origin))
     (forker,) = _forkers
-    return WarmProcess(forker, arguments)
+    return WarmProcess(forker, arguments, place)
 
 
 @contextmanager
 def starts(*, warm: bool) -> Iterator[None]:
     """While this lasts, servers are forked; or each starts from the command line, as it does outside of tests."""
-    _places.append(_Place.here() if warm else None)
+    _places.append(_Place.of() if warm else None)
     try:
         yield
     finally:

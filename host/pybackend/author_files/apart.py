@@ -36,8 +36,6 @@ async def apart(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs:
     Args:
         what: names the files in the error, e.g. ``the files of model 'm'``.
         function: may block; must not change shared state, because it continues after a time-out or cancellation.
-        args: its arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         ModelLoadError: UNAVAILABLE if it takes longer than :data:`LIMIT_S`.
@@ -83,7 +81,7 @@ async def begin_apart(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.k
 
     try:
         start_thread(work, "pybackend-files")
-    except BaseException:
+    except BaseException:  # whatever kept the thread from starting: nothing else would give back its place
         patience.cancel()
         give_back()
         raise

@@ -39,7 +39,6 @@ def open_beneath(directory: int, path: str) -> int:
 
     Args:
         directory: a descriptor of the directory.
-        path: relative to it.
 
     Raises:
         OSError: the path does not exist; EXDEV if it leads out of the directory.

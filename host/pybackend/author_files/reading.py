@@ -37,7 +37,6 @@ def read_beneath(directory: Path, name: str, most_bytes: int) -> bytes:
     Args:
         directory: the model's; it may be a link, because the operator has put it there.
         name: relative to it. Links are followed as long as they stay in the directory, as those of a ConfigMap do.
-        most_bytes: size limit.
 
     Raises:
         OSError: the file cannot be read; FileRefused if it is outside the directory, not a regular file, or too large.

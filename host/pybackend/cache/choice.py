@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.cache.local import LocalCache
-from pybackend.cache.response_cache import ResponseCache
+from pybackend.cache.response_cache import LocalCache, ResponseCache
 from pybackend.settings import CacheSettings
 
 

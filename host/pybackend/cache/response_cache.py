@@ -1,8 +1,10 @@
-"""The interface of response caches for models, and their statistics for operators."""
+"""The interface of response caches for models, their statistics for operators, and the cache in the server's memory."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from pybackend.cache.entry import CachedResponse
@@ -14,13 +16,10 @@ class CacheFigures:
 
     Attributes:
         entries: number of stored responses.
-        used_bytes: their total size.
         size_bytes: the capacity.
         hits: lookups that found a response.
         misses: lookups that found none.
         evictions: responses removed to make room.
-        lookup_ns: time spent on lookups.
-        insertion_ns: time spent on insertions.
     """
 
     entries: int = 0
@@ -72,3 +71,51 @@ class ResponseCache(ABC):
 
     async def close(self) -> None:  # noqa: B027  likewise
         """Shut down. No lookups may follow."""
+
+
+class LocalCache(ResponseCache):
+    """A cache of limited size in the server's memory. The least recently used entries are evicted first."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._figures = CacheFigures(size_bytes=size_bytes)
+        self._entries: OrderedDict[bytes, CachedResponse] = OrderedDict()
+
+    @property
+    def figures(self) -> CacheFigures:
+        """Statistics since the start."""
+        self._figures.entries = len(self._entries)
+        return self._figures
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        """The response stored under this key, None if there is none."""
+        began_ns = time.monotonic_ns()
+        figures = self._figures
+        found = self._entries.get(key)
+        if found is None:
+            figures.misses += 1
+        else:
+            self._entries.move_to_end(key)
+            figures.hits += 1
+        figures.lookup_ns += time.monotonic_ns() - began_ns
+        return found
+
+    def takes(self, nbytes: int) -> bool:
+        """True if an entry of this size fits into an empty cache."""
+        return nbytes <= self._figures.size_bytes
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        """Store a response, evicting others if necessary."""
+        began_ns = time.monotonic_ns()
+        figures, entries = self._figures, self._entries
+        if not self.takes(response.nbytes):
+            return
+        before = entries.pop(key, None)
+        if before is not None:
+            figures.used_bytes -= before.nbytes
+        while figures.used_bytes + response.nbytes > figures.size_bytes:
+            _, oldest = entries.popitem(last=False)
+            figures.used_bytes -= oldest.nbytes
+            figures.evictions += 1
+        entries[key] = response
+        figures.used_bytes += response.nbytes
+        figures.insertion_ns += time.monotonic_ns() - began_ns

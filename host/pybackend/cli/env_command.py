@@ -289,7 +289,7 @@ def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[s
     path = given.path.absolute()
     sandbox = Sandbox(SandboxSettings(), (), stage_bundle(), cache_places(cache.directory.parent))
     try:
-        held = EnvironmentProvider(cache, None, ShellRunner(sandbox)).open(path, threading.Event())
+        held = EnvironmentProvider(cache, None, ShellRunner(sandbox).run).open(path, threading.Event())
         model = None if given.model is None else _sandbox_of(given, sandbox, held.environment)
         variables = process_variables(held.environment)
         if model is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pybackend.instance.plan import InstanceState
-from pybackend.mirror.listing import Listing
+from pybackend.mirror.remote_files import Listing
 from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig, Scheduling

@@ -31,8 +31,6 @@ def activation_variables(
     """The environment variables of a process in an environment, in addition to the host's.
 
     Args:
-        prefix: the environment's directory.
-        manifest: the environment's manifest, if any.
         host: the host's variables, those of this process if None.
         keeps_library_path: without ``LD_LIBRARY_PATH``, its Python could not start again.
     """

@@ -86,7 +86,6 @@ class Content:
     """The content of a file in an archive.
 
     Args:
-        stream: from tarfile.
         broken: makes the error for an archive that is truncated or damaged.
     """
 
@@ -111,7 +110,6 @@ class ArchiveReader:
 
     Args:
         file: positioned at its start; closed by the caller.
-        source: the archive's name in messages.
         room_bytes: disk space for the unpacked files, None if nothing is unpacked.
     """
 

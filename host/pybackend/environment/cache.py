@@ -81,7 +81,6 @@ class CacheEntry:
 
     Attributes:
         key: key of the archive's content.
-        prefix: its directory.
         mark: None if it is incomplete: being created, or interrupted.
         used_s: time of its last use, in seconds since the epoch.
         in_use: a process uses or creates it.
@@ -98,8 +97,6 @@ class HeldEnvironment:
     """An unpacked environment that cannot be removed while this object is held and the process lives.
 
     Attributes:
-        key: key of the archive's content.
-        prefix: its directory.
         was_unpacked: it was unpacked for this holder.
     """
 
@@ -135,10 +132,6 @@ class EnvironmentCache:
 
     def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
         """The environment for an archive's current content, unpacked if necessary. Blocking: not for the event loop.
-
-        Args:
-            archive: an absolute path.
-            cancelled: set when the result is no longer needed.
 
         Raises:
             ModelEnvironmentError: the archive cannot be read or unpacked.
@@ -194,7 +187,7 @@ class EnvironmentCache:
                     is_missing = self._mark(key) is None
                     if is_missing:
                         self._unpack(key, file, archive, cancelled)
-                except BaseException:
+                except BaseException:  # whatever ended it: others wait for the lock
                     lock.release()
                     raise
                 # Downgrading the lock is not atomic: another process may intervene, so the caller checks again.
@@ -233,7 +226,7 @@ class EnvironmentCache:
             self._write(key, _FILES, inventory.to_json())
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
             self._write(key, _READY, json.dumps(asdict(mark)))
-        except BaseException as error:
+        except BaseException as error:  # whatever ended it: half an environment must not stay
             with suppress(OSError):
                 self._clear(key)
             if isinstance(error, OSError):

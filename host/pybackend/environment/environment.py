@@ -13,7 +13,6 @@ class Environment:
     """A Python interpreter with its packages, ready to start.
 
     Attributes:
-        python: the interpreter.
         identity: equal for environments whose models may share a zygote; not part of any path.
         prefix: its directory, None for the host's own Python.
         variables: variables that activation sets, in addition to those that models inherit from the host.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
@@ -25,32 +24,20 @@ _OF_THE_LOADER = ("LD_LIBRARY_PATH", LIBRARY_PATH)
 """Variables for the environment's Python. A system shell must load the system's libraries instead."""
 
 
-class Runner(Protocol):
-    """Runs shells; implemented by the sandbox."""
+RunShell = Callable[[Environment, Path, Sequence[str], threading.Event], tuple[ShellRun, str]]
+"""Runs a shell that may read the scripts' directory and the environment; also returns the shell's private directory.
 
-    def run(
-        self, environment: Environment, directory: Path, command: Sequence[str], cancelled: threading.Event
-    ) -> tuple[ShellRun, str]:
-        """Run a shell with access to the scripts' directory and the environment; also returns its private directory.
-
-        Raises:
-            PybackendError: the shell cannot be confined.
-            OSError: the shell cannot be started.
-            Cancelled: the result is no longer needed.
-        """
+The event is set when the result is no longer needed. It raises PybackendError (the shell cannot be confined), OSError (it cannot be
+started) or Cancelled.
+"""
 
 
 class HookEffects:
-    """Determines and stores effects: of unpacked environments in their cache, of directories in memory.
+    """Determines and stores effects: of unpacked environments in their cache, of directories in memory."""
 
-    Args:
-        cache: the cache of unpacked environments.
-        runner: runs the hooks.
-    """
-
-    def __init__(self, cache: EnvironmentCache, runner: Runner) -> None:
+    def __init__(self, cache: EnvironmentCache, run_shell: RunShell) -> None:
         self._cache = cache
-        self._runner = runner
+        self._run_shell = run_shell
         self._known: dict[Path, tuple[Hashable, HookEffect]] = {}
         self._locks: dict[Path, threading.Lock] = {}
 
@@ -66,10 +53,7 @@ class HookEffects:
         A faulty hook does not prevent the use of the environment: a warning names the hook.
 
         Args:
-            environment: without the hooks' variables.
-            hooks: at least one.
             held: the cached environment, None for a directory.
-            cancelled: set when the result is no longer needed.
 
         Raises:
             Cancelled: ``cancelled`` was set first.
@@ -113,7 +97,7 @@ class HookEffects:
         variables["CONDA_PREFIX"] = str(prefix)
         activated = replace(environment, variables=variables)
         try:
-            run, scratch = self._runner.run(activated, hooks[0].parent, shell_command(prefix, hooks), cancelled)
+            run, scratch = self._run_shell(activated, hooks[0].parent, shell_command(prefix, hooks), cancelled)
         except (OSError, ValueError, PybackendError) as error:
             log.warning("The activation hooks in %s were not run: %s", hooks[0].parent, error)
             return HookEffect(complaints=(str(error),))

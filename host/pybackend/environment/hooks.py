@@ -42,7 +42,6 @@ class ShellRun:
     """The outcome of a shell.
 
     Attributes:
-        output: its standard output.
         said: the readable part of its standard error.
         ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
         left: number of processes that it left behind, which were killed.
@@ -111,7 +110,6 @@ def hooks_of(prefix: Path, *, has_manifest: bool = False) -> list[Path]:
     """The hooks of an environment, in execution order.
 
     Args:
-        prefix: its directory.
         has_manifest: the manifest lists the author's variables, so their hook need not run.
     """
     try:
@@ -153,9 +151,6 @@ def effect_of(run: ShellRun, hooks: Sequence[Path], prefix: Path, scratch: str) 
     """The effect reported by a shell.
 
     Args:
-        run: the run of :func:`shell_command`.
-        hooks: the hooks given to it.
-        prefix: the environment's directory.
         scratch: the shell's private directory, already deleted: variables that refer to it are ignored.
     """
     told = _told(run.output)

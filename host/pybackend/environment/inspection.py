@@ -35,11 +35,7 @@ class Inspection:
         path: the archive or directory.
         key: key of an archive's content; empty for a directory.
         archive_bytes: size of the archive, 0 for a directory.
-        files: number of files.
-        total_bytes: size of all files.
-        compiled_files: number of compiled modules.
         interpreter: its Python, None if it has none.
-        packages: installed packages.
         hooks: names of the activation hooks that a server runs, in order.
         refusal: why this host cannot use it; empty if it can.
     """

@@ -38,7 +38,6 @@ class Interpreter:
     """Facts about an environment, found without running any of its code.
 
     Attributes:
-        prefix: its directory.
         python: the program to start.
         version: of Python, such as ``3.12.1`` or ``3.12``; empty if unknown.
         implementation: ``CPython`` unless the files say otherwise.
@@ -46,7 +45,6 @@ class Interpreter:
         libraries: its ``site-packages``, None if there are none.
         binary: requirements of its program; None for a script that starts another program.
         numpy: its version, empty if unknown, None if it is not installed.
-        manifest: the environment's manifest, if any.
     """
 
     prefix: Path
@@ -89,10 +87,6 @@ class Interpreter:
 
 def find_interpreter(prefix: Path, source: str) -> Interpreter:
     """Find the interpreter of an environment.
-
-    Args:
-        prefix: its directory.
-        source: its name in messages.
 
     Raises:
         ModelEnvironmentError: it has no Python, or a manifest that cannot be read.

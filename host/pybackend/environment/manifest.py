@@ -31,7 +31,6 @@ class PackedPackage:
 
     Attributes:
         name: as in its index.
-        version: the package's version.
         source: its origin: a URL or channel, ``pypi``, or empty.
     """
 
@@ -97,10 +96,6 @@ def read_manifest(prefix: Path) -> EnvironmentManifest | None:
 
 def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
     """Read the text of the file.
-
-    Args:
-        text: the whole file.
-        source: the file's name in messages.
 
     Raises:
         ModelEnvironmentError: it has a newer format, or is not a manifest.

@@ -25,11 +25,6 @@ _MOST_OUTPUT_BYTES = 64 * 1024
 def pack_in_process(specification: Path, archive: Path, cancelled: threading.Event) -> None:
     """Run ``pybackend pack`` and wait for it.
 
-    Args:
-        specification: the list of packages.
-        archive: the file to write.
-        cancelled: set when the archive is no longer needed.
-
     Raises:
         ModelEnvironmentError: it cannot be packed.
         Cancelled: ``cancelled`` was set first.

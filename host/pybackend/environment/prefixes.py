@@ -37,7 +37,6 @@ class PrefixRecord:
     """A file that contains the environment's directory.
 
     Attributes:
-        path: the file's path.
         placeholder: the directory it contains now.
         binary: the file's length must not change.
     """
@@ -52,7 +51,6 @@ def rewrite_prefixes(prefix: Path, source: str) -> list[str]:
 
     Args:
         prefix: the directory, freshly unpacked: no link in it leads outside.
-        source: the archive's name in messages.
 
     Returns:
         Paths of the modified files; compiled files of modified sources are removed.

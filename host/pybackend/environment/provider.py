@@ -10,11 +10,10 @@ from pathlib import Path
 from pybackend.environment.activation import activation_variables
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
 from pybackend.environment.environment import Environment
-from pybackend.environment.hook_effects import HookEffects, Runner
+from pybackend.environment.hook_effects import HookEffects, RunShell
 from pybackend.environment.hooks import hooks_of
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
-from pybackend.environment.uses import EnvironmentUses
 from pybackend.errors import ModelEnvironmentError
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ class ModelEnvironment:
 
     Attributes:
         environment: used to start the model's processes.
-        interpreter: facts about its Python.
         path: the path in the configuration.
     """
 
@@ -65,28 +63,25 @@ class EnvironmentProvider:
     """Prepares environments.
 
     Args:
-        cache: where archives are unpacked.
         packer: packs lists of packages when models are loaded, None if the operator has not allowed it.
-        runner: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
+        run_shell: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
 
     Attributes:
         cache: where archives are unpacked.
         uses: the models that name each environment.
     """
 
-    def __init__(self, cache: EnvironmentCache, packer: Packer | None = None, runner: Runner | None = None) -> None:
+    def __init__(
+        self, cache: EnvironmentCache, packer: Packer | None = None, run_shell: RunShell | None = None
+    ) -> None:
         self.cache = cache
         self.uses = EnvironmentUses()
         self._packer = packer
         self._specifications = SpecificationCache(cache)
-        self._effects = None if runner is None else HookEffects(cache, runner)
+        self._effects = None if run_shell is None else HookEffects(cache, run_shell)
 
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.
-
-        Args:
-            path: from :func:`environment_path`.
-            cancelled: set when the result is no longer needed.
 
         Raises:
             ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
@@ -102,7 +97,7 @@ class EnvironmentProvider:
             check_usable(interpreter, source)
             log.info("Using Python execution env %s", path)
             environment = self._activated(interpreter, held, cancelled)
-        except BaseException as error:
+        except BaseException as error:  # whatever ended it: nobody else would release the environment
             if held is not None:
                 held.release()
                 if held.was_unpacked and isinstance(error, ModelEnvironmentError):  # it is unusable for everyone
@@ -164,12 +159,7 @@ def canonical_path(path: Path) -> Path:
 
 
 def cannot_read(path: Path, error: OSError) -> ModelEnvironmentError:
-    """The error for an environment that cannot be read.
-
-    Args:
-        path: the archive or directory.
-        error: raised for it, or for a file in it.
-    """
+    """The error for an environment that cannot be read."""
     where = f" ({error.filename})" if error.filename and os.fspath(path) != error.filename else ""
     return ModelEnvironmentError(f"cannot read {path}: {error.strerror or error}{where}")
 
@@ -178,7 +168,6 @@ def check_activate(prefix: Path, path: Path) -> None:
     """Refuse a directory that is not an environment.
 
     Args:
-        prefix: the directory.
         path: the archive it was unpacked from, or the directory itself.
 
     Raises:
@@ -201,3 +190,24 @@ def _identity_in_place(interpreter: Interpreter) -> str:
     libraries = interpreter.libraries
     stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
     return f"{os.fspath(interpreter.prefix)} {stamp}"
+
+
+class EnvironmentUses:
+    """The environments in the configurations last read, whether or not their models are loaded."""
+
+    def __init__(self) -> None:
+        self._paths: dict[Path, Path] = {}
+
+    def note(self, directory: Path, path: Path | None) -> None:
+        """Record the environment of the model in this directory; None if it names none."""
+        if path is None:
+            self._paths.pop(directory, None)
+        else:
+            self._paths[directory] = path
+
+    def directories(self, path: Path) -> list[Path]:
+        """Directories of existing models that name the environment at this path. Blocking."""
+        for directory, named in list(self._paths.items()):
+            if named == path and not directory.exists():  # a model whose files came with a load, and are gone
+                self._paths.pop(directory, None)
+        return [directory for directory, named in list(self._paths.items()) if named == path]

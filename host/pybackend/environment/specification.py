@@ -33,11 +33,7 @@ def is_specification(path: Path) -> bool:
 
 
 class SpecificationCache:
-    """Packed lists of packages, keyed by their text and the host's Python and platform.
-
-    Args:
-        cache: holds the resulting environments.
-    """
+    """Packed lists of packages, keyed by their text and the host's Python and platform."""
 
     def __init__(self, cache: EnvironmentCache) -> None:
         self._cache = cache

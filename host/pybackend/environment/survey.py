@@ -38,7 +38,6 @@ def survey(path: Path, *, packs_lists: bool) -> Survey:
     """Check that an environment exists, can be read and looks like one. Blocking.
 
     Args:
-        path: from :func:`pybackend.environment.provider.environment_path`.
         packs_lists: lists of packages are packed when models are loaded.
 
     Raises:

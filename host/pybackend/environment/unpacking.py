@@ -76,7 +76,6 @@ class Inventory:
         """Differences between a directory and this record, one clause per file.
 
         Args:
-            directory: where it was unpacked.
             contents: read the files; otherwise only sizes are compared.
         """
         found = []
@@ -118,10 +117,7 @@ def unpack(
     """Unpack an archive.
 
     Args:
-        file: the archive, at its start.
-        source: its name in messages.
         directory: created by this call; no other user can write below it.
-        cancelled: set when the result is no longer needed.
         wanted: true for paths of files to write, None for all; directories and links are always created.
 
     Raises:

@@ -28,11 +28,10 @@ A payload that is still arriving may be read from the socket into memory of the 
 An exception that a receiver raises passes through ``receive`` and leaves the connection in no defined state: close it.
 """
 
-from pybackend.http2.answer_form import AnswerForm
 from pybackend.http2.connection import ServerConnection
-from pybackend.http2.connection_receiver import ConnectionReceiver
+from pybackend.http2.core import ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, Http2Error, LocalProtocolError, RemoteProtocolError, StreamError
-from pybackend.http2.header_block import HeaderBlock
+from pybackend.http2.header_block import AnswerForm, HeaderBlock
 from pybackend.http2.pings import PingRules
 from pybackend.http2.request_head import Fields, RequestHead
 from pybackend.http2.settings import Config, PeerSettings

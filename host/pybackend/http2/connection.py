@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pybackend.http2 import frames, settings
-from pybackend.http2.connection_receiver import ConnectionReceiver
-from pybackend.http2.core import SHUTDOWN_PING, ConnectionCore
+from pybackend.http2.core import SHUTDOWN_PING, ConnectionCore, ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.http2.incoming import Incoming
 from pybackend.http2.settings import Config, PeerSettings
@@ -18,10 +17,6 @@ _DEFAULT_CONFIG: Final = Config()
 
 class ServerConnection:
     """One connection. Not for use by several threads.
-
-    Args:
-        receiver: hears about requests.
-        config: what the client is offered, and bounds.
 
     Attributes:
         streams: streams that have not ended, by number.
@@ -69,7 +64,7 @@ class ServerConnection:
 
     @property
     def unreturned_bytes(self) -> int:
-        """Received DATA that was not given back: so much less may the client send."""
+        """Received DATA that was not given back, in bytes: it still counts against the client's window."""
         return self._core.unreturned_bytes
 
     @property

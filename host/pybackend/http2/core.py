@@ -7,17 +7,47 @@ to the user.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
 
 from pybackend.http2 import frames, settings
-from pybackend.http2.connection_receiver import ConnectionReceiver
 from pybackend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.http2.floods import FloodGuard
 from pybackend.http2.header_decoder import HeaderDecoder
 from pybackend.http2.pings import PingJudge
-from pybackend.http2.sending import Sender
+from pybackend.http2.request_head import RequestHead
 from pybackend.http2.settings import Config, PeerSettings
-from pybackend.http2.stream import GONE, Stream, StreamReceiver
+from pybackend.http2.stream import GONE, Sender, Stream, StreamReceiver
+
+
+class ConnectionReceiver(Protocol):
+    """Hears about one connection: the part of the package's user, as ``StreamReceiver`` is for a stream."""
+
+    def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
+        """A request begins.
+
+        Returns:
+            The receiver of all further events of this stream.
+        """
+
+    def on_whole_request(
+        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
+    ) -> StreamReceiver | None:
+        """A request with a small body has arrived in one piece, and its head has ``takes_whole``.
+
+        Args:
+            stop: where it ends. Its bytes have been given back.
+
+        Returns:
+            The receiver of all further events of this stream. None if the request must be heard of by
+            :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
+        """
+
+    def on_ping_acknowledged(self, payload: bytes, /) -> None:
+        """The peer has answered ``Connection.ping``."""
+
+    def on_goaway(self, code: int, debug: bytes, /) -> None:
+        """The peer is about to leave: no new requests follow. Open streams go on."""
+
 
 _MOST_RESETS_REMEMBERED: Final = 1000
 """Streams that we have reset: frames that the client sent before it knew are dropped, not punished."""
@@ -53,7 +83,12 @@ class ConnectionCore:
         self.config = config
         self.guard = FloodGuard(config)
         self.sender = Sender(self.guard)
-        self.decoder = HeaderDecoder(config.max_header_list_bytes, config.max_header_fields, config.read_text)
+        self.decoder = HeaderDecoder(
+            config.max_header_list_bytes,
+            config.max_header_fields,
+            config.read_text,
+            remembers=config.remembers_heads,
+        )
         self.decoder.allow_table(max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES))
         self.receive_window = config.connection_window_bytes
         self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)
@@ -169,7 +204,7 @@ class ConnectionCore:
         return self.config.connection_window_bytes - self.receive_window - self._credit
 
     def give_back(self, count: int) -> None:
-        """Let the client send so much more on the connection."""
+        """Let the client send ``count`` more bytes on the connection."""
         self._credit += count
         if self._credit >= self._credit_step:
             self.receive_window += self._credit

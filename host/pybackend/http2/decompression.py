@@ -29,10 +29,6 @@ _MOST_SHIFT: Final = 28
 class Decompressor:
     """The decoder of one direction of a connection.
 
-    Args:
-        max_list_bytes: the largest header section.
-        read_text: see ``Config.read_text``.
-
     Attributes:
         max_table_bytes: the largest dynamic table that the encoder may use.
         changed: the dynamic table is another one than before the latest block.

@@ -29,8 +29,6 @@ class Field:
 
     Attributes:
         pair: name and value.
-        name: its name.
-        value: its value.
         size: its size in header tables and header sections (RFC 7541 section 4.1).
         is_pseudo: its name begins with a colon.
         is_plain: it is valid among ordinary fields, and no other field matters to it.

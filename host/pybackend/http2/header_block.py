@@ -36,7 +36,6 @@ class HeaderBlock:
         fields: names (lower case) and values, ``:status`` first if there is one.
 
     Attributes:
-        encoded: the compressed fields.
         informational: it is the head of an interim answer (status 1xx).
         list_bytes: the size that the peer's SETTINGS_MAX_HEADER_LIST_SIZE is compared with.
         fits: the block fits a frame of the size that every peer accepts; then ``first`` and ``last`` are the beginnings of
@@ -107,3 +106,43 @@ def _integer(value: int, bits: int, pattern: int) -> bytes:
     encoded = encode_integer(value, bits)
     encoded[0] |= pattern
     return bytes(encoded)
+
+
+class AnswerForm:
+    """A whole answer with one small piece of data; see ``Stream.respond_in``.
+
+    All that recurs (head, parts of the body, trailers) is encoded once, as a format for bytes. One operation fills it.
+
+    Args:
+        body: the data as a format: ``%b`` stands for a piece that varies, ``%%`` for a percent sign.
+
+    Attributes:
+        whole: the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the
+            header of DATA; behind them the number again.
+
+    Raises:
+        LocalProtocolError: a block does not fit a frame, or the head is an interim one.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
+        if head.informational or not (head.fits and trailers.fits):
+            raise LocalProtocolError("the head or the trailers of a form are too long, or the head is an interim one")
+        self.whole = b"".join(
+            (
+                escaped(head.first),
+                b"%b",
+                escaped(head.encoded),
+                b"%b",
+                body,
+                escaped(trailers.last),
+                b"%b",
+                escaped(trailers.encoded),
+            )
+        )
+
+
+def escaped(constant: bytes) -> bytes:
+    """Bytes that stay as they are in a format."""
+    return constant.replace(b"%", b"%%")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from random import randrange
 from typing import Any
 
 import hpack
@@ -42,16 +43,19 @@ class HeaderDecoder:
         kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
     """
 
-    def __init__(self, max_list_bytes: int, max_fields: int, read_text: ReadText | None = None) -> None:
+    def __init__(
+        self, max_list_bytes: int, max_fields: int, read_text: ReadText | None = None, *, remembers: bool = True
+    ) -> None:
         self.known: dict[bytes, RequestHead] = {}
         self.kind: Any = None
-        self._known_bytes = 0
+        self._left_bytes = self._most_bytes = _MOST_REMEMBERED_BYTES if remembers else 0
+        self._costs: list[tuple[bytes, int]] = []
         self._max_list_bytes = max_list_bytes
         self._max_fields = max_fields
         self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
 
     def allow_table(self, size: int) -> None:
-        """The peer's encoder may use a dynamic table of so many bytes, and must not use a larger one."""
+        """The peer's encoder may use a dynamic table of this size, and no larger one."""
         self._decompressor.max_table_bytes = size
         self.forget()
 
@@ -111,13 +115,23 @@ class HeaderDecoder:
         return section, list_bytes
 
     def _remember(self, block: bytes, head: RequestHead, cost_bytes: int) -> None:
-        if self._known_bytes + cost_bytes > _MOST_REMEMBERED_BYTES:
-            self.forget()
+        """Remember a head. If there is no room, random ones go: of heads that take turns, most are then still found."""
+        if cost_bytes > self._most_bytes:
+            return
+        costs = self._costs
+        while cost_bytes > self._left_bytes:
+            at = randrange(len(costs))  # noqa: S311  nothing secret
+            costs[at], costs[-1] = costs[-1], costs[at]
+            other, other_bytes = costs.pop()
+            del self.known[other]
+            self._left_bytes += other_bytes
         self.known[block] = head
-        self._known_bytes += cost_bytes
+        costs.append((block, cost_bytes))
+        self._left_bytes -= cost_bytes
 
     def forget(self) -> None:
         """Drop the remembered heads."""
         self.known.clear()
         self.kind = None
-        self._known_bytes = 0
+        self._costs.clear()
+        self._left_bytes = self._most_bytes

@@ -12,8 +12,8 @@ from hpack import HPACKDecodingError
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 
 _MOST_STEPS: Final = 8192
-"""Far more than text needs. If a client sends more combinations, all are forgotten: they must neither fill the server's memory nor
-keep out those of other clients."""
+"""Far more than text needs. If a client sends more combinations, the oldest are forgotten: they must neither fill the server's memory
+nor keep out those of other clients."""
 
 _Step = tuple[int, bytes, bool]
 """The next state (shifted by 8 bits), the decoded bytes, and whether the text may end here."""
@@ -50,6 +50,6 @@ def _make_step(state: int, byte: int) -> _Step:
             text.append(symbol)
     step = (node << 8, bytes(text), bool(flags & HUFFMAN_COMPLETE))
     if len(_steps) >= _MOST_STEPS:
-        _steps.clear()
+        del _steps[next(iter(_steps))]
     _steps[state | byte] = step
     return step

@@ -165,7 +165,7 @@ class Incoming:
         return kind in {_HEADERS, frames.CONTINUATION} or self._control.handles(kind)
 
     def _open_payload(self, kind: int, flags: int, stream_id: int, length: int, padding: int | None) -> None:
-        """DATA or an unknown frame begins, of which any part may have arrived."""
+        """DATA or an unknown frame begins; any part of it may have arrived."""
         if kind != _DATA:
             self._core.guard.count_frame(f"a frame of {frames.name_of(kind)}")
             self._payload = _OpenPayload(None, length, 0, ends=False) if length else None

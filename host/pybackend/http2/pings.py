@@ -53,7 +53,6 @@ class PingJudge:
 
         Args:
             mark: differs from that of the previous PING if something was answered in between.
-            is_idle: no stream is open.
 
         Raises:
             TooManyPingsError: the client has pinged too early more often than it may.

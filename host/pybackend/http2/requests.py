@@ -29,7 +29,7 @@ _TOO_LARGE: Final = HeaderBlock([(b":status", b"431")])
 
 
 class OpenBlock:
-    """A header block of which CONTINUATION frames are still to come."""
+    """A header block whose CONTINUATION frames are still to come."""
 
     __slots__ = ("continuations", "flags", "fragment", "stream_id")
 
@@ -139,8 +139,8 @@ class Requests:
         self._streams[stream_id] = stream
         try:
             receiver = core.receiver.on_request(stream, head, ended)
-        except BaseException:
-            core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
+        except BaseException:  # whatever the user raised: the stream has no receiver to hear of its end
+            core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)
             raise
         if stream_id in self._streams:  # it may be answered already
             stream.receiver = receiver

@@ -23,7 +23,7 @@ NO_RFC7540_PRIORITIES: Final = 0x9
 DEFAULT_HEADER_TABLE_BYTES: Final = 4096
 
 HARD_FACTOR: Final = 2
-"""A header section of so many times its bound is not decompressed to its end: decompressing costs time."""
+"""A header section that exceeds its bound by this factor is not decompressed to its end: decompressing costs time."""
 
 _ENTRY = struct.Struct(">HI")
 _LARGEST = 2**32 - 1
@@ -57,6 +57,7 @@ class Config:
         ping_rules: how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``.
         read_text: makes name and value of a received field into those that are checked, kept and passed on; a value that must not
             be kept is replaced here. None leaves them as they are.
+        remembers_heads: heads of requests are remembered by their header blocks, and whole requests are recognised by them.
     """
 
     max_concurrent_streams: int = 1024
@@ -74,6 +75,7 @@ class Config:
     forgiven_resets_per_second: int = 100
     ping_rules: PingRules | None = None
     read_text: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None
+    remembers_heads: bool = True
 
     def __post_init__(self) -> None:
         if not frames.DEFAULT_FRAME_BYTES <= self.max_frame_bytes <= frames.LARGEST_FRAME_BYTES:

@@ -11,9 +11,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pybackend.http2 import frames
-from pybackend.http2.answer_form import escaped
 from pybackend.http2.core import ConnectionCore
 from pybackend.http2.errors import ErrorCode
+from pybackend.http2.header_block import escaped
 from pybackend.http2.request_head import RequestHead
 from pybackend.http2.stream import Stream
 
@@ -48,10 +48,8 @@ class _Found(NamedTuple):
     """The frames in front of a request's body.
 
     Attributes:
-        head: of the request.
         more: by how much the client has opened the stream's window.
         nbytes: size of the frames, with the header of DATA.
-        size: of the body.
     """
 
     head: RequestHead
@@ -121,8 +119,8 @@ class WholeRequests:
                 core.highest_id = stream_id
                 try:
                     receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
-                except BaseException:
-                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)  # it has no receiver to hear of its end
+                except BaseException:  # whatever the user raised: the stream has no receiver to hear of its end
+                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)
                     count += 1
                     used += size
                     raise

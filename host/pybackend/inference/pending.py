@@ -79,6 +79,9 @@ class NoHolder:
 
 _NOBODY = NoHolder()
 
+_MOST_NAMED = 80
+"""Most characters of ids in a line of the log."""
+
 
 class PendingRequest(Struct, eq=False):
     """A request, the destination of its responses, and the handle by which its sender cancels, pauses and resumes it.
@@ -194,3 +197,28 @@ def guarded(path: ResponsePath) -> ResponsePath:
             response.release()
 
     return guard
+
+
+class Mention(NamedTuple):
+    """How a line of the log names requests.
+
+    Attributes:
+        text: how many they are, and which.
+        ids: their ids, as far as they have one.
+        traces: the ids of their traces, as far as they are traced.
+    """
+
+    text: str
+    ids: str
+    traces: str
+
+
+def mention(requests: Sequence[PendingRequest]) -> Mention:
+    """Name requests for the log. The texts of ids are the clients'."""
+    asked = [pending.request for pending in requests if not pending.is_filler]
+    ids = ", ".join(request.id for request in asked if request.id)[:_MOST_NAMED]
+    traced = dict.fromkeys(request.trace.trace_id for request in asked if request.trace is not None)
+    traces = ", ".join(filter(None, traced))[:_MOST_NAMED]
+    named = "; ".join([f"id {ids}"] * bool(ids) + [f"trace {traces}"] * bool(traces))
+    text = f"{len(requests) or 'no'} request{'' if len(requests) == 1 else 's'}"
+    return Mention(f"{text} ({named})" if named else text, ids, traces)

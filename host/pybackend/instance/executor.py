@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.inference.pending import PendingRequest, RunningExecution, mention
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
-from pybackend.instance.in_flight import ExecutionsInFlight
+from pybackend.instance.in_flight import Activity, ExecutionsInFlight
 from pybackend.instance.lent_inputs import encoded_request, taken_back
 from pybackend.instance.plan import InstancePlan
 from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
@@ -20,7 +20,8 @@ from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
-from pybackend.modelconfig.rate_limits import RateLimit
+from pybackend.modelconfig.instances import RateLimit
+from pybackend.observability.model_output import ModelOutput
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +76,11 @@ class InstanceExecutor:
         self._cancels_calls = plan.cancels_calls
         self.executions.begin(session, plan)
 
-    def lose(self, cause: str) -> tuple[int, int]:
+    def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
         """The stub is dead; ``cause`` completes the sentence "The process ...".
 
         Returns:
-            How many requests fail, and how many wait for another stub.
+            The requests that fail, and how many wait for another stub.
         """
         self.death_cause = cause
         return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
@@ -261,34 +262,59 @@ class LongExecutions:
 
 
 class ExecutionMonitor:
-    """Finds executions of one instance that last too long, and those that nobody waits for."""
+    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered.
 
-    def __init__(self, executor: InstanceExecutor) -> None:
+    Args:
+        output: labels lines about the instance.
+    """
+
+    def __init__(self, executor: InstanceExecutor, output: ModelOutput) -> None:
         self._executor = executor
+        self._output = output
         self._long = LongExecutions()
         self._telling: asyncio.Task[None] | None = None
         self._abandoned_ns = 0
+        self._before: Activity | None = None
+        self._has_collected = False
 
     def check(self, plan: InstancePlan, now_ns: int) -> None:
-        """Have the log say where an execution is that has become unusually long."""
+        """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
+        self._find_dropped()
         if plan.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
             self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
 
+    def _find_dropped(self) -> None:
+        """Have the stub look for dropped senders, once whenever it owes answers and has been silent since the last check.
+
+        A sender in a reference cycle, such as that of an exception kept in a variable, exists until the garbage collector
+        runs. In a process that does nothing, that would be never.
+        """
+        executions = self._executor.executions
+        if executions.in_flight or not executions.streaming:
+            self._before = None
+            return
+        before, self._before = self._before, executions.activity
+        if self._before != before:
+            self._has_collected = False
+        elif not self._has_collected and executions.session is not None:
+            self._has_collected = True
+            executions.session.collect()
+
     async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
         model, oldest = plan.load.model, self._executor.oldest
-        count = 0 if oldest is None else len(oldest.pending)
+        requests = mention([] if oldest is None else oldest.pending)
         where = place(await self.stacks(), model.model_file)
         log.warning(
-            "instance '%s' has run `execute` for %d s, for %d request%s: %s. `pybackend stack %s` shows all its threads",
+            "instance '%s' has run `execute` for %d s, for %s: %s. `pybackend stack %s` shows all its threads",
             self._executor.name,
             busy_s,
-            count,
-            "" if count == 1 else "s",
+            requests.text,
             f"it is at {where}" if where else "it does not say where it is",
             model.model_name,
+            extra=self._output.labels(requests.ids, requests.traces),
         )
 
     async def stacks(self) -> list[Stack]:
@@ -307,6 +333,7 @@ class ExecutionMonitor:
     def forget(self) -> None:
         """The process has died."""
         self._long.forget()
+        self._before = None
         self._abandoned_ns = 0
         if self._telling is not None:
             self._telling.cancel()

@@ -31,6 +31,9 @@ MOST_HANDED_BACK = 1000
 _GRANTED_AT_ONCE = STREAM_WINDOW // 2
 """Responses of a stream for which the host thanks with one message: short streams need none."""
 
+Activity = tuple[int, int, int, int]
+"""Counters of executions, which are the same again only if nothing has happened."""
+
 MOST_LOSSES = 3
 """A request that was not begun waits for the next stub, but only so often: it may be what kills them."""
 
@@ -80,6 +83,13 @@ class ExecutionsInFlight:
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""
         return self.in_flight.get(number) or self.streaming.get(number)
+
+    @property
+    def activity(self) -> Activity:
+        """The last number, and of the executions that wait for responses: how many, their requests, the responses so far."""
+        waiting = self.streaming.values()
+        streamed = sum(pending.streamed for execution in waiting for pending in execution.pending)
+        return self.last_number, len(waiting), sum(execution.unanswered for execution in waiting), streamed
 
     def find_trace(self, number: int) -> RequestTrace | None:
         """The trace with this number, if the stub executes a request of it."""
@@ -246,11 +256,11 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: object, error: InferenceError, model: InstanceOwner) -> tuple[int, int]:
+    def lose(self, instance: object, error: InferenceError, model: InstanceOwner) -> tuple[list[PendingRequest], int]:
         """The stub is dead: notify the owners of its executions, and the model in any case.
 
         Returns:
-            How many requests fail, and how many wait for another stub.
+            The requests that fail, and how many wait for another stub.
         """
         session, self.session = self.session, None
         assert session is not None
@@ -274,7 +284,7 @@ class ExecutionsInFlight:
                 pending.losses += 1
                 can_run_again = taken_back(session.inputs, pending.request) and pending.losses < MOST_LOSSES
                 (waiting if can_run_again else begun).append(pending)
-        failed = sum(len(begun) for begun, _ in lost.values())
+        failed = [pending for begun, _ in lost.values() for pending in begun]
         saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, error, begun, waiting)

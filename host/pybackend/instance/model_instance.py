@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import RunningExecution
+from pybackend.inference.pending import RunningExecution, mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
@@ -136,7 +136,7 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
-        self.monitor = ExecutionMonitor(self.executor)
+        self.monitor = ExecutionMonitor(self.executor, self.output)
         self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
@@ -228,6 +228,7 @@ class ModelInstance:
                         "`finalize`, or a non-daemon thread",
                         self.name,
                         finalize_timeout_s,
+                        extra=self.output.labels(),
                     )
                 session.kill("did not end when it was told to and was killed")
                 await session.finalize()
@@ -307,7 +308,9 @@ class ModelInstance:
         session = self.session
         if session is None or not self.monitor.is_abandoned(limit_s, now_ns):
             return
-        log.info("instance '%s' was replaced, and executes for nobody: it is ended", self.name)
+        log.info(
+            "instance '%s' was replaced, and executes for nobody: it is ended", self.name, extra=self.output.labels()
+        )
         if not is_needed:
             self._enter(InstanceState.STOPPING)
         session.kill("executed for nobody, and was killed")
@@ -332,13 +335,16 @@ class ModelInstance:
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
         self._supervision = self._loop.create_task(_restart(self, self._backoff))
-        lost = self.executor.lose(cause)
+        failed, saved = self.executor.lose(cause)
+        lost = mention(failed)
         log.error(
-            "%s It was process %d and %s. %s",
+            "%s It was process %d and took %s with it%s. %s",
             unhealthy(self.name, cause),
             session.pid,
-            _losses(*lost),
+            lost.text,
+            f"; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else "",
             self._backoff.prospect,
+            extra=self.output.labels(lost.ids, lost.traces),
         )
 
     async def end_leftovers(self) -> None:
@@ -373,12 +379,6 @@ class ModelInstance:
         self._loop.call_soon(self._services.on_given_up)
 
 
-def _losses(failed: int, saved: int) -> str:
-    """The fate of the requests of a process that died, as the end of a sentence."""
-    text = f"took {failed or 'no'} request{'' if failed == 1 else 's'} with it"
-    return f"{text}; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else text
-
-
 async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
     """Bring a new process to life, however often it takes.
 
@@ -395,7 +395,11 @@ async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
         if backoff.is_over:
             if not given_up:
                 log.error(
-                    "instance '%s' is given up after %d restarts. %s", instance.name, backoff.restarts, instance.trouble
+                    "instance '%s' is given up after %d restarts. %s",
+                    instance.name,
+                    backoff.restarts,
+                    instance.trouble,
+                    extra=instance.output.labels(),
                 )
             given_up = True
             instance.on_given_up()
@@ -404,11 +408,15 @@ async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
         await backoff.wait()
         failure = failure or await _failure_of(instance.start_again())
         if failure is None:
-            log.info("instance '%s' is restarted", instance.name)
+            log.info("instance '%s' is restarted", instance.name, extra=instance.output.labels())
             return
         expected = isinstance(failure, (ModelLoadError, OSError))
         log.error(
-            "instance '%s' cannot be restarted: %s", instance.name, failure, exc_info=None if expected else failure
+            "instance '%s' cannot be restarted: %s",
+            instance.name,
+            failure,
+            exc_info=None if expected else failure,
+            extra=instance.output.labels(),
         )
         instance.on_start_failed(failure)
 

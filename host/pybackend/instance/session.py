@@ -28,7 +28,7 @@ from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.host_messages import Attach, Cancel, Finalize, Flow, Initialize, Load, Probe
+from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
 from pybackend_wire.messages import (
     BEGUN_WORD,
     CORE_WORD,
@@ -314,6 +314,10 @@ class StubSession:
     def _ask_readiness(self) -> None:
         self.channel.post(Probe())
         self._hurry()
+
+    def collect(self) -> None:
+        """Have it run the garbage collector; only while nothing is executed."""
+        self.channel.post(Collect())
 
     def _hurry(self) -> None:
         """Have it read at once, even while it computes."""

@@ -107,10 +107,6 @@ class Patience:
 class Bucket:
     """The objects of a repository; paths are below it.
 
-    Args:
-        url: the repository's.
-        patience: with a storage that does not answer.
-
     Attributes:
         patience: as given; it may be changed.
 

@@ -45,10 +45,6 @@ def configuration(url: RepositoryUrl, variables: Mapping[str, str]) -> Configura
 
     Whatever is left out here is found by the library: roles of the machine, web identities, keys in variables.
 
-    Args:
-        url: the repository's.
-        variables: the server's environment variables.
-
     Raises:
         ServerError: a file that the variables name cannot be used.
     """

@@ -42,8 +42,6 @@ class _Draft:
     """An object on its way.
 
     Attributes:
-        file: the object.
-        path: the final place.
         missing: number of parts that are not complete.
     """
 
@@ -92,11 +90,7 @@ class _Draft:
 
 
 class Downloader:
-    """Downloads from one repository; connections are shared by all its models.
-
-    Args:
-        bucket: the repository.
-    """
+    """Downloads from one repository; connections are shared by all its models."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket

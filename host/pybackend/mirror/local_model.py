@@ -25,7 +25,6 @@ class LocalModel:
     reload.
 
     Args:
-        directory: of the model; need not exist.
         staging: a directory on the same file system, for what is not complete.
     """
 
@@ -53,8 +52,6 @@ class LocalModel:
         """Make the directory hold these files.
 
         Args:
-            entries: the files.
-            objects: where all of them are cached.
             in_use: versions whose files stay although they are not wanted any more, until :meth:`tidy`.
         """
         _make(self.directory)

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.author_files.apart import begin_apart
-from pybackend.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
+from pybackend.mirror.bucket import BadName, Bucket, Changed, Patience, StorageError, Unreachable
 from pybackend.mirror.download import Downloader
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.local_model import LocalModel, entries_of
 from pybackend.mirror.object_cache import KnownNames, ModelObjects, ObjectCache
 from pybackend.mirror.progress import Progress
-from pybackend.mirror.remote_files import RemoteFile, RemoteModel, remote_model
+from pybackend.mirror.remote_files import Listing, RemoteFile, RemoteModel, moment, remote_model
 from pybackend.mirror.url import RepositoryUrl
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 
@@ -45,14 +44,7 @@ LATE_S = 2.0
 class Mirror:
     """A repository.
 
-    Args:
-        url: its place.
-        cache_directory: keeps what was downloaded.
-        patience: with a storage that does not answer.
-
     Attributes:
-        url: its place.
-        cache_directory: as given.
         directory: the local directory that shows it; set by :meth:`open`.
         names: of its models, as they were last listed.
         last_digests: what :meth:`digests` returned last.
@@ -77,7 +69,7 @@ class Mirror:
         self._staging = Path()
         self._models: dict[str, LocalModel] = {}
         self._fetched: set[str] = set()
-        """Models of which there is more than the configuration."""
+        """Models with more local files than the configuration."""
         self._files_listed = 0
         self._listed_s = self._names_kept_s = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -198,6 +190,21 @@ class Mirror:
         for name in gone:
             await asyncio.to_thread(self._models.pop(name).remove)
         await asyncio.to_thread(self._cache.remove_others, self.names)
+
+    async def may_have(self, name: str) -> bool:
+        """False if there is no model of this name, or none is known and storage does not say soon whether there is."""
+        if name in self.names:
+            return True
+        if self.trouble or self.is_late:
+            return False
+        try:
+            async with asyncio.timeout(LATE_S):
+                return bool(await self._bucket.files(name))
+        except BadName:
+            return True
+        except (StorageError, TimeoutError):
+            log.warning("%s does not say whether it has a model '%s', and is taken to have none", self.url.text, name)
+            return False
 
     async def fetch(self, name: str, choose: Choose, in_use: InUse, progress: Progress) -> None:
         """Bring a model's directory up to date: the versions to serve, and all files beside the versions.

@@ -12,9 +12,9 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.mirror.bucket import Patience, StorageError
 from pybackend.mirror.credentials import located
-from pybackend.mirror.listing import Listing
 from pybackend.mirror.mirror import LATE_S, Choose, InUse, Mirror
 from pybackend.mirror.progress import Progress, terminal
+from pybackend.mirror.remote_files import Listing
 from pybackend.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
 from pybackend.sandbox.private_room import PrivateRoom
 
@@ -40,9 +40,7 @@ class Mirrors:
     """The repositories, each with a local directory; none on most servers.
 
     Args:
-        urls: of the repositories.
         cache_directory: keeps what was downloaded, None for the usual place.
-        patience: with a storage that does not answer while models are loaded.
 
     Raises:
         ServerError: the library is missing, or credentials cannot be used.
@@ -141,7 +139,6 @@ class Mirrors:
         The local files of models that a repository has no longer, and that are not used, are removed.
 
         Args:
-            in_use: tells which versions must stay.
             period_s: time between two listings.
             settle_s: the same, after a listing with changes.
             on_change: called after a listing with changes, and after the listing that follows it.
@@ -178,16 +175,21 @@ class Mirrors:
     # Files
 
     async def fetch(
-        self, name: str, choose: Choose, in_use: InUse, place: str = "", directory: Path | None = None
+        self,
+        name: str,
+        choose: Choose,
+        in_use: InUse,
+        place: str = "",
+        directory: Path | None = None,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         """Bring a model's local directory up to date, if the model is in one of these repositories.
 
         Args:
-            name: the model's name.
-            choose: chooses the versions to bring.
-            in_use: tells which versions must stay.
             place: the URL of its repository, ``""`` for all of them.
             directory: where the model is known to be, None to look for it in all of them.
+            is_elsewhere: a local repository has it, so storage that does not answer is not needed.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
@@ -195,15 +197,13 @@ class Mirrors:
         for mirror in self._at(place):
             if directory is not None and directory.parent != mirror.directory:
                 continue
+            if is_elsewhere and not await mirror.may_have(name):
+                continue
             async with self._places:
                 await mirror.fetch(name, choose, in_use, self._progress)
 
     async def fetch_configuration(self, name: str, place: str = "") -> None:
         """Bring the configuration of a model of these repositories, if nothing of the model was brought before.
-
-        Args:
-            name: the model's name.
-            place: as for :meth:`fetch`.
 
         Raises:
             ModelLoadError: it cannot be downloaded.
@@ -221,7 +221,6 @@ class Mirrors:
 
         Args:
             directory: of a model, perhaps of another repository.
-            in_use: tells which versions must stay.
         """
         for mirror in self._mirrors:
             if directory.parent == mirror.directory:
@@ -237,12 +236,7 @@ class Mirrors:
 
 
 def cache_directories(urls: Sequence[str], chosen: Path | None) -> list[Path]:
-    """The directories that keep what is downloaded from repositories.
-
-    Args:
-        urls: of the repositories.
-        chosen: the operator's choice, None for the usual places.
-    """
+    """The directories that keep what is downloaded from repositories."""
     return list(dict.fromkeys(chosen or _place(parse_url(url)) for url in urls))
 
 

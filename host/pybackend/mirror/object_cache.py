@@ -57,12 +57,7 @@ class Cancelled(Exception):
 
 
 class ObjectCache:
-    """The objects of one repository.
-
-    Args:
-        directory: the cache's; created on first use.
-        url: the repository's.
-    """
+    """The objects of one repository."""
 
     def __init__(self, directory: Path, url: RepositoryUrl) -> None:
         self._all = directory / _OBJECTS
@@ -110,11 +105,7 @@ class ObjectCache:
 
 
 class ModelObjects:
-    """The objects of one model.
-
-    Args:
-        directory: where they lie.
-    """
+    """The objects of one model."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -133,7 +124,7 @@ class ModelObjects:
                 raise Cancelled
             self.directory.mkdir(exist_ok=True)
             self._remove_drafts()  # of a server that was killed
-        except BaseException:
+        except BaseException:  # whatever ended it: others wait for the lock
             lock.release()
             raise
         self._lock = lock

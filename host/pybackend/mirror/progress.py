@@ -26,14 +26,7 @@ class Progress:
         self._drawn_s = 0.0
 
     def begin(self, name: str, place: str, file_count: int, total_bytes: int) -> Transfer:
-        """Note a download.
-
-        Args:
-            name: the model's.
-            place: the repository, for the log.
-            file_count: number of its files.
-            total_bytes: their size.
-        """
+        """Note a download."""
         transfer = Transfer(self, name, total_bytes)
         self._active.append(transfer)
         files = "1 file" if file_count == 1 else f"{file_count} files"
@@ -62,12 +55,7 @@ class Progress:
 
 
 class Transfer:
-    """The download of one model.
-
-    Attributes:
-        total_bytes: to download.
-        done_bytes: downloaded so far.
-    """
+    """The download of one model."""
 
     def __init__(self, progress: Progress, name: str, total_bytes: int) -> None:
         self.total_bytes = total_bytes

@@ -1,11 +1,12 @@
-"""The files of a model in cloud storage, as its listing names them."""
+"""The models and files of a repository in cloud storage, as its listing names them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from time import localtime, strftime
 
 from pybackend.errors import ModelLoadError
 
@@ -21,7 +22,6 @@ class RemoteFile:
 
     Attributes:
         path: below the repository.
-        nbytes: its size.
         tag: its ETag; "" where the storage has none.
         changed: when it was written.
     """
@@ -43,7 +43,6 @@ class RemoteModel:
     """The files of one model.
 
     Attributes:
-        name: the model's.
         files: by path below the model's directory.
         versions: names of the directories that are versions.
     """
@@ -69,9 +68,7 @@ def remote_model(name: str, listing: Iterable[RemoteFile], place: str) -> Remote
     or if its name is that of a version.
 
     Args:
-        name: the model's.
         listing: its objects; paths begin with the name.
-        place: the repository, for messages.
 
     Raises:
         ModelLoadError: a path cannot be a file's, or two of them contradict each other.
@@ -109,3 +106,29 @@ def _check(path: str, name: str, place: str) -> None:
         raise ModelLoadError(
             f"the object '{name}/{path[:200]}' in {place} has a name that cannot be a file's path: rename or remove it"
         )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository when it was last listed.
+
+    Attributes:
+        place: its URL, for messages.
+        names: of its models.
+        number: how often all files were listed so far.
+        digests: for each model, a number that changed when one of its files did; from the last of those listings.
+        listed_s: when the names were listed, in seconds since 1970.
+        doubt: why the names may be others by now, as a sentence; ``""`` while the storage answers.
+    """
+
+    place: str
+    names: Collection[str]
+    number: int = 0
+    digests: Mapping[str, int] = field(default_factory=dict)
+    listed_s: float = 0.0
+    doubt: str = ""
+
+
+def moment(time_s: float) -> str:
+    """A time for messages, on the clock of this machine."""
+    return strftime("%Y-%m-%d %H:%M:%S", localtime(time_s))

@@ -16,8 +16,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
-from pybackend.cache.entry import CachedResponse, copy_of, weight_bytes
-from pybackend.cache.key import cache_key
+from pybackend.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest, ResponsePath

@@ -22,7 +22,7 @@ _SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the 
 
 
 class ModelQueue:
-    """The holder of waiting requests; see :class:`pybackend.inference.pending.RequestHolder`.
+    """Cancels and describes the requests that wait in the scheduler, for their handles; see :class:`pybackend.inference.pending.RequestHolder`.
 
     Attributes:
         scheduler: dispatches the requests.

@@ -93,4 +93,4 @@ def _environments(settings: EnvironmentSettings, sandbox: Sandbox) -> Environmen
     directory = settings.cache_directory or default_cache_directory()
     cache = EnvironmentCache(directory, settings.cache_limit_bytes)
     packer = pack_in_process if settings.pack_at_load else None
-    return EnvironmentProvider(cache, packer, ShellRunner(sandbox))
+    return EnvironmentProvider(cache, packer, ShellRunner(sandbox).run)

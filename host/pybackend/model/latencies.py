@@ -100,8 +100,8 @@ class RecentTimes:
         self._figures: tuple[tuple[str, float], ...] = ()
         self.add = self._times_ns.append
 
-    def quantiles_us(self, count: int) -> tuple[tuple[str, float], ...]:
-        """Shares, and the values in microseconds below which they lie; empty if there are none.
+    def quantiles_s(self, count: int) -> tuple[tuple[str, float], ...]:
+        """Shares, and the values in seconds below which they lie; empty if there are none.
 
         Args:
             count: of all values so far; while it stays the same, so do the quantiles.
@@ -109,7 +109,7 @@ class RecentTimes:
         if count != self._count:
             ordered = sorted(self._times_ns)
             self._figures = tuple(
-                (text, ordered[ceil(share * len(ordered)) - 1] / 1000) for text, share in _RECENT_SHARES if ordered
+                (text, ordered[ceil(share * len(ordered)) - 1] / 1e9) for text, share in _RECENT_SHARES if ordered
             )
             self._count = count
         return self._figures

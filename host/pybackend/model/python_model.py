@@ -30,6 +30,7 @@ from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.observability.log_lines import about_model
 from pybackend.sandbox.model_sandbox import ModelSandbox
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import Scheduler
@@ -267,7 +268,8 @@ class PythonModel(Model):
         self.failure = None
         if self.state is ModelState.UNAVAILABLE:
             self.state, self.reason = ModelState.READY, ""
-            log.info("'%s' version %s serves again", self.full_name, self.version)
+            about = about_model(self.full_name, self.version)
+            log.info("'%s' version %s serves again", self.full_name, self.version, extra=about)
             self._host.services.on_turn(self.full_name)
 
     def hurry(self) -> None:

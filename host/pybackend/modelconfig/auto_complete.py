@@ -22,7 +22,6 @@ def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -
     other change has no effect.
 
     Args:
-        document: the complete document that the model was given.
         completed: the document that the model returned: JSON data, checked here.
 
     Raises:

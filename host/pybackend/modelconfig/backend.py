@@ -27,9 +27,7 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
     """Infer the backend of a configuration that names none, from its platform or its files.
 
     Args:
-        document: complete; its name is the model's.
         model_directory: its lowest version that has such a file decides.
-        by_name: infer it from the model's name as well.
 
     Returns:
         ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one.

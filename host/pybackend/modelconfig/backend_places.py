@@ -60,7 +60,6 @@ class BackendPlaces:
         """The directory of a backend; one that need not exist if nobody has such a backend.
 
         Args:
-            backend: its name.
             runtime: the file that serves models, ``""`` for the usual one.
         """
         file = runtime or DEFAULT_MODEL_FILENAME

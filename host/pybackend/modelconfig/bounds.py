@@ -78,10 +78,6 @@ BOUNDS: Mapping[str, int] = {
 def check_bounds(document: Mapping[str, Any], source: str) -> None:
     """Refuse a complete document in which a number is out of bounds.
 
-    Args:
-        document: as returned by the parser.
-        source: the document's origin, for messages.
-
     Raises:
         ModelConfigError: INVALID_ARG; names field, value and bound.
     """
@@ -107,10 +103,6 @@ def _too_large(document: Mapping[str, Any], field: str, value: str, most: int, s
 
 def check_extent(document: object, source: str) -> None:
     """Refuse JSON data that is too large to process further.
-
-    Args:
-        document: any JSON value.
-        source: the document's origin, for messages.
 
     Raises:
         ModelConfigError: INVALID_ARG.

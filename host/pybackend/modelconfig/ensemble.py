@@ -57,12 +57,7 @@ def part_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def part_names_on_disk(model_directory: Path, config_name: str = "") -> tuple[str, ...]:
-    """The parts of a model that is not loaded; empty if its configuration cannot be read. Blocking.
-
-    Args:
-        model_directory: of the model.
-        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
-    """
+    """The parts of a model that is not loaded; empty if its configuration cannot be read. Blocking."""
     name = config_file(model_directory, config_name)
     try:
         # Most models are not ensembles, and parsing takes a hundred times longer than this search.
@@ -99,11 +94,7 @@ def needed_tensors(steps: Sequence[EnsembleStep], outputs: Iterable[str]) -> set
 
 
 class UnrelatedStreams(Exception):
-    """A step needs tensors of different streams, and their responses cannot be matched.
-
-    Attributes:
-        step: the step's number.
-    """
+    """A step needs tensors of different streams, and their responses cannot be matched."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -115,7 +106,6 @@ def stream_chains(steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> d
 
     Args:
         steps: of an ensemble with a validated graph.
-        decoupled: for each step, whether its model is decoupled.
 
     Raises:
         UnrelatedStreams: a step takes tensors from streams that do not depend on each other.

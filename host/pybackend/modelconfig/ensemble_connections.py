@@ -16,7 +16,6 @@ def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> N
 
     Args:
         config: of the ensemble, with a validated graph.
-        parts: the finished configuration of each step's model.
 
     Raises:
         ModelConfigError: INVALID_ARG; the first mismatch.
@@ -29,7 +28,6 @@ def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
     """Refuse a response cache for an ensemble with a part that cannot have one.
 
     Args:
-        config: of the ensemble.
         runs_in: configurations of all models that the ensemble runs, including those of nested ensembles.
 
     Raises:

@@ -12,7 +12,6 @@ def as_text(config: ModelConfig, remarks: Mapping[str, str]) -> str:
     """One line for each step; steps with the same number may run side by side.
 
     Args:
-        config: of an ensemble with a validated graph.
         remarks: notes on parts, by model name.
     """
     steps = steps_of(config)
@@ -30,12 +29,7 @@ def as_text(config: ModelConfig, remarks: Mapping[str, str]) -> str:
 
 
 def as_mermaid(config: ModelConfig, remarks: Mapping[str, str]) -> str:
-    """A flowchart with inputs, steps and outputs as nodes and tensors as edges.
-
-    Args:
-        config: of an ensemble with a validated graph.
-        remarks: notes on parts, by model name.
-    """
+    """A flowchart with inputs, steps and outputs as nodes and tensors as edges."""
     lines = (f"    {line}" for line in _mermaid_lines(config, remarks))
     return "\n".join(["---", f"title: {_quoted(config.name)}", "---", "flowchart LR", *lines])
 

@@ -1,4 +1,4 @@
-"""The instances that a configuration defines, one by one."""
+"""The instances that a configuration defines, one by one, and the resources that they hold while they execute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class InstanceSpec:
 
     Attributes:
         name: ``<group>_<n>``; instances of one group on several GPUs share a name.
-        group: its group's name.
         kind: ``CPU``, ``GPU`` or ``MODEL``, as passed to models.
         device_id: the GPU's number; 0 for the other kinds.
         passive: created, but never given a request.
@@ -53,3 +52,33 @@ def instances(config: ModelConfig) -> list[InstanceSpec]:
 
 def _devices(group: InstanceGroup) -> Iterator[int]:
     yield from group.gpus if group.kind is InstanceKind.GPU else (0,)
+
+
+Resource = tuple[str, int | None]
+"""Name and device of a resource; None for one that all devices share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """The requirements of one instance.
+
+    Attributes:
+        needs: how many of each resource an execution takes.
+        priority: 1 is the highest; 2 gets half as many executions as 1 while both wait.
+    """
+
+    needs: dict[Resource, int]
+    priority: int
+
+
+def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:
+    """The requirements in the ``rate_limiter`` of an instance's group; None if it has no resources."""
+    for group in config.document["instance_group"]:
+        limiter = group.get("rate_limiter")
+        if group["name"] == group_name and limiter and limiter["resources"]:
+            needs: dict[Resource, int] = {}
+            for each in limiter["resources"]:
+                resource = (each["name"], None if each["global"] else device_id)
+                needs[resource] = needs.get(resource, 0) + each["count"]
+            return RateLimit(needs, limiter["priority"] or 1)
+    return None

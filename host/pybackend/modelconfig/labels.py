@@ -22,10 +22,6 @@ MOST_LABELS = 1_000_000
 def read_labels(config: ModelConfig, model_directory: Path) -> Labels:
     """Read the label files of all outputs that have one.
 
-    Args:
-        config: finished.
-        model_directory: base of the relative paths in the configuration.
-
     Raises:
         ModelConfigError: UNSUPPORTED, a path leaves the model's directory; INVALID_ARG, a file cannot be read.
     """

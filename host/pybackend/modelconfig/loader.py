@@ -30,8 +30,7 @@ from pybackend.modelconfig.parser import (
 )
 from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.modelconfig.unserved import refuse_unserved, unserved_warnings
-from pybackend.modelconfig.validation import validate, validate_model_file
+from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 
 
 def load_config(
@@ -47,7 +46,6 @@ def load_config(
     Args:
         model_directory: its name is the model's name.
         auto_complete: infer missing fields of config.pbtxt, and allow the file itself to be missing.
-        backends: where backends are searched, None for the usual places.
         config_json: replaces config.pbtxt, as JSON text.
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
 
@@ -82,11 +80,6 @@ def load_config(
 def load_policy(model_directory: Path, *, config_json: str | None = None, config_name: str = "") -> ModelConfig:
     """The same, as far as the version policy needs it: the files of versions may still be missing.
 
-    Args:
-        model_directory: its name is the model's name.
-        config_json: replaces config.pbtxt, as JSON text.
-        config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
-
     Raises:
         ModelConfigError: the configuration does not parse.
     """
@@ -98,9 +91,7 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
     """The effective configuration; its ``warnings`` name settings that will have no effect.
 
     Args:
-        config: from :func:`load_config`.
         completed: what the model's ``auto_complete_config`` returned; None if it was not called.
-        gpu_count: GPUs of this machine.
 
     Raises:
         ModelConfigError: the configuration contradicts itself or requests an unsupported feature.
@@ -114,20 +105,13 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
 
 
 def on_cpu(config: ModelConfig) -> ModelConfig | None:
-    """The configuration with its GPU instances on the CPU; None if it has none.
-
-    Args:
-        config: from :func:`load_config`.
-    """
+    """The configuration with its GPU instances on the CPU; None if it has none."""
     document = without_gpus(config.document)
     return None if document is None else from_document(document, config.source)
 
 
 def finish_ensemble(config: ModelConfig) -> ModelConfig:
     """The effective configuration of an ensemble, except for fields that depend on its parts.
-
-    Args:
-        config: from :func:`load_config`.
 
     Raises:
         ModelConfigError: the configuration contradicts itself.

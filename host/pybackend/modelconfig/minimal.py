@@ -25,9 +25,6 @@ _FILLED_IN: Sequence[Sequence[str]] = (
 def minimal_document(document: Mapping[str, Any]) -> Document:
     """The document without its name, and without fields that get the same values when the model is loaded again.
 
-    Args:
-        document: complete, of a loaded model.
-
     Raises:
         ModelConfigError: it is malformed.
     """

@@ -40,7 +40,6 @@ def config_file(model_directory: Path, config_name: str) -> str:
     """The configuration file of a model, relative to its directory. Blocking.
 
     Args:
-        model_directory: of the model.
         config_name: ``configs/<config_name>.pbtxt`` is the file if it exists; ``""`` for config.pbtxt in any case.
     """
     custom = f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"
@@ -92,11 +91,9 @@ def subdirectories(directory: Path) -> list[str]:
 
 
 def similar_file(directory: Path, name: str) -> str:
-    """The name of a file that is probably meant to have another name, ``""`` if there is none. Links are not followed.
+    """The name of a file that is probably meant to have another name, ``""`` if there is none. Blocking.
 
-    Args:
-        directory: in which a file was expected. Blocking.
-        name: the expected name.
+    Links are not followed.
     """
     if directory.is_symlink():
         return ""

@@ -26,12 +26,7 @@ def with_policies(document: Mapping[str, Any]) -> Document:
 
 
 def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
-    """A document with preferred batch sizes and instance groups filled in. All other defaults must be set already.
-
-    Args:
-        document: auto-completed.
-        gpu_count: GPUs of this machine, numbered from 0.
-    """
+    """A document with preferred batch sizes and instance groups filled in. All other defaults must be set already."""
     changes: Document = {"instance_group": _instance_groups(document, gpu_count)}
     batching = document.get("dynamic_batching")
     if batching is not None and not batching["preferred_batch_size"] and document["max_batch_size"] > 0:

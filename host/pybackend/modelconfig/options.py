@@ -60,8 +60,8 @@ def start_options_of(config: ModelConfig) -> StartOptions:
         ModelConfigError: a value is invalid.
     """
     return StartOptions(
-        zygote=_read(config, "ZYGOTE", True, _yes, '"yes" or "no"'),
-        preload=_read(config, "PRELOAD", (), _modules, "comma-separated names of modules"),
+        zygote=read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"'),
+        preload=read_option(config, "PRELOAD", (), _modules, "comma-separated names of modules"),
     )
 
 
@@ -69,7 +69,6 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
     """Read the options.
 
     Args:
-        config: of the model.
         validate_outputs: for a model without VALIDATE_OUTPUTS.
 
     Raises:
@@ -78,18 +77,27 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
     return ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
         validate_outputs=config.parameters.get("VALIDATE_OUTPUTS", "yes" if validate_outputs else "no") == "yes",
-        concurrency=_read(config, "ASYNC_EXECUTE_CONCURRENCY", 1, _positive, "a whole number of at least 1"),
-        execution_limit_s=_read(config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"),
-        restart_limit=_read(config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"),
-        restart_retry_s=_read(
+        concurrency=read_option(config, "ASYNC_EXECUTE_CONCURRENCY", 1, positive, "a whole number of at least 1"),
+        execution_limit_s=read_option(
+            config, "EXECUTION_TIME_LIMIT_S", 0.0, _seconds, "a number of seconds, 0 for no limit"
+        ),
+        restart_limit=read_option(
+            config, "RESTART_LIMIT", DEFAULT_RESTART_LIMIT, _natural, "a whole number, 0 for no limit"
+        ),
+        restart_retry_s=read_option(
             config, "RESTART_RETRY_S", DEFAULT_RESTART_RETRY_S, _seconds, "a number of seconds, 0 for never"
         ),
-        cancels_calls=_read(config, "CANCEL_CALLS_WITH_REQUEST", False, _yes, '"yes" or "no"'),
-        views_regions=_read(config, "CLIENT_MEMORY", False, _view, '"copy" or "view"'),
+        cancels_calls=read_option(config, "CANCEL_CALLS_WITH_REQUEST", False, yes_or_no, '"yes" or "no"'),
+        views_regions=read_option(config, "CLIENT_MEMORY", False, _view, '"copy" or "view"'),
     )
 
 
-def _read(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T], expected: str) -> _T:
+def read_option(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T], expected: str) -> _T:
+    """A parameter's value, read by ``parse``, whose ValueError becomes an error that says what is expected.
+
+    Raises:
+        ModelConfigError: the value is invalid.
+    """
     text = config.parameters.get(key)
     if text is None:
         return default
@@ -101,7 +109,8 @@ def _read(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T]
         ) from None
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1; raises ValueError for another text."""
     value = _natural(text)
     if value < 1:
         raise ValueError(text)
@@ -134,7 +143,8 @@ def _view(text: str) -> bool:
     return text == "view"
 
 
-def _yes(text: str) -> bool:
+def yes_or_no(text: str) -> bool:
+    """Whether a text is "yes"; raises ValueError if it is not "no" either."""
     if text not in {"yes", "no"}:
         raise ValueError(text)
     return text == "yes"

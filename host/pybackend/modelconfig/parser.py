@@ -27,8 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
-from pybackend.modelconfig.parse_advice import nearest
-from pybackend.modelconfig.parse_reason import parse_reason
+from pybackend.modelconfig.parse_errors import nearest, parse_reason
 from pybackend.schema.messages import message_class
 
 Document = dict[str, Any]
@@ -44,10 +43,6 @@ FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRI
 
 def read_config_text(model_directory: Path, name: str) -> str:
     """The text of a configuration file. Blocking.
-
-    Args:
-        model_directory: of the model.
-        name: the file's name, relative to it.
 
     Raises:
         ModelConfigError: the file cannot be read, or is not text.
@@ -75,10 +70,6 @@ def read_config_file(path: Path) -> Document:
 def parse_config_text(text: str, source: str) -> Document:
     """The document of a configuration in protobuf text format.
 
-    Args:
-        text: the contents of config.pbtxt.
-        source: the text's origin, for messages.
-
     Raises:
         ModelConfigError: not a model configuration; names the source, line, column and field.
     """
@@ -97,9 +88,6 @@ def parse_config_text(text: str, source: str) -> Document:
 
 def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
     """Inputs that an ensemble's config.pbtxt maps more than once: a protobuf map silently keeps the last repeated key.
-
-    Args:
-        text: readable by :func:`parse_config_text`.
 
     Returns:
         Step number, model and input.
@@ -131,7 +119,6 @@ def parse_config_json(document: Mapping[str, Any], source: str) -> Document:
 
     Args:
         document: protobuf JSON, with field names either as in config.pbtxt or in camel case. It is not modified.
-        source: the document's origin, for messages.
 
     Raises:
         ModelConfigError: unknown field, wrong type or value out of range; names the source and the field.

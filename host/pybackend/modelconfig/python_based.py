@@ -48,10 +48,7 @@ def require_framework(
     """Check that a model's Python has the framework of a shipped backend. The framework is not imported.
 
     Args:
-        config: of the model.
-        backends: where backends are.
         environment: the model's, None for the server's own Python.
-        modules: the names of the modules in the environment.
 
     Raises:
         ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
@@ -84,9 +81,7 @@ def find_runtime(config: ModelConfig, model_directory: Path, backends: BackendPl
     """The file name in the backend's directory that serves a model: the configured one, else ``model.py``.
 
     Args:
-        config: of a backend other than Python.
         model_directory: searched for a native library, including its versions.
-        backends: where backends are.
 
     Raises:
         ModelConfigError: there is no such file, or it is native code.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.options import positive, read_option, yes_or_no
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.sandbox.options import HOST_UID, SandboxOptions
 from pybackend.spelling import closest
@@ -34,15 +35,7 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
 
     def read(key: str, parse: Callable[[str], _T], expected: str) -> _T | None:
         known.add(key)
-        text = config.parameters.get(key)
-        if text is None:
-            return None
-        try:
-            return parse(text)
-        except ValueError:
-            raise ModelConfigError(
-                f"model '{config.name}': parameters {key} must be {expected}, it is '{text}' ({config.source})"
-            ) from None
+        return read_option(config, key, None, parse, expected)
 
     def paths(text: str) -> tuple[str, ...]:
         return _paths(text.replace(_MODEL_DIRECTORY, str(model_directory)))
@@ -50,15 +43,15 @@ def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOpt
     listed = "absolute paths separated by colons"
     options = SandboxOptions(
         level=read("SANDBOX", _level, '"standard", "strict" or "off"'),
-        network=read("SANDBOX_NETWORK", _yes, '"yes" or "no"'),
-        unix_sockets=read("SANDBOX_UNIX_SOCKETS", _yes, '"yes" or "no"'),
-        subprocesses=read("SANDBOX_SUBPROCESSES", _yes, '"yes" or "no"'),
+        network=read("SANDBOX_NETWORK", yes_or_no, '"yes" or "no"'),
+        unix_sockets=read("SANDBOX_UNIX_SOCKETS", yes_or_no, '"yes" or "no"'),
+        subprocesses=read("SANDBOX_SUBPROCESSES", yes_or_no, '"yes" or "no"'),
         read=read("SANDBOX_READ", paths, listed) or (),
         write=read("SANDBOX_WRITE", paths, listed) or (),
         memory_mb=read(
             "SANDBOX_MEMORY_MB", _memory, f"a whole number of at least {LEAST_MEMORY_MB}, which Python and numpy need"
         ),
-        processes=read("SANDBOX_PROCESSES", _positive, "a whole number of at least 1"),
+        processes=read("SANDBOX_PROCESSES", positive, "a whole number of at least 1"),
         uid=read("SANDBOX_UID", _uid, 'a numeric user id, or "host" for the server\'s'),
         model_control=read("SANDBOX_MODEL_CONTROL", _names, "names of models separated by commas"),
     )
@@ -80,20 +73,8 @@ def _level(text: str) -> str:
     return text
 
 
-def _yes(text: str) -> bool:
-    if text not in {"yes", "no"}:
-        raise ValueError(text)
-    return text == "yes"
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
-        raise ValueError(text)
-    return int(text)
-
-
 def _memory(text: str) -> int:
-    megabytes = _positive(text)
+    megabytes = positive(text)
     if megabytes < LEAST_MEMORY_MB:
         raise ValueError(text)
     return megabytes
@@ -102,7 +83,7 @@ def _memory(text: str) -> int:
 def _uid(text: str) -> int:
     if text == "host":
         return HOST_UID
-    uid = _positive(text)
+    uid = positive(text)
     if uid > _HIGHEST_UID:
         raise ValueError(text)
     return uid

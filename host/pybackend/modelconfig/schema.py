@@ -45,7 +45,6 @@ class VersionPolicy:
     """Which version directories are served.
 
     Attributes:
-        choice: the rule.
         num_versions: how many of the highest versions, for ``LATEST``.
         versions: the configured versions, for ``SPECIFIC``.
     """
@@ -104,11 +103,9 @@ class ModelConfig:
     """A model's configuration. Immutable by convention: ``document`` is never modified in place.
 
     Attributes:
-        name: the model's name.
         platform: framework hint, usually ``""``.
         backend: ``python`` once loaded.
         runtime: as configured.
-        version_policy: which versions are served.
         max_batch_size: 0 if requests carry no batch dimension.
         inputs: in configured order.
         outputs: in configured order.
@@ -117,10 +114,8 @@ class ModelConfig:
         parameters: text by key, for models and for the backend.
         metric_tags: extra metric labels.
         decoupled: the model may send any number of responses.
-        scheduling: which scheduler was chosen.
         response_cache_enabled: responses may come from a cache.
         document: the complete configuration as JSON data, the source of all fields above.
-        source: the configuration's origin, for messages.
         warnings: one sentence for each setting without effect, for the log.
     """
 
@@ -162,7 +157,6 @@ def from_document(document: Mapping[str, Any], source: str) -> ModelConfig:
 
     Args:
         document: kept, not copied.
-        source: the document's origin, for messages.
     """
     return ModelConfig(
         name=document["name"],

@@ -33,8 +33,6 @@ class SequenceControl:
     """An input that the server adds to every request.
 
     Attributes:
-        name: the tensor's name.
-        kind: the information it carries.
         datatype: wire name.
         false_true: its two values, for all kinds but ``CORRELATION_ID``.
     """

@@ -71,7 +71,6 @@ class ModelSignature:
         """The shape in which the model receives an input.
 
         Args:
-            tensor: the input.
             shape: as sent by the client, including the batch dimension; already checked against ``dims``.
         """
         if tensor.reshape is None:
@@ -82,7 +81,6 @@ class ModelSignature:
         """The shape in which clients receive an output. A shape that contradicts the configuration is kept.
 
         Args:
-            tensor: the output.
             shape: as returned by the model, including the batch dimension.
         """
         if tensor.reshape is None:

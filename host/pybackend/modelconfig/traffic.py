@@ -23,7 +23,6 @@ class Shadow:
     """The version that gets copies of requests.
 
     Attributes:
-        version: its number.
         percent: the share of the requests, above 0 and up to 100.
     """
 
@@ -66,8 +65,6 @@ class TrafficReport:
     """The rules of a model, and their effect.
 
     Attributes:
-        name: the model's name.
-        rules: the rules in effect.
         source: ``default``, ``configuration`` or ``request``: where they are from.
         shares: the percentage of the requests without a version that each version answers now.
     """
@@ -119,10 +116,6 @@ def _natural(text: str) -> int:
 def configured_traffic(config: ModelConfig, served: Collection[int]) -> TrafficRules | None:
     """The rules in a model's parameters; None if there are none.
 
-    Args:
-        config: the model's configuration.
-        served: the versions that its version policy selects.
-
     Raises:
         ModelConfigError: a parameter is malformed, or not possible for this model.
     """
@@ -145,13 +138,7 @@ def configured_traffic(config: ModelConfig, served: Collection[int]) -> TrafficR
 
 
 def traffic_problem(rules: TrafficRules, config: ModelConfig, served: Collection[int]) -> str:
-    """The reason why these rules are impossible for a model; ``""`` if they are possible.
-
-    Args:
-        rules: the rules.
-        config: the model's configuration.
-        served: its versions.
-    """
+    """The reason why these rules are impossible for a model; ``""`` if they are possible."""
     if config.is_ensemble:
         return "the versions of an ensemble are equal: give weights and a shadow to the models of its steps"
     versions = ", ".join(map(str, sorted(served)))

@@ -1,4 +1,7 @@
-"""Rules that span the fields of a configuration. Every error names the mistake, the field and the file."""
+"""Rules that span the fields of a configuration, and what this release does not support.
+
+Every error names the mistake, the field and the file. Settings without effect are warnings.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.known_backends import PYTHON
 from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, TensorConfig
 from pybackend.modelconfig.sequences import sequence_faults
+from pybackend.spelling import closest
+from pybackend_wire.model_options import OPTION_NAMES
 
 _VARIABLE = -1
 _BATCH_INPUT_TYPES = ("TYPE_INT32", "TYPE_FP32")
@@ -55,7 +60,6 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
 
     Args:
         config: with a checked backend and model file.
-        gpu_count: GPUs of this machine.
 
     Raises:
         ModelConfigError: the first rule broken.
@@ -261,3 +265,67 @@ def _validate_metric_control(config: ModelConfig, control: Mapping[str, Any]) ->
         raise _wrong(config, "metric control must specify 'histogram_options'", "See model_metrics.")
     if not control["histogram_options"]["buckets"]:
         raise _wrong(config, "histogram options must specify non-empty 'buckets'", "See model_metrics.")
+
+
+CHECKSUM = "checksum"
+"""The repository agent that compares files with digests."""
+
+_QUEUEING = {"priority_levels", "default_queue_policy", "priority_queue_policy", "preserve_ordering"}
+"""Parts of ``dynamic_batching`` that concern the queue, which single requests have too."""
+
+_PARAMETER_SIMILARITY = 0.85
+"""Models may have parameters of any name: only slips of the pen are worth a warning."""
+
+
+def refuse_unserved(config: ModelConfig) -> None:
+    """Refuse a model that would fail or give wrong answers without an unsupported feature.
+
+    Raises:
+        ModelConfigError: UNSUPPORTED; names the field and the way out.
+    """
+    for field, advice in _refused(config):
+        raise ModelConfigError(
+            f"model '{config.name}' asks for {field}, which this release does not support: {advice} ({config.source})",
+            ErrorCode.UNSUPPORTED,
+        )
+
+
+def unserved_warnings(config: ModelConfig) -> tuple[str, ...]:
+    """One sentence for each part of ``config`` that has no effect, and for each kind of tensor that it leaves out."""
+    return tuple(f"model '{config.name}': {text} ({config.source})" for text in _ignored(config))
+
+
+def _refused(config: ModelConfig) -> list[tuple[str, str]]:
+    agents = config.document.get("model_repository_agents", {}).get("agents", ())
+    others = dict.fromkeys(agent["name"] for agent in agents if agent["name"] != CHECKSUM)
+    return [(f"the repository agent '{name}'", f"the only agent is '{CHECKSUM}'") for name in others]
+
+
+def _ignored(config: ModelConfig) -> list[str]:
+    ignored = []
+    batching = config.document.get("dynamic_batching")
+    if batching is not None and config.max_batch_size == 0 and not _QUEUEING.intersection(_given(batching)):
+        ignored.append(
+            "dynamic_batching has no effect, because max_batch_size is 0: write max_batch_size: 8 (every input and output "
+            "then has a batch dimension in front of its dims), or remove dynamic_batching"
+        )
+    for key in config.parameters:
+        near = closest(key, OPTION_NAMES, _PARAMETER_SIMILARITY)
+        if near and near != key:
+            ignored.append(
+                f"parameters {key} is no option of this server and reaches the model only: did you mean {near}?"
+            )
+    if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
+        ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
+    ignored += [
+        f"it has no {field}s. If that is a mistake, add an {field} block to config.pbtxt, or add_{field}() in the "
+        "model's auto_complete_config"
+        for field, tensors in (("input", config.inputs), ("output", config.outputs))
+        if not tensors
+    ]
+    return ignored
+
+
+def _given(block: Mapping[str, Any]) -> set[str]:
+    """The fields of a block that are not at their default."""
+    return {name for name, value in block.items() if value}

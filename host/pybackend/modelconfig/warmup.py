@@ -39,7 +39,6 @@ class WarmupTensor:
     """One input of a sample.
 
     Attributes:
-        name: the input's name.
         datatype: wire name, e.g. ``FP32``.
         shape: as the model receives it, with a batch dimension of 1 if it batches.
         data: the bytes in wire form.
@@ -72,8 +71,6 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
     """The samples to run, in configured order, without those of batch size 0.
 
     Args:
-        config: finished.
-        signature: of the same model.
         model_directory: has the directory of sample files. They are read here, so this may take a while.
 
     Raises:
@@ -91,11 +88,7 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
 
 @dataclass(slots=True)
 class _Room:
-    """The remaining budget for samples that are still unread.
-
-    Attributes:
-        left_bytes: bytes left for their tensors.
-    """
+    """The remaining budget for samples that are still unread."""
 
     left_bytes: int
 

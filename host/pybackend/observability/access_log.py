@@ -22,8 +22,6 @@ class Access(NamedTuple):
 
     Attributes:
         door: ``http`` or ``grpc``.
-        client: the client's address.
-        method: the method of HTTP.
         path: the path, without a query.
         status: the answer's status; None if the client left before its answer.
         received_bytes: size of the request's body.

@@ -95,12 +95,7 @@ class CustomMetrics:
         """Register a family, or find the existing one of that name.
 
         Args:
-            stub: the requesting stub.
-            instance: the stub's instance.
-            model_name: the stub's model.
-            name: the family's name.
             description: its help text, unless it has one already.
-            kind: the kind of metric.
 
         Returns:
             The stub's handle for it.

@@ -15,12 +15,8 @@ class GpuFigures:
     """One GPU at one moment; None for figures that it does not have.
 
     Attributes:
-        uuid: identifies it.
         utilization: fraction of time in which it worked, from 0 to 1.
-        memory_total_bytes: its memory.
         memory_used_bytes: the part in use.
-        power_w: present power.
-        power_limit_w: most power.
         energy_j: used since the server started.
     """
 

@@ -24,7 +24,6 @@ class LogFile:
     Lines that cannot be written are lost, and counted: the file says how many once it can be written again.
 
     Args:
-        path: the file; it is made if it does not exist.
         notice: makes the line that reports lost lines, from their number and the reason.
         complain: takes a sentence about the file that the file itself cannot hold.
 

@@ -70,11 +70,7 @@ class LineFormatter(logging.Formatter):
         """A line.
 
         Args:
-            created_s: seconds since 1970.
-            level: of Python's ``logging``.
-            pid: the process that wrote it.
             place: file and number of a line, safe to print.
-            message: any text.
             fields: the message's facts; only JSON shows them.
         """
         now = time.gmtime(created_s)
@@ -94,8 +90,8 @@ class LineFormatter(logging.Formatter):
 class JsonFormatter(LineFormatter):
     """One JSON object per line: ``time``, ``level``, ``pid``, ``file``, ``line``, ``message``.
 
-    Lines of models have ``instance``, ``model`` and ``version`` too, and where they are known ``request_id`` and ``trace_id``;
-    those of the access log have the facts of the request.
+    Lines of models and about them have ``instance``, ``model`` and ``version`` too, and where they are known ``request_id`` and
+    ``trace_id``: see :func:`about_model`. Those of the access log have the facts of the request.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -106,7 +102,7 @@ class JsonFormatter(LineFormatter):
         fields: dict[str, Any] = {"file": place, "line": record.lineno}
         if instance is not None:
             fields["instance"] = instance
-            fields |= {name: value for name, value in getattr(record, "about", {}).items() if value}
+        fields |= {name: value for name, value in getattr(record, "about", {}).items() if value}
         return self.line(record.created, record.levelno, record.process or 0, "", message, fields)
 
     def line(
@@ -128,6 +124,11 @@ class JsonFormatter(LineFormatter):
             "message": message,
         }
         return one_line(json.dumps(document, ensure_ascii=False))
+
+
+def about_model(model: str, version: str) -> dict[str, Any]:
+    """Passed as ``extra`` with a line about a version of a model."""
+    return {"about": {"model": model, "version": version}}
 
 
 class ShortFormatter(LineFormatter):

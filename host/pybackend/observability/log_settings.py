@@ -25,9 +25,6 @@ class LogSettings:
     """The settings of the log.
 
     Attributes:
-        info: informational lines are written.
-        warning: warnings are written.
-        error: errors are written.
         verbose_level: 0 for none; from 1 on verbose lines are written, including those of models.
         format: the form of a line.
         file: the file that receives all lines; None for standard output and standard error.

@@ -22,7 +22,6 @@ class LogStream:
     when there is room again, and then reports the number of dropped lines.
 
     Args:
-        descriptor: the descriptor to write to.
         notice: makes the line that reports the number of dropped lines.
     """
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from pybackend.observability.log_file import LogFile
 from pybackend.observability.log_lines import LineFormatter, formatter_for
@@ -53,16 +53,6 @@ class _Wanted(logging.Filter):
         if record.levelno >= logging.INFO:
             return settings.info
         return settings.verbose_level > 0
-
-
-class LineSink(Protocol):
-    """Takes lines and never waits."""
-
-    def write(self, lines: bytes, /) -> None:
-        """Take whole lines."""
-
-    def flush(self, timeout_s: float, /) -> None:
-        """Wait until everything is written, at most ``timeout_s``."""
 
 
 class _SinkHandler(logging.Handler):
@@ -116,7 +106,6 @@ class ServerLog:
         """Begin to write this package's log; called once, by the command line.
 
         Args:
-            settings: which lines are written, and where.
             informational: where informational lines go without a file, such as ``sys.stdout``. All others go to stderr.
 
         Raises:
@@ -233,6 +222,10 @@ class _Nowhere:
         """Do nothing."""
 
 
+LineSink = LogFile | LogStream | _TextSink | _Nowhere
+"""Takes whole lines and never waits; ``flush`` waits until everything is written, but not longer than it is told."""
+
+
 def _encoded(line: str) -> bytes:
     return line.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -276,12 +269,8 @@ def write_model_line(
     """Write a log line of a model.
 
     Args:
-        instance_name: written before the file name.
-        pid: the process that logged it.
         level: number of a ``pb_utils.Logger.LogLevel``.
         file: source file; ``output`` for printed text.
-        line: line number in that file.
-        message: text.
         about: further facts, which only JSON shows; empty ones are left out.
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)

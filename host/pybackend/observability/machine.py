@@ -1,25 +1,55 @@
-"""CPU, memory and GPUs of the machine, read at intervals: several readers of the metrics page see the same figures."""
+"""CPU, memory and GPUs of the machine, read at intervals: several readers of the metrics page see the same figures.
+
+CPU and memory come from /proc.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
-from pybackend.observability.cpu import CpuMeter, memory_bytes
 from pybackend.observability.gpu import FIELDS, GpuFigures, GpuMeter
 from pybackend.observability.metrics import Family, labels_text
+
+
+class CpuMeter:
+    """Utilisation of all cores between two calls."""
+
+    def __init__(self) -> None:
+        self._busy, self._total = _cpu_ticks()
+
+    def utilization(self) -> float:
+        """Fraction of time since the last call that was not idle, from 0 to 1."""
+        busy, total = _cpu_ticks()
+        elapsed = total - self._total
+        share = (busy - self._busy) / elapsed if elapsed > 0 else 0.0
+        self._busy, self._total = busy, total
+        return min(1.0, max(0.0, share))
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Non-idle ticks, and all ticks."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    total = sum(fields)
+    return total - fields[3] - fields[4], total
+
+
+def memory_bytes() -> tuple[int, int]:
+    """The machine's total memory, and the part in use."""
+    fields = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        fields[name] = int(rest.split()[0]) * 1024
+    return fields["MemTotal"], fields["MemTotal"] - fields["MemAvailable"]
+
 
 log = logging.getLogger(__name__)
 
 
 class Machine:
-    """The machine's latest figures.
-
-    Args:
-        cpu: read CPU and memory.
-        gpus: reads the GPUs; None for none.
-    """
+    """The machine's latest figures."""
 
     def __init__(self, *, cpu: bool, gpus: GpuMeter | None) -> None:
         self._cpu = CpuMeter() if cpu else None

@@ -10,12 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_memory_bytes(cgroups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """The machine's memory, or the lowest limit of this process's control groups, if that is lower.
-
-    Args:
-        cgroups: mount point of the control groups.
-        membership: file that names those of this process.
-    """
+    """The machine's memory, or the lowest limit of this process's control groups, if that is lower."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(cgroups, membership)])
 

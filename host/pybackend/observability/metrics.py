@@ -14,9 +14,7 @@ class Family:
     """One metric family as Prometheus sees it.
 
     Attributes:
-        name: its name.
         kind: ``counter``, ``gauge``, ``histogram`` or ``summary``.
-        help: a one-line description.
         samples: taken one by one while the page is written.
     """
 

@@ -45,10 +45,7 @@ class FailureNote:
     """The note that an execution has failed; see :func:`pybackend_wire.log_record.encode_failure_note`.
 
     Attributes:
-        pid: process that sent it.
         file: name of the source file.
-        line: line number in that file.
-        failure: number of the failure.
         who: the execution's requests.
         what: the error in short.
     """

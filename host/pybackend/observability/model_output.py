@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from pybackend.observability.logging import wants_model_level, write_model_line
 from pybackend.observability.model_lines import FailureNote, ModelLine
@@ -31,7 +32,6 @@ class ModelOutput:
     """The output of one instance, across restarts of its process.
 
     Args:
-        instance_name: label of its lines.
         failures: counts those of its model; None for a process that executes nothing.
 
     Attributes:
@@ -59,6 +59,11 @@ class ModelOutput:
         """The tail, formatted as the end of a message; empty if there was no output."""
         return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in self._last) if self._last else ""
 
+    def labels(self, request_ids: str = "", trace_ids: str = "") -> dict[str, Any]:
+        """Passed as ``extra`` with the server's own lines about the instance, and about these requests that it had."""
+        about = {**self.about, "request_id": request_ids, "trace_id": trace_ids}
+        return {"instance": self.instance_name, "about": about}
+
     def begin(self) -> None:
         """Handle the start of a new process."""
         self._last.clear()
@@ -78,8 +83,6 @@ class ModelOutput:
         """Write a line to the log, if its level is enabled.
 
         Args:
-            line: the line, or the note about a failed execution.
-            pid: the instance's process.
             number: number of a printed line, which has no position in a file.
         """
         if isinstance(line, FailureNote):
@@ -99,5 +102,9 @@ class ModelOutput:
     def say_dropped(self, lines: int, nbytes: int) -> None:
         """Write a log line about dropped output."""
         log.warning(
-            "instance '%s' says more than the log takes: dropped %d lines (%d bytes)", self.instance_name, lines, nbytes
+            "instance '%s' says more than the log takes: dropped %d lines (%d bytes)",
+            self.instance_name,
+            lines,
+            nbytes,
+            extra=self.labels(),
         )

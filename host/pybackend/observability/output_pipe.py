@@ -39,7 +39,6 @@ class OutputPipe:
 
     Args:
         descriptor: the read end, owned by this object from now on.
-        pid: the process.
 
     Attributes:
         output: receives the lines; must be set before :meth:`start`.

@@ -1,8 +1,10 @@
-"""Memory and processor time of processes and of the processes that they started, from one reading of /proc."""
+"""What the server costs: memory and processor time of its processes, from one reading of /proc, and delays of its event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
@@ -57,3 +59,31 @@ def _read(pid: int, found: dict[int, ProcessUsage], children: defaultdict[int, l
         fields = file.read().rpartition(b")")[2].split()
     found[pid] = ProcessUsage(int(fields[_RESIDENT_PAGES]) * _PAGE_BYTES, sum(map(int, fields[_CPU_TICKS])) * _TICK_S)
     children[int(fields[_PARENT])].append(pid)
+
+
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+_PERIOD_S = 0.25
+
+
+class LoopLag:
+    """How late the event loop calls its timers, as a histogram: it is late while a callback runs for long.
+
+    Attributes:
+        counts: timers by their delay; the last one has no bound.
+        sum_s: of all delays.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    async def measure(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _PERIOD_S
+            await asyncio.sleep(_PERIOD_S)
+            late_s = max(0.0, loop.time() - due_s)
+            self.sum_s += late_s
+            self.counts[bisect_left(BOUNDS_S, late_s)] += 1

@@ -21,12 +21,11 @@ async def repeat(period_s: float, *actions: Callable[[], None]) -> None:
 
     Args:
         period_s: pause before each round.
-        actions: called in order.
     """
     while True:
         await asyncio.sleep(period_s)
         for action in actions:
             try:
                 action()
-            except Exception:
+            except Exception:  # the next round may succeed
                 log.exception("%s failed and is retried in %g s", action.__qualname__, period_s)

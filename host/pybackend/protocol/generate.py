@@ -63,12 +63,6 @@ def parse_generate(
 ) -> Steps[InferenceRequest]:
     """The request in a body, in steps of a few milliseconds. It has passed ``validate_header``.
 
-    Args:
-        body: a JSON object.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of the body and of the tensors in it.
-
     Raises:
         InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for all other mistakes.
     """
@@ -153,7 +147,6 @@ def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool
     """The members of the object, and those of its member ``parameters``: name, text, and whether ``parameters`` has it.
 
     Args:
-        outline: of the document.
         count: number of members that the text has; more than the parser finds if some are repeated.
     """
     members = _object(outline)

@@ -49,7 +49,6 @@ class ArrivingMessage:
         """Nothing has arrived.
 
         Args:
-            nbytes: length of the whole message.
             limits: bounds of all that is not a raw tensor.
             plan_of: called once, when all that precedes the first raw tensor has arrived, or at the end.
             make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.

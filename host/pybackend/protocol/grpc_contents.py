@@ -48,9 +48,6 @@ _LENGTH = Struct("<I")
 def cut_contents(head: bytes) -> tuple[bytes, dict[int, memoryview]]:
     """Take the large contents out of a request's head.
 
-    Args:
-        head: a message without raw tensors.
-
     Returns:
         The head in which those contents are empty, and their bytes by the number of the input. Inputs whose fields are
         not as encoders write them keep their contents.
@@ -107,11 +104,7 @@ def encode_contents(
     """The wire bytes of an input.
 
     Args:
-        name: of the input.
-        datatype: its wire name.
         contents: a serialized ``InferTensorContents``; integers that are too large for 8 or 16 bits lose their upper bits.
-        model_name: for messages.
-        limits: bounds of a tensor.
 
     Returns:
         As many elements as the list has, none if every list is empty.
@@ -214,7 +207,7 @@ def _end_of_varints(packed: bytes | memoryview, at: int, end: int) -> int:
 
 
 def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """The numbers in bytes of which the last one ends a number."""
+    """The numbers in bytes; the last byte ends a number."""
     ends = np.flatnonzero(octets <= 0x7F)
     if len(ends) == len(octets):
         return octets.astype(np.uint64)

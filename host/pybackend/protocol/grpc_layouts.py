@@ -20,10 +20,14 @@ from pybackend.protocol.grpc_message import (
 )
 from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.recurring import Recurring
 
 LONGEST_BEGINNING_BYTES = 4096
 MOST_LAYOUTS = 512
-"""With the longest beginning this limits the memory to a few MB, a key and its parts; beyond, everything is forgotten."""
+"""With the longest beginning this limits the memory to a few MB, a key and its parts."""
+
+_MOST_OF_ONE_LENGTH = 4
+"""Beginnings of different lengths that messages of one length may have, so that clients who take turns are all known."""
 
 _MOST_TENSORS = 16
 _LONGEST_TEXT_BYTES = 0x7F
@@ -39,19 +43,17 @@ class MessageLayout:
         model_name: as the client sent it.
         model_version: likewise.
         head: the message without id and raw tensors.
-        nbytes: size of the message without an id.
         unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
         tags: these tags and lengths.
         memo: a place for a front end, which this module never touches.
     """
 
-    __slots__ = ("head", "memo", "model_name", "model_version", "nbytes", "tags", "unpack")
+    __slots__ = ("head", "memo", "model_name", "model_version", "tags", "unpack")
 
-    def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes], nbytes: int) -> None:
+    def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes]) -> None:
         self.model_name = message.model_name
         self.model_version = message.model_version
         self.head = message.head
-        self.nbytes = nbytes
         self.memo: Any = None
         self.tags = tuple(tags)
         others = (f"{len(tag)}s{size}s" for tag, size in zip(tags, sizes[1:], strict=True))
@@ -62,8 +64,9 @@ class MessageLayouts:
     """The layouts of recent messages without parameters."""
 
     def __init__(self) -> None:
-        self._beginnings: dict[int, int] = {}  # bytes up to the first raw tensor's, by the message's length
-        self._layouts: dict[bytes, MessageLayout] = {}
+        # Bytes up to the first raw tensor's, by the message's length without an id; and layouts by that length and these bytes.
+        self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS)
+        self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS)
 
     def __len__(self) -> int:
         """The layouts that are remembered, or the lengths if these are more."""
@@ -76,11 +79,10 @@ class MessageLayouts:
             Its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
         """
         nbytes = stop - start
-        begin = self._beginnings.get(nbytes)
-        if begin is not None:
-            begin += start
-            layout = self._layouts.get(data[start:begin])
-            if layout is not None and layout.nbytes == nbytes:
+        for size in self._beginnings.get(nbytes, ()):
+            begin = start + size
+            layout = self._layouts.get((nbytes, data[start:begin]))
+            if layout is not None:
                 fields = layout.unpack(data, begin)
                 return (layout, "", fields[::2]) if fields[1::2] == layout.tags else None
         return self._find_with_id(data, start, stop)
@@ -96,19 +98,18 @@ class MessageLayouts:
         if at + 1 >= stop or data[at] != ID or data[at + 1] > _LONGEST_TEXT_BYTES:
             return None
         size = data[at + 1] + 2
-        begin = self._beginnings.get(stop - start - size)
-        if begin is None:
-            return None
-        begin += start + size
-        layout = self._layouts.get(data[start:at] + data[at + size : begin])
-        if layout is None or layout.nbytes != stop - start - size:
-            return None
-        fields = layout.unpack(data, begin)
-        try:
-            request_id = data[at + 2 : at + size].decode()
-        except UnicodeDecodeError:
-            return None
-        return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
+        nbytes = stop - start - size
+        for beginning in self._beginnings.get(nbytes, ()):
+            begin = start + size + beginning
+            layout = self._layouts.get((nbytes, data[start:at] + data[at + size : begin]))
+            if layout is not None:
+                fields = layout.unpack(data, begin)
+                try:
+                    request_id = data[at + 2 : at + size].decode()
+                except UnicodeDecodeError:
+                    return None
+                return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
+        return None
 
     def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
         """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc_message.split_message`.
@@ -133,14 +134,11 @@ class MessageLayouts:
             return
         first_tag, *tags = [_RAW_TAG + written_varint(size) for size in sizes]
         beginning = message.head + first_tag
-        nbytes = len(beginning) + sum(sizes) + sum(map(len, tags))
-        known = self._layouts.get(beginning)
         if len(beginning) > LONGEST_BEGINNING_BYTES:
             return
-        if len(self._layouts) >= MOST_LAYOUTS or len(self._beginnings) >= MOST_LAYOUTS:
-            self._layouts.clear()
-            self._beginnings.clear()
-        self._beginnings[nbytes] = len(beginning)
-        if known is None or known.nbytes != nbytes:
-            known = MessageLayout(message, sizes, tags, nbytes)
-        self._layouts[beginning] = known
+        nbytes = len(beginning) + sum(sizes) + sum(map(len, tags))
+        others = [size for size in self._beginnings.get(nbytes, ()) if size != len(beginning)]
+        self._beginnings.remember(nbytes, (len(beginning), *others[: _MOST_OF_ONE_LENGTH - 1]))
+        key = nbytes, beginning
+        if key not in self._layouts:
+            self._layouts.remember(key, MessageLayout(message, sizes, tags))

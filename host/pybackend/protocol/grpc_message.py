@@ -72,7 +72,6 @@ def split_message(data: bytes, limits: BodyLimits) -> InferMessage:
     """Cut a serialized ``ModelInferRequest``. Its inputs and outputs are not checked yet.
 
     Args:
-        data: the whole message.
         limits: bounds of all that is not a raw tensor.
 
     Raises:

@@ -22,10 +22,6 @@ _CUSTOM = frozenset({BOOL, INT64, STRING, DOUBLE})
 def apply_grpc_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> bool:
     """Apply a message's ``parameters``.
 
-    Args:
-        request: receives correlation id, flags, priority, timeout and custom parameters.
-        parameters: ``InferParameter`` messages by name.
-
     Returns:
         True if the client wants an empty last response; see ``InferPlan.wants_empty_final``.
 

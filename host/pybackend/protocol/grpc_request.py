@@ -42,18 +42,13 @@ def decode_message(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message.
 
     Args:
-        message: the parts of the message.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of tensors that are not raw.
-        plans: plans of the model version.
-        regions: finds the parts of shared memory regions that the message names.
+        plans: plans of the model version; None if nothing is remembered.
 
     Returns:
         A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
@@ -62,7 +57,7 @@ def decode_message(
         InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
             unregistered shared memory.
     """
-    plan = plans.filled(message.head, message.raw)
+    plan = None if plans is None else plans.filled(message.head, message.raw)
     if plan is not None:
         if message.id or message.parameters:
             _apply_parameters(plan, message)
@@ -75,7 +70,7 @@ def decode_in_steps(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> Steps[InferPlan]:
     """Like :func:`decode_message`, in steps of a few milliseconds; for messages that are large and whole."""
@@ -91,18 +86,13 @@ def plan_arriving(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
 
     Args:
         message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
-        signature: as for :func:`decode_message`.
-        model_version: as for :func:`decode_message`.
-        limits: as for :func:`decode_message`.
-        plans: as for :func:`decode_message`.
-        regions: as for :func:`decode_message`.
 
     Returns:
         A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
@@ -111,7 +101,7 @@ def plan_arriving(
     Raises:
         InferenceError: as for :func:`decode_message`.
     """
-    plan = plans.get(message.head)
+    plan = None if plans is None else plans.get(message.head)
     if plan is None:
         return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, regions))
     _apply_parameters(plan, message)
@@ -135,20 +125,15 @@ def _plan_unknown(
     signature: ModelSignature,
     model_version: str,
     limits: BodyLimits,
-    plans: PlanCache,
+    plans: PlanCache | None,
     raw_sizes: list[int] | None,
     regions: RegionFinder,
 ) -> Steps[InferPlan]:
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
 
     Args:
-        message: its parts.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of tensors that are not raw.
-        plans: receives the plan.
+        plans: receives the plan; None if nothing is remembered.
         raw_sizes: of the raw tensors; None if they have not arrived.
-        regions: finds the parts of shared memory regions that the message names.
     """
     skeleton, cut = cut_contents(message.head)
     head = parse_part(skeleton)
@@ -183,7 +168,8 @@ def _plan_unknown(
         plan.binary_inputs.append((tensor, size))
         plan.binary_bytes += size
     plan.checked = validate_header(request, signature, plan.binary_inputs)
-    plans.put(message.head, plan, whole=False)
+    if plans is not None:
+        plans.put(message.head, plan, whole=False)
     return plan
 
 

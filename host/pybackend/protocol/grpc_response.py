@@ -18,6 +18,7 @@ from pybackend.protocol.grpc_message import written_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
 from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
+from pybackend.protocol.recurring import Recurring
 from pybackend.schema.messages import message_class
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
@@ -48,21 +49,26 @@ class EncodedMessage:
         self.borrows_memory = borrows_memory
 
 
-def encode_message(response: InferenceResponse, output_format: OutputFormat) -> EncodedMessage:
+def encode_message(
+    response: InferenceResponse, output_format: OutputFormat, headers: MessageHeaders | None = None
+) -> EncodedMessage:
     """Encode a result as a ``ModelInferResponse``; not for responses that hold an error.
 
     Args:
         response: its outputs' memory may be released after this returns, unless the message has ``borrows_memory``.
         output_format: from the request's plan.
+        headers: of earlier responses; None if nothing is remembered.
 
     Raises:
         InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
             cannot be sent.
     """
-    return _encode(response, output_format, _parameters(response.parameters) if response.parameters else b"")
+    return _encode(response, output_format, _parameters(response.parameters) if response.parameters else b"", headers)
 
 
-def encode_stream_message(response: InferenceResponse, output_format: OutputFormat) -> EncodedMessage:
+def encode_stream_message(
+    response: InferenceResponse, output_format: OutputFormat, headers: MessageHeaders | None = None
+) -> EncodedMessage:
     """Encode a result as a ``ModelStreamInferResponse``, which says whether it is its request's last.
 
     A response that only ends the stream becomes one without outputs.
@@ -70,14 +76,15 @@ def encode_stream_message(response: InferenceResponse, output_format: OutputForm
     Args:
         response: as for :func:`encode_message`.
         output_format: as for :func:`encode_message`.
+        headers: as for :func:`encode_message`.
 
     Raises:
         InferenceError: as for :func:`encode_message`.
     """
     if response.parameters:
-        inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}))
+        inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}), headers)
     else:
-        inner = _encode(response, output_format, _final_flag(response.final))
+        inner = _encode(response, output_format, _final_flag(response.final), headers)
     head = _INFER_RESPONSE + written_varint(inner.nbytes)
     inner.pieces[0] = head + inner.pieces[0]
     inner.nbytes += len(head)
@@ -112,7 +119,7 @@ def message_format(response: InferenceResponse) -> tuple[bytes, int] | None:
         The format, in which ``%b`` stands for the field of the id (see :func:`id_field`) and then for the data of each output; and the
         size of the message without an id. None if an output is not small.
     """
-    header = _header_of(response, response.outputs)
+    header = _make_header(response, response.outputs)
     if not header.is_small:
         return None
     form = _constant(header.model) + b"%b" + _constant(header.tensors)
@@ -147,13 +154,20 @@ class _Header(NamedTuple):
     is_small: bool
 
 
-_headers: dict[tuple[str | int, ...], _Header] = {}
-"""By the names of model and version, and name, datatype, size and dimensions of each output."""
+class MessageHeaders(Recurring[tuple[str | int, ...], _Header]):
+    """Those of earlier responses, by the names of model and version, and name, datatype, size and dimensions of each output."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_HEADERS)
 
 
-def _encode(response: InferenceResponse, output_format: OutputFormat, parameters: bytes) -> EncodedMessage:
+def _encode(
+    response: InferenceResponse, output_format: OutputFormat, parameters: bytes, headers: MessageHeaders | None
+) -> EncodedMessage:
     outputs = response.outputs if output_format is ALL_BINARY else wanted_outputs(response.outputs, output_format)
-    model, tensors, tags, nbytes, is_small = _header_of(response, outputs)
+    model, tensors, tags, nbytes, is_small = (
+        _make_header(response, outputs) if headers is None else _header_of(response, outputs, headers)
+    )
     parts: list[Buffer] = [model]
     if response.id:
         identifier = id_field(response.id)
@@ -184,30 +198,29 @@ def _encode(response: InferenceResponse, output_format: OutputFormat, parameters
     return EncodedMessage(pieces, nbytes, borrows_memory)
 
 
-def _header_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
+def _header_of(response: InferenceResponse, outputs: Sequence[OutputTensor], headers: MessageHeaders) -> _Header:
     layout: list[str | int] = [response.model_name, response.model_version]
     for tensor in outputs:
         layout += (tensor.name, tensor.datatype, len(tensor.data))
         layout += tensor.shape
     key = tuple(layout)
-    return _headers.get(key) or _make_header(key, response, outputs)
+    header = headers.get(key)
+    if header is None:
+        header = _make_header(response, outputs)
+        if len(response.model_name) + sum(len(tensor.name) for tensor in outputs) <= LONGEST_CACHED_NAMES:
+            headers.remember(key, header)
+    return header
 
 
-def _make_header(key: tuple[str | int, ...], response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
+def _make_header(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
     of = message_class("inference.ModelInferResponse")
-    name_length = len(response.model_name) + sum(len(tensor.name) for tensor in outputs)
     model = of(model_name=_text(response.model_name), model_version=response.model_version).SerializeToString()
     described = [{"name": _text(each.name), "datatype": each.datatype, "shape": each.shape} for each in outputs]
     tensors = of(outputs=described).SerializeToString()
     sizes = [len(tensor.data) for tensor in outputs]
     tags = tuple(_RAW + written_varint(size) for size in sizes)
     nbytes = len(model) + len(tensors) + sum(sizes) + sum(map(len, tags))
-    header = _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
-    if name_length <= LONGEST_CACHED_NAMES:
-        if len(_headers) >= _MOST_HEADERS:
-            _headers.clear()
-        _headers[key] = header
-    return header
+    return _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
 
 
 @lru_cache(maxsize=2)

@@ -52,9 +52,6 @@ class DocumentReader:
     """Reads one document.
 
     Attributes:
-        signature: the model's.
-        model_version: version to store in the plan's request.
-        limits: bounds for tensors sent as JSON.
         has_header_length: the client sent the length of the JSON part, which binary inputs require.
         available_bytes: body bytes after the JSON part; None if unknown yet.
         left_out: receives the tensors whose data was cut out of the document; None if the document is complete.

@@ -1,6 +1,6 @@
 """The content of a request's JSON part: the layout of the bytes that follow it, and the format of the response.
 
-Made by: ``infer_request``. The front end then supplies the binary tensors' bytes, small ones with
+Made by ``infer_request``, ``raw_request`` and ``grpc_request``, and by ``plan_cache`` from earlier ones. The front end then supplies the binary tensors' bytes, small ones with
 :func:`attach_blobs`, large ones directly in shared memory.
 """
 
@@ -61,7 +61,6 @@ def output_format(
     Args:
         forms: True for binary, by the name of each requested output; empty if the client named none.
         binary_default: the format of outputs that the client did not name.
-        classes: outputs requested as classes.
     """
     if classes:
         return OutputFormat(binary_default=binary_default, overrides=forms, classes=classes)
@@ -72,13 +71,11 @@ def output_format(
 
 
 class InferPlan(Struct, eq=False):
-    """A parsed request whose binary tensors have not arrived yet.
+    """A parsed request, and the form in which its client wants the outputs.
 
     Attributes:
-        request: inputs in the client's order. JSON inputs have their wire bytes; binary inputs have none yet.
-        binary_inputs: the binary inputs, in the order of their bytes, with their announced sizes in bytes.
-        binary_bytes: the sum of the announced sizes.
-        output_format: the requested format of the outputs.
+        request: inputs in the client's order. Inputs from JSON have their bytes.
+        binary_inputs: the inputs whose bytes are missing, in the order of the bytes, with their announced sizes in bytes.
         checked: how far the request was checked against the model's signature.
         wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
     """
@@ -105,10 +102,6 @@ def request_like(template: InferenceRequest, inputs: list[InputTensor], request_
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:
     """Check the number of bytes after the JSON part against the announced sizes.
-
-    Args:
-        plan: the plan with the announced sizes.
-        available_bytes: body bytes after the JSON part.
 
     Raises:
         InferenceError: INVALID_ARG; there are too few bytes, or bytes that belong to no input.
@@ -139,8 +132,6 @@ def attach_blobs(plan: InferPlan, blob: bytes | memoryview, offset: int = 0) -> 
     Inputs above 4 KB become views of ``blob``, smaller ones private copies.
 
     Args:
-        plan: a plan that passed :func:`check_body_size`.
-        blob: the body, or its binary part.
         offset: start of the first binary tensor in ``blob``.
     """
     view = None

@@ -18,14 +18,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue
-from pybackend.inference.tensor import INT64_MAX, InputTensor
-from pybackend.modelconfig.signature import ModelSignature
+from pybackend.inference.tensor import INT64_MAX, Buffer, InputTensor
+from pybackend.inference.validation import request_prefix
+from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_document import DocumentReader
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format
 from pybackend.protocol.json_tensor import encode_json
 from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.request_parameters import apply_parameters
+from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import ITEMSIZE
 
 # Larger shapes take the slow path, which has a text for every overflow: this many 8-byte elements still fit 63 bits.
@@ -99,13 +101,9 @@ def parse_infer(
     Args:
         header: the JSON part; the whole body if the client did not send its length.
         header_length: the length sent by the client; None if it sent none.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of the JSON part and of tensors in it.
         available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
             reference's order; otherwise by ``check_body_size``.
         left_out: receives the tensors whose data was cut out of the JSON part; None if it is complete.
-        regions: finds the parts of shared memory regions that the JSON part names.
 
     Returns:
         The plan. JSON inputs have their wire bytes.
@@ -249,10 +247,6 @@ _HEADER_LENGTH_ADVICE = (
 def parse_header_length(value: bytes, content_length: int) -> int:
     """The value of ``Inference-Header-Content-Length``; 0 means a raw body without JSON.
 
-    Args:
-        value: as sent by the client.
-        content_length: bytes of the whole body.
-
     Raises:
         InferenceError: INVALID_ARG; the value is not a number, or not between 0 and the body's length.
     """
@@ -279,3 +273,57 @@ def parse_header_length(value: bytes, content_length: int) -> int:
 
 def _header_length_error(reason: str) -> InferenceError:
     return InferenceError(f"Unable to parse Inference-Header-Content-Length, {reason}", ErrorCode.INVALID_ARG)
+
+
+def parse_raw(
+    body: bytes | memoryview, signature: ModelSignature, *, model_version: str, limits: BodyLimits
+) -> InferPlan:
+    """Make a request from a raw body (header length 0): the data of the only input; the model's signature defines the rest.
+
+    Every output of the response is binary.
+
+    Args:
+        body: the input's bytes; for BYTES the one element without a length.
+        signature: of a model with one input.
+
+    Returns:
+        A plan whose input has its data: a view of ``body``, except for BYTES. It is not validated.
+
+    Raises:
+        InferenceError: INVALID_ARG; the body is too large or the shape cannot be deduced.
+    """
+    limits.check_raw(len(body))
+    if len(signature.inputs) != 1:
+        raise _refusal(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs in "
+            f"'{signature.model_name}' model configuration"
+        )
+    (expected,) = signature.inputs.values()
+    batch = [1] if signature.max_batch_size else []
+    shape = batch + _deduce_dims(expected, len(body))
+    data: Buffer = encode_elements([bytes(body)]) if expected.datatype == "BYTES" else body
+    request = InferenceRequest(
+        signature.model_name, model_version, inputs=[InputTensor(expected.name, expected.datatype, shape, data)]
+    )
+    return InferPlan(request, [], 0, ALL_BINARY)
+
+
+def _deduce_dims(expected: TensorSignature, size_bytes: int) -> list[int]:
+    dims = list(expected.dims)
+    variable = dims.count(-1)
+    if variable > 1:
+        raise _refusal(
+            f"The shape of the raw input '{expected.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    if expected.datatype == "BYTES":
+        if variable or prod(dims) != 1:
+            raise _refusal(f"For BYTE datatype raw input '{expected.name}', the model must have input shape [1]")
+    elif variable:
+        others = prod(dim for dim in dims if dim != -1) * expected.itemsize
+        dims[dims.index(-1)] = size_bytes // others if others else 0
+    return dims
+
+
+def _refusal(message: str) -> InferenceError:
+    return InferenceError(request_prefix("") + message, ErrorCode.INVALID_ARG)

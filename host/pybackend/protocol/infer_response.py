@@ -94,7 +94,6 @@ def encode_response(response: InferenceResponse, output_format: OutputFormat) ->
 
     Args:
         response: its outputs' memory may be released after this returns, unless the result has ``borrows_memory``.
-        output_format: from the request's plan.
 
     Raises:
         InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
@@ -169,8 +168,6 @@ def binary_header(
     """The JSON part of a response whose outputs are all binary, without an id.
 
     Args:
-        model_name: the model that answered.
-        model_version: its version.
         layout: name, datatype, shape and size in bytes of each output.
     """
     outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
@@ -181,12 +178,9 @@ def binary_header(
 
 
 def json_frame(model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
-    """A response that is JSON only, without an id, and with ``%b`` for the values of each output; see :func:`encode_values`.
+    """A response that is JSON only, without an id, and with ``%b`` for the values of each output.
 
-    Args:
-        model_name: the model that answered.
-        model_version: its version.
-        layout: as for :func:`binary_header`.
+    See :func:`encode_values`.
     """
     document = _Document(id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=[])
     beginning = encode_document(document, may_hold_nan=False).removesuffix(b"]}")
@@ -221,7 +215,6 @@ def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
     """An output's elements as JSON values.
 
     Args:
-        tensor: the output.
         data: its bytes, or those of some of its elements.
 
     Raises:

@@ -44,7 +44,6 @@ def parse_document(text: bytes, offset: Callable[[int], int] | None = None) -> A
     """Parse a whole JSON text to plain Python objects.
 
     Args:
-        text: the text.
         offset: maps a position in the text to the position to report, if the text is part of the client's.
 
     Raises:

@@ -31,10 +31,7 @@ class SlicedData:
     """One ``data`` member.
 
     Args:
-        text: the document.
         span: start and end of the member, including brackets.
-        name: the tensor's name.
-        datatype: the tensor's datatype.
         count: number of elements according to its shape; None if the data has its own: see :attr:`shape`.
 
     Attributes:
@@ -124,13 +121,7 @@ class SlicedData:
         return np.where(inside, 0, octets), int(inside[-1])
 
     def _encode(self, begin: int, end: int, depth: int) -> tuple[int, bytes]:
-        """How many elements a slice has, and their wire bytes.
-
-        Args:
-            begin: where it begins.
-            end: where it ends.
-            depth: there.
-        """
+        """How many elements a slice has, and their wire bytes."""
         part = bytes(self._text[begin:end])
         whole = b"[" * self._depth + part + b"]" * depth
         last, self._last = self._last, part.rstrip(_SPACES)[-1:]

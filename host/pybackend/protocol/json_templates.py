@@ -23,6 +23,7 @@ from pybackend.protocol.json_tensor import array_decoder, opening_depth, packer
 from pybackend.protocol.leading_id import ANY_ID, ID_AGAIN, LEADING_ID
 from pybackend.protocol.left_out import LeftOut
 from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.recurring import Recurring
 from pybackend.protocol.steps import at_once
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -30,7 +31,7 @@ LARGEST_DOCUMENT_BYTES = 64 * 1024
 """Longer documents are mostly numbers, and a template saves little of their cost."""
 LARGEST_TEMPLATE_BYTES = 8192
 MOST_TEMPLATES, MOST_WITH_ONE_START = 256, 8
-"""With the largest template this limits those of a model to 2 MB; beyond, the cache is cleared."""
+"""With the largest template this limits those of a model to 2 MB."""
 MOST_SKIPPED = 1024
 """After documents of which no template could be made, up to this many others are not tried. Some clients send only text."""
 
@@ -94,9 +95,11 @@ class JsonTemplates:
     """Templates of one model version, by their start: all that precedes the first array, without an id."""
 
     def __init__(self) -> None:
-        self._templates: dict[bytes, list[_Template]] = {}
+        self._templates: Recurring[bytes, list[_Template]] = Recurring(MOST_TEMPLATES)
         self._count = 0
-        self._last_start = b""
+        self._begun: Recurring[int, bool] = Recurring(
+            MOST_TEMPLATES
+        )  # by the hash of a start: the next one makes a template
         self._skipped = self._to_skip = 0
 
     def clear(self) -> None:
@@ -122,7 +125,7 @@ class JsonTemplates:
         return None
 
     def learn(self, document: bytes, plan: InferPlan, signature: ModelSignature, limits: BodyLimits) -> None:
-        """Make a template of a document if two in a row have the same start, so that it is likely to recur.
+        """Make a template of every second document with the same start: the first one alone may never come again.
 
         Args:
             document: none of the templates fits it.
@@ -146,10 +149,12 @@ class JsonTemplates:
             return
         end = document.find(_DATA) + len(_DATA)
         start = document[:end] if match is None else b"{" + document[match.end() : end]
-        if start != self._last_start:
-            self._last_start = start if end <= LARGEST_TEMPLATE_BYTES else b""
+        if end > LARGEST_TEMPLATE_BYTES:
             return
-        self._last_start = b""
+        is_second = self._begun.get(hash(start), False)
+        self._begun.remember(hash(start), not is_second)
+        if not is_second:
+            return
         template = _template_of(document, end, signature, plan, limits)
         if template is None:
             self._to_skip = self._skipped = min(2 * self._skipped + 1, MOST_SKIPPED)
@@ -159,13 +164,14 @@ class JsonTemplates:
 
     def _put(self, start: bytes, template: _Template) -> None:
         if self._count >= MOST_TEMPLATES:
-            self.clear()
-        with_this_start = self._templates.setdefault(start, [])
+            self._count -= len(self._templates.drop())
+        with_this_start = self._templates.get(start, [])
         if len(with_this_start) < MOST_WITH_ONE_START:
             self._count += 1
         else:
             del with_this_start[0]
         with_this_start.append(template)
+        self._templates.remember(start, with_this_start)
 
 
 def _template_of(

@@ -68,7 +68,6 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
     Integers are truncated to the datatype's width, floats rounded to its precision (too large ones become infinite).
 
     Args:
-        datatype: a wire name.
         values: ``bool`` for BOOL, ``int`` for integers, ``int`` or ``float`` for floats, ``str`` for BYTES.
 
     Raises:
@@ -91,7 +90,7 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def packer(datatype: str, count: int) -> Callable[..., bytes] | None:
-    """Makes wire bytes of so many elements, as :func:`encode_values` does; raises an error if one is out of range.
+    """A function that makes wire bytes of ``count`` elements, as :func:`encode_values` does, and raises an error if one is out of range.
 
     Returns:
         None if only :func:`encode_values` can.
@@ -147,9 +146,7 @@ def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
     """Wire bytes of a ``data`` member, directly from its JSON text; None if it needs the slow path.
 
     Args:
-        datatype: a wire name.
         text: the JSON text, syntax checked.
-        count: number of elements according to the shape.
 
     Raises:
         ValueError, OverflowError: some element does not fit the datatype: the slow path reports which.
@@ -207,10 +204,6 @@ def opening_depth(text: bytes) -> int:
 
 def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
     """A tensor's elements as a flat sequence of JSON-compatible values.
-
-    Args:
-        datatype: a wire name.
-        data: the tensor's wire bytes, a whole number of elements.
 
     Returns:
         ``bool``, ``int``, ``float`` (FP16, BF16 and FP32 as the double of the same value) or ``str``.

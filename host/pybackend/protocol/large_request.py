@@ -42,13 +42,7 @@ def parse_large(
 
     Args:
         text: the JSON part; it must not change before the end.
-        header_length: the length sent by the client; None if it sent none.
-        signature: the model's.
-        model_version: version to store in the request.
-        limits: bounds of the JSON part and of tensors in it.
-        available_bytes: body bytes after the JSON part, None if unknown yet.
         make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
-        regions: finds the parts of shared memory regions that the JSON part names.
 
     Raises:
         InferenceError: the errors of both; INVALID_ARG if too much of the JSON is not tensor data.
@@ -86,7 +80,7 @@ def parse_large(
 
 
 def _check_unclaimed(text: bytearray, outline: Outline, left_out: LeftOut) -> None:
-    """See that data is JSON too which is no tensor's: of an output, or of a key that comes twice."""
+    """Check that data outside the inputs is JSON too: the data of an output, or of a key that comes twice."""
     claimed = {each.number for each in left_out.tensors}
     unclaimed = [span for number, span in enumerate(outline.spans) if number not in claimed]
     check_skeleton(len(outline.skeleton) + sum(end - begin for begin, end in unclaimed))

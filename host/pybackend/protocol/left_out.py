@@ -23,11 +23,7 @@ class LeftOutTensor(NamedTuple):
 
 
 class LeftOut:
-    """All tensors whose data was cut out.
-
-    Args:
-        outline: of the document.
-    """
+    """All tensors whose data was cut out."""
 
     def __init__(self, outline: Outline) -> None:
         self._token = outline.token

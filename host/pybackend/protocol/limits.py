@@ -22,6 +22,8 @@ _FLAG_ADVICE = "Use --http-max-input-size to increase the limit."
 class BodyLimits:
     """Limits on a request body. Binary tensors are not limited here: the model's shapes limit them.
 
+    Every method raises InferenceError, INVALID_ARG, for a size above the limit.
+
     Attributes:
         max_input_size_bytes: the maximum size in bytes of a JSON document, one tensor sent as JSON, a raw body or a
             decompressed body may have.
@@ -30,11 +32,7 @@ class BodyLimits:
     max_input_size_bytes: int = 64 * 1024 * 1024
 
     def check_json(self, size_bytes: int) -> None:
-        """Refuse a JSON document that is too large.
-
-        Raises:
-            InferenceError: INVALID_ARG; it is too large.
-        """
+        """Refuse a JSON document that is too large."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(
                 f"request JSON size of {size_bytes} bytes exceeds the maximum allowed input size of "
@@ -42,20 +40,12 @@ class BodyLimits:
             )
 
     def check_json_tensor(self, name: str, size_bytes: int) -> None:
-        """Refuse a tensor sent as JSON that would be too large in wire format.
-
-        Raises:
-            InferenceError: INVALID_ARG; it would be too large.
-        """
+        """Refuse a tensor sent as JSON that would be too large in wire format."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(f"JSON input '{name}' {self._exceeds(size_bytes)}")
 
     def check_head(self, size_bytes: int) -> None:
-        """Refuse a gRPC request of which too much is not raw tensors.
-
-        Raises:
-            InferenceError: INVALID_ARG; it would be too large.
-        """
+        """Refuse a gRPC request with too many bytes outside its raw tensors."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(
                 f"request message size of {size_bytes} bytes without raw_input_contents exceeds the maximum allowed input "
@@ -63,31 +53,19 @@ class BodyLimits:
             )
 
     def check_contents(self, name: str, size_bytes: int) -> None:
-        """Refuse a tensor sent as a list of values in a gRPC message that would be too large in wire format.
-
-        Raises:
-            InferenceError: INVALID_ARG; it would be too large.
-        """
+        """Refuse a tensor sent as a list of values in a gRPC message that would be too large in wire format."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(
                 f"input '{name}' with contents {self._exceeds(size_bytes)} Tensors in raw_input_contents have no such limit."
             )
 
     def check_raw(self, size_bytes: int) -> None:
-        """Refuse a raw body (one tensor, no JSON) that is too large.
-
-        Raises:
-            InferenceError: INVALID_ARG; it is too large.
-        """
+        """Refuse a raw body (one tensor, no JSON) that is too large."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(f"Raw input {self._exceeds(size_bytes)}")
 
     def check_decompressed(self, size_bytes: int) -> None:
-        """Refuse a compressed body that is too large after decompression, complete or not.
-
-        Raises:
-            InferenceError: INVALID_ARG; it is too large.
-        """
+        """Refuse a compressed body that is too large after decompression, complete or not."""
         if size_bytes > self.max_input_size_bytes:
             raise _invalid(
                 f"Decompressed data size exceeds the maximum allowed value of {self.max_input_size_bytes} bytes. "

@@ -19,13 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
-    """The JSON document for ``GET /v2``.
-
-    Args:
-        name: the server's id.
-        version: the server's version.
-        extensions: the extensions of the base protocol that are served.
-    """
+    """The JSON document for ``GET /v2``."""
     return _encode({"name": name, "version": version, "extensions": extensions})
 
 
@@ -33,7 +27,6 @@ def model_metadata(signature: ModelSignature, versions: Sequence[str], model_pla
     """The JSON document that describes a model's tensors. It has the protocol's members only: some clients are strict.
 
     Args:
-        signature: of the highest version in ``versions``.
         versions: decimal, ascending: the ready ones, or the requested one.
         model_platform: the configuration's ``platform``, or its backend's name.
     """

@@ -73,7 +73,7 @@ class PlanCache:
         )
 
     def learn(self, header: bytes, plan: InferPlan) -> None:
-        """Store the plan of a JSON part, as far as it is likely to recur."""
+        """Store the plan of a JSON part if it is likely to recur, apart from its id."""
         if plan.request.id:
             self.put_with_id(header, plan)
         elif not ANY_ID.search(header):
@@ -89,7 +89,6 @@ class PlanCache:
         """A private copy of the plan for this header, with the bytes of its tensors.
 
         Args:
-            header: as for :meth:`get`.
             raw: the bytes of the binary tensors, perhaps followed by others.
 
         Returns:
@@ -111,10 +110,9 @@ class PlanCache:
         Args:
             message: bytes of a request, up to the end of its body.
             start: of the JSON part in the message; it may begin with an id.
-            end: of the JSON part.
 
         Returns:
-            None if the JSON part is not cached, or as many bytes follow as no request with this JSON part has.
+            None if the JSON part is not cached, or the number of bytes behind it does not fit it.
         """
         header = message[start:end]
         known, request_id = self._plans.get(header), ""
@@ -145,7 +143,6 @@ class PlanCache:
         change with the parts of an ensemble, and regions whenever clients register and unregister them.
 
         Args:
-            header: a JSON part, or the head of a gRPC message.
             plan: the plan; its id and options are not stored.
             whole: False if the request's id and options came apart from the header.
         """

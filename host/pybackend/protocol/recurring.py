@@ -11,13 +11,10 @@ V = TypeVar("V")
 
 
 class Recurring(dict[K, V]):
-    """A dict of at most so many entries. It is a dict, and does not have one, because the hot path looks things up in it.
+    """A dict with at most ``most`` entries. It is a dict, and does not have one, because the hot path looks things up in it.
 
     If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are then still
     found; if the oldest one had to go, each would be gone when it is needed.
-
-    Args:
-        most: the number of entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,13 +25,18 @@ class Recurring(dict[K, V]):
     def remember(self, key: K, value: V) -> None:
         """Add an entry."""
         if key not in self:
-            if len(self._keys) < self._most:
-                self._keys.append(key)
-            else:
-                at = int(random() * self._most)  # noqa: S311  nothing secret
-                del self[self._keys[at]]
-                self._keys[at] = key
+            if len(self._keys) >= self._most:
+                self.drop()
+            self._keys.append(key)
         self[key] = value
+
+    def drop(self) -> V:
+        """Forget a random entry; returns its value."""
+        at, last = int(random() * len(self._keys)), self._keys.pop()  # noqa: S311  nothing secret
+        if at == len(self._keys):
+            return self.pop(last)
+        key, self._keys[at] = self._keys[at], last
+        return self.pop(key)
 
     def clear(self) -> None:
         """Forget everything."""

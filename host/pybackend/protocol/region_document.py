@@ -14,7 +14,6 @@ class Registration(NamedTuple):
     Attributes:
         key: the name of the shared memory object.
         offset: start of the region in the object, in bytes.
-        byte_size: size of the region.
     """
 
     key: str

@@ -21,10 +21,6 @@ RESERVED_PREFIX = "triton_"
 def apply_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> bool:
     """Apply a request's ``parameters`` object, member by member in the client's order.
 
-    Args:
-        request: receives correlation id, flags, priority, timeout and custom parameters.
-        parameters: decoded JSON values.
-
     Returns:
         True if outputs are binary by default.
 

@@ -33,9 +33,6 @@ def traffic_document(name: str, rules: TrafficRules, source: str, shares: Mappin
     """The rules of a model as JSON.
 
     Args:
-        name: the model's name.
-        rules: the rules in effect.
-        source: where they are from.
         shares: the percentage of the requests without a version that each version answers now.
     """
     shadow = rules.shadow

@@ -39,11 +39,7 @@ _USUAL = frozenset({("backend", PYTHON), ("default_model_filename", DEFAULT_MODE
 
 
 class Bounds:
-    """Remembers models' rights, to limit models that could have changed their own configuration.
-
-    Args:
-        host: the server.
-    """
+    """Remembers models' rights, to limit models that could have changed their own configuration."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -53,8 +49,6 @@ class Bounds:
         """Record the rights of a model's versions, even if loading them failed.
 
         Args:
-            name: the model's full name.
-            models: its versions.
             is_repositorys: True if no load request limited their rights, so that the operator has chosen them.
         """
         for model in models:
@@ -67,7 +61,6 @@ class Bounds:
 
         Args:
             grant: the rights of the requesting model, None if it is as trusted as the operator.
-            reading: the model to load.
             brings: True if a configuration or files came with the load request.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.author_files.apart import apart
+from pybackend.author_files.reading import open_file_beneath
 from pybackend.environment.provider import environment_path
+from pybackend.errors import ModelConfigError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.full_name import full_name
@@ -18,7 +21,6 @@ from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
-from pybackend.repository.checksum import check_digests
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.repository.version_policy import choose_versions
 from pybackend.sandbox.grant import Grant
@@ -76,9 +78,7 @@ class ModelReading:
     """The current contents of a model's directory, read for a load.
 
     Attributes:
-        directory: the model directory.
         config: read from disk or the load request, not yet completed by the model.
-        versions: version numbers on disk.
         files: fingerprint taken before any file was read.
         environment: the environment that it names, or that its backend brings; None for the host's own Python.
         is_brought: True if the directory was made from files that came with the load request.
@@ -150,11 +150,7 @@ async def read_model(
     """Read a model's directory.
 
     Args:
-        directory: the model directory, named after the model.
-        host: the server.
-        config_json: configuration to use instead of config.pbtxt.
         is_brought: True if the directory was made from files that came with the load request.
-        namespace: of the model; ``""`` on a server without namespaces.
 
     Raises:
         ModelLoadError: the configuration or the directory cannot be read.
@@ -167,8 +163,6 @@ async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Gr
     """The versions of a model to serve, by number, ascending.
 
     Args:
-        reading: the model's directory.
-        host: the server.
         bounds: upper limits on their rights, all of which apply; empty if the operator installed them.
 
     Raises:
@@ -210,3 +204,44 @@ def _environment(directory: Path, config: ModelConfig, host: ModelHost) -> Path 
     if environment is None:
         require_framework(config, host.backends)
     return environment
+
+
+_MD5 = "MD5"
+_CHUNK_BYTES = 1024 * 1024
+
+
+def check_digests(config: ModelConfig, directory: Path) -> None:
+    """Compare files with the parameters ``MD5:<path>`` of the repository agent ``checksum``. Blocking: it reads the files.
+
+    It shows that a copy is complete. It does not protect against somebody who can change the configuration too.
+
+    Raises:
+        ModelConfigError: a file cannot be read, has another digest, or a parameter has another form.
+    """
+    for agent in config.document.get("model_repository_agents", {}).get("agents", ()):
+        for key, expected in agent["parameters"].items():
+            kind, _, name = key.partition(":")
+            if kind != _MD5 or not name:
+                raise ModelConfigError(
+                    f"model '{config.name}': agent 'checksum' has the parameter '{key}', and knows only "
+                    f"'{_MD5}:<path in the model's folder>' ({config.source})"
+                )
+            found = _digest(config, directory, name)
+            if found != expected.strip().lower():
+                raise ModelConfigError(
+                    f"model '{config.name}': Mismatched MD5 hash for file {name}: it is {found}, and agent 'checksum' "
+                    f"expects {expected}. Copy the file again, or correct the digest ({config.source})"
+                )
+
+
+def _digest(config: ModelConfig, directory: Path, name: str) -> str:
+    try:
+        with open_file_beneath(directory, name) as file:
+            digest = hashlib.md5(usedforsecurity=False)
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+            return digest.hexdigest()
+    except OSError as error:
+        raise ModelConfigError(
+            f"model '{config.name}': agent 'checksum' cannot read {directory / name}: {error.strerror} ({config.source})"
+        ) from None

@@ -11,8 +11,7 @@ from pybackend.model.router import Absence
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
-from pybackend.repository.names import ModelNames
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import ModelNames, Namespaces
 
 LONGEST_VERSION_DIGITS = 19
 """Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""
@@ -22,13 +21,10 @@ class ModelCatalogue:
     """The known models, each with its versions.
 
     Args:
-        config_name: of configurations on disk, as for :func:`pybackend.modelconfig.model_directory.config_file`.
         namespaces: of the server; None if names of models are unique.
 
     Attributes:
         entries: by full name, in the current state.
-        names: finds the model that a name stands for.
-        ensembles: the dependencies between them.
     """
 
     def __init__(self, config_name: str, namespaces: Namespaces | None = None) -> None:
@@ -41,7 +37,6 @@ class ModelCatalogue:
         """The version that answers a request.
 
         Args:
-            name: the model's name.
             version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
                 highest ready version.
 
@@ -91,7 +86,6 @@ class ModelCatalogue:
         """The reason why no version of a model serves.
 
         Args:
-            name: the model's name.
             home: a namespace whose model of this name comes before others.
         """
         try:
@@ -123,7 +117,7 @@ class ModelCatalogue:
 
     @property
     def serving_names(self) -> list[str]:
-        """The full names of the models of which a version serves, sorted."""
+        """The full names of the models with a serving version, sorted."""
         return sorted(name for name, entry in self.entries.items() if entry.ready_versions())
 
     def is_broken(self, name: str) -> bool:
@@ -150,7 +144,6 @@ class ModelCatalogue:
         """Make the entry of a model, which is known from now on.
 
         Args:
-            name: the model's full name.
             as_part: it is loaded only as a part of ensembles.
         """
         namespace, plain = self.names.split(name)
@@ -228,7 +221,6 @@ class ModelCatalogue:
 
         Args:
             on_disk: the full names in the repositories. One that was never loaded has a row without version and state.
-            duplicates: full names that occur in several repositories.
         """
         rows: list[ModelStatus] = []
         for name in sorted({*self.entries, *on_disk, *duplicates}):

@@ -13,6 +13,7 @@ from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.ensemble import part_names
+from pybackend.observability.log_lines import about_model
 from pybackend.repository.bounds import Bounds
 from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
@@ -65,15 +66,9 @@ class ModelChanges:
     """Changes the models of a catalogue.
 
     Args:
-        catalogue: the models.
-        scan: the repositories at the start.
-        host: the server.
         directories: those made of files that come with load requests.
-        mirrors: the repositories in cloud storage.
 
     Attributes:
-        files: the directories of models.
-        life_cycle: the versions that are alive.
         locks: serialise the changes of each model.
     """
 
@@ -102,8 +97,6 @@ class ModelChanges:
         """Load a model, or bring it up to date, and load the parts that it lacks if it is an ensemble.
 
         Args:
-            name: the model's full name.
-            request: what came with the request.
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             as_part: load it only if no version serves, for an ensemble.
 
@@ -157,7 +150,8 @@ class ModelChanges:
                 if parts:
                     parts = await self._check_parts(name, parts)
             except ModelLoadError as error:
-                log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
+                about = about_model(name, "")
+                log.error("failed to load '%s': %s", name, error.reason(), extra=about)  # noqa: TRY400  no bug of ours
                 raise InferenceError(f"load failed for model '{name}': {error.message}\n", error.code) from error
             lacking = self._catalogue.ensembles.lacking(parts) - tried
             for bound in bounds:
@@ -239,8 +233,6 @@ class ModelChanges:
         """Begin to unload a model; unknown names are ignored.
 
         Args:
-            name: the model's full name.
-            asked_by: as for :meth:`load`.
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             only_if_mere_part: do nothing unless it is such a part.
         """
@@ -288,5 +280,6 @@ def check_name(name: str) -> None:
 
 def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
     message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-    log.error("%s", message.encode("utf-8", "backslashreplace").decode())  # models may request any name
+    printable = message.encode("utf-8", "backslashreplace").decode()  # models may request any name
+    log.error("%s", printable, extra=about_model(name.encode("utf-8", "backslashreplace").decode(), ""))
     return InferenceError(message, error.code if error.code is ErrorCode.UNAVAILABLE else ErrorCode.INTERNAL)

@@ -21,9 +21,6 @@ class Ensembles:
 
     Args:
         entries: all models by full name; always read in their current state.
-        config_name: of the configurations on disk, as for
-            :func:`pybackend.modelconfig.model_directory.config_file`.
-        names: finds the models that steps name.
     """
 
     def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
@@ -97,9 +94,7 @@ class Ensembles:
         """Check that an ensemble does not contain itself. Blocking: it may read configurations.
 
         Args:
-            ensemble: its name.
             parts: the models that it would consist of.
-            directories: model directories by full name.
 
         Raises:
             ModelLoadError: INVALID_ARG, the ensemble would contain itself.

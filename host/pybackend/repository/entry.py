@@ -21,7 +21,6 @@ class ModelStatus:
     """One row of the table of models, and of the repository index.
 
     Attributes:
-        name: the model's name.
         version: decimal; if it has none, ``-`` in the table and ``""`` in the index.
         state: the stage of its life; ``""`` for a model that was never loaded.
         reason: why it is not available, or not as it is on disk; ``""`` if it is.
@@ -56,7 +55,6 @@ class FailedChange:
 
     Attributes:
         moment_s: when it failed, in seconds since 1970.
-        reason: why.
     """
 
     moment_s: float
@@ -73,7 +71,6 @@ class ModelEntry:
     """A name in the repository.
 
     Attributes:
-        name: the model's name.
         versions: by number, including those that failed to load or were unloaded.
         origins: by number, the candidate that each version was loaded from.
         reason: the reason why there are no versions, e.g. a configuration error.

@@ -73,11 +73,7 @@ def _inside(key: str) -> PurePosixPath:
 
 
 class OverrideDirectories:
-    """The model directories made from files that came with load requests.
-
-    Args:
-        room: the private directory that contains them.
-    """
+    """The model directories made from files that came with load requests."""
 
     def __init__(self, room: PrivateRoom) -> None:
         self._room = room
@@ -126,7 +122,7 @@ class OverrideDirectories:
                     _write(descriptor, (model_name, *path.parts), content)
             finally:
                 os.close(descriptor)
-        except BaseException:
+        except BaseException:  # whatever ended it: half a model must not stay
             self._room.remove(parent)
             raise
         return parent / model_name

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing
+from pybackend.mirror.remote_files import Listing
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import Namespaces
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """The reason shown in the repository index for a model whose name occurs twice."""
@@ -25,9 +25,8 @@ class RepositoryScan:
     """The models of all repositories.
 
     Attributes:
-        repositories: the scanned directories.
         models: directory by the model's full name, sorted by name; excludes duplicates.
-        duplicates: directories by full name, for names that occur in several repositories; these models are not
+        duplicates: places by full name, for names that occur in several repositories; these models are not
             served.
         warnings: one sentence each, for the log.
         model_directories: directories of single models, searched as well.
@@ -37,7 +36,7 @@ class RepositoryScan:
 
     repositories: tuple[Path, ...]
     models: Mapping[str, Path]
-    duplicates: Mapping[str, tuple[Path, ...]]
+    duplicates: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
     model_directories: tuple[Path, ...] = ()
     listings: Mapping[Path, Listing] = field(default_factory=dict)
@@ -70,7 +69,6 @@ def scan_repositories(
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
     Args:
-        repositories: directories of models.
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.
@@ -106,11 +104,16 @@ def scan_repositories(
         namespaces.append(listing.place)
         for name in filter(_may_be_model, listing.names):
             add(listing.place, name, shown / name)
-    duplicates = {name: tuple(sorted(paths)) for name, paths in sorted(found.items()) if len(paths) > 1}
+    urls = {
+        shown / name: f"{listing.place}/{name}" for shown, listing in (listings or {}).items() for name in listing.names
+    }
+    duplicates = {
+        name: tuple(sorted(urls.get(path, str(path)) for path in paths))
+        for name, paths in sorted(found.items())
+        if len(paths) > 1
+    }
     for name, paths in duplicates.items():
-        warnings.append(
-            f"failed to poll model '{name}': not unique across all model repositories: {', '.join(map(str, paths))}"
-        )
+        warnings.append(f"failed to poll model '{name}': not unique across all model repositories: {', '.join(paths)}")
     models = {name: paths[0] for name, paths in sorted(found.items()) if len(paths) == 1}
     return RepositoryScan(
         tuple(repositories),
@@ -130,7 +133,7 @@ def model_directory(scan: RepositoryScan, name: str) -> Path:
         ModelLoadError: it is in no repository, or in several.
     """
     if name in scan.duplicates:
-        raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(map(str, scan.duplicates[name]))}")
+        raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(scan.duplicates[name])}")
     if name not in scan.models:
         raise ModelLoadError(f"there is no directory '{name}' in {', '.join(scan.place_names)}")
     return scan.models[name]

@@ -15,6 +15,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel
 from pybackend.modelconfig.traffic import TrafficRules, configured_traffic
+from pybackend.observability.log_lines import about_model
 from pybackend.observability.logging import DETAIL
 from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
@@ -23,6 +24,9 @@ from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.stop_report import Unfinished
 
 log = logging.getLogger(__name__)
+
+_SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S = 0.1, 10.0
+"""The last part of a server's exit timeout, in which idle models are finalized even if requests of others go on."""
 
 _FRAMES = "\n\nAt:\n"
 """In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
@@ -49,9 +53,7 @@ class ModelLifeCycle:
     """Loads, replaces and unloads versions.
 
     Args:
-        host: the server.
         directories: temporary model directories, removed when no version uses them.
-        files: the directories of models.
     """
 
     def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:
@@ -122,7 +124,7 @@ class ModelLifeCycle:
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
     ) -> None:
-        """Bring those serving versions up to date of which only the instances have changed.
+        """Bring serving versions up to date if nothing but their instances has changed.
 
         Raises:
             ModelLoadError: an instance could not be started; its version keeps those that it has.
@@ -147,6 +149,7 @@ class ModelLifeCycle:
                     model.full_name,
                     model.version,
                     error.reason(),
+                    extra=about_model(model.full_name, model.version),
                 )
                 raise ModelLoadError(
                     f"load failed for model '{entry.full_name}': version {version} keeps its {before} instances: "
@@ -160,6 +163,7 @@ class ModelLifeCycle:
                 model.version,
                 len(model.instances),
                 before,
+                extra=about_model(model.full_name, model.version),
             )
 
     async def _load_versions(self, models: Iterable[Model]) -> list[BaseException | None]:
@@ -177,7 +181,8 @@ class ModelLifeCycle:
         return model
 
     async def _load_version(self, model: Model) -> None:
-        log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL)
+        about = about_model(model.full_name, model.version)
+        log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL | about)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -186,13 +191,13 @@ class ModelLifeCycle:
                 model.full_name,
                 model.version,
                 error.reason(),
-                extra=DETAIL if _FRAMES in error.message else None,
+                extra=DETAIL | about if _FRAMES in error.message else about,
             )
             if not model.may_recover:
                 await self._forget(model)
             return
         took_s = model.statistics.load_duration_ns / 1e9
-        log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s)
+        log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s, extra=about)
 
     # Unloading
 
@@ -238,8 +243,12 @@ class ModelLifeCycle:
 
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)
-        if model.was_ready:
-            log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL)
+        about = about_model(model.full_name, model.version)
+        if model.was_ready and in_time:
+            log.info("successfully unloaded '%s' version %s", model.full_name, model.version, extra=DETAIL | about)
+        elif model.was_ready:
+            text = "'%s' version %s is unloaded, but its last requests or `finalize` did not end in time and were cut short"
+            log.warning(text, model.full_name, model.version, extra=about)
         await self._forget(model)
         return in_time
 
@@ -258,8 +267,10 @@ class ModelLifeCycle:
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        # Models that run other models for a client's request need them until it is answered.
+        # Models that run other models for a client's request need them until it is answered. If one hangs, the others are
+        # nevertheless finalized.
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        remaining_s -= min(remaining_s * _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S)
         await asyncio.gather(*(model.open_requests.clients_answered_within(remaining_s) for model in self._alive))
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         in_time = await asyncio.gather(*(self._unload(model, remaining_s, remaining_s) for model in list(self._alive)))

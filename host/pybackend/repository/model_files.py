@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.mirror import LATE_S, InUse
 from pybackend.mirror.mirrors import Mirrors
+from pybackend.mirror.remote_files import Listing, moment
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.repository.layout import RepositoryScan
@@ -24,11 +24,7 @@ class ModelFiles:
     """The files of all models.
 
     Args:
-        start: the repositories at the start.
-        mirrors: the repositories in cloud storage.
-        config_name: as for :func:`pybackend.modelconfig.model_directory.config_file`.
         in_use: the versions that are alive and were loaded from a model's directory.
-        names: finds the models that ensembles name.
     """
 
     def __init__(
@@ -114,22 +110,22 @@ class ModelFiles:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
         Args:
-            name: the model's full name.
-            config_json: the configuration to use instead of config.pbtxt.
             directory: where the model is known to be; None to ask all repositories for it.
 
         Raises:
             ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         place, plain = self._names.split(name)
-        await self._mirrors.fetch(plain, partial(self._chosen, config_json), self._in_use, place, directory)
+        choose = partial(self._chosen, config_json)
+        if directory is None and self._mirrors.directories:
+            known = (await self.scan()).models.get(name)
+            is_local = known is not None and known.parent not in self._mirrors.listings
+            await self._mirrors.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
+        else:
+            await self._mirrors.fetch(plain, choose, self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of.
-
-        Args:
-            names: full names.
-            directories: model directories by full name.
 
         Raises:
             ModelLoadError: one of them cannot be downloaded.

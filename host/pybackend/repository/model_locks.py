@@ -27,7 +27,6 @@ class ModelLocks:
         """Wait until a model may be loaded, and block other changes of it meanwhile.
 
         Args:
-            name: the model's name.
             asked_by: the model that waits for this while it is being initialised, if any.
 
         Raises:

@@ -1,13 +1,56 @@
-"""Finds the model that a name stands for, when several repositories may have a model of that name."""
+"""Finds the model that a name stands for, when several repositories, which are then namespaces, may have a model of that name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from pybackend.errors import AmbiguousModelError, ErrorCode
 from pybackend.modelconfig.full_name import SEPARATOR, full_name
 from pybackend.repository.entry import ModelEntry
-from pybackend.repository.namespaces import Namespaces
+
+
+class Namespaces:
+    """The namespaces of a server: repositories that may have models of the same name.
+
+    Args:
+        paths: the repositories: a directory or a URL each.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        paths = tuple(dict.fromkeys(paths))
+        self._prefixes = tuple(full_name(path, "") for path in paths)
+        self._by_part = _unique_parts(paths)
+
+    def split(self, name: str) -> tuple[str, str]:
+        """The namespace and the name in a full name; ``""`` and the text itself if it begins with no namespace."""
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                return prefix.removesuffix(SEPARATOR), name.removeprefix(prefix)
+        return "", name
+
+    def expand(self, name: str) -> str:
+        """The full name that ``<part of a namespace>::<name>`` stands for; the text itself if it is none.
+
+        A part of a namespace's path stands for the namespace if no other path has that part; a path's last part comes
+        first.
+        """
+        head, separator, last = name.rpartition(SEPARATOR)
+        namespace = self._by_part.get(head)
+        return full_name(namespace, last) if separator and namespace else name
+
+    def named(self, name: str, models: Container[str]) -> list[str]:
+        """The full names of all models of a name."""
+        return [full for prefix in self._prefixes if (full := prefix + name) in models]
+
+
+def _unique_parts(paths: Iterable[str]) -> dict[str, str]:
+    parts = {path: [part for part in path.split("/") if part and not part.endswith(":")] for path in paths}
+    last = Counter(found[-1] for found in parts.values() if found)
+    every = Counter(part for found in parts.values() for part in set(found))
+    unique = {part: path for path, found in parts.items() for part in found if every[part] == 1 and part not in last}
+    return unique | {found[-1]: path for path, found in parts.items() if found and last[found[-1]] == 1}
+
 
 _MOST_NAMED = 10
 
@@ -43,7 +86,6 @@ class ModelNames:
         Models that were unloaded count only if no other has the name.
 
         Args:
-            name: in a request.
             home: the namespace of the model that sends it, ``""`` for a client.
 
         Raises:
@@ -69,11 +111,6 @@ class ModelNames:
 
     def to_load(self, name: str, home: str, models: Collection[str]) -> str:
         """The full name of the model that a load request means; the text itself for a model that is new.
-
-        Args:
-            name: in the request.
-            home: as for :meth:`known`.
-            models: full names of the models in the repositories.
 
         Raises:
             AmbiguousModelError: several models have this name.
@@ -108,11 +145,6 @@ class ModelNames:
         """The full name of the model that a step of an ensemble names; the text itself if there is none, or several.
 
         A model in the ensemble's own namespace comes first, then one that is known, then one in the repositories.
-
-        Args:
-            name: in the step.
-            home: the ensemble's namespace.
-            models: full names of the models in the repositories.
         """
         spaces = self._namespaces
         if spaces is None:
@@ -129,12 +161,7 @@ class ModelNames:
         return stored[0] if len(stored) == 1 else found
 
     def may_mean(self, name: str, model: str) -> bool:
-        """True if a name in an ensemble's step may stand for a model, now or after another change.
-
-        Args:
-            name: in the step.
-            model: the model's full name.
-        """
+        """True if a name in an ensemble's step may stand for a model, now or after another change."""
         if self._namespaces is None or name == model:
             return name == model
         return self.split(model)[1] == name.rpartition(SEPARATOR)[2]

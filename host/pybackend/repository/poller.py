@@ -4,24 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
 from pybackend.author_files.apart import apart
+from pybackend.cores import start_thread
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.catalogue import ModelCatalogue
-from pybackend.repository.change_notices import ChangeNotices
 from pybackend.repository.changes import LoadRequest, ModelChanges
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.fingerprint import Fingerprint, file_stamp, fingerprint
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 
 log = logging.getLogger(__name__)
+
+_STOP_CHECK_MS = 1000
+_STEPS = 5
+_NOT_WATCHED = "/__pycache__"
+
+
+class ChangeNotices:
+    """Watches directories, and everything below them, on a thread: the kernel tells of changes.
+
+    It may miss some, so notices only shorten a wait. Links are not followed, and some network file systems have no notices.
+
+    Args:
+        changed: set on the event loop after a change.
+        settle_s: changes that follow each other within a part of this give one notice.
+    """
+
+    def __init__(self, directories: Sequence[Path], changed: asyncio.Event, settle_s: float) -> None:
+        self._directories = directories
+        self._changed = changed
+        self._step_ms = max(1, round(settle_s * 1000 / _STEPS))
+        self._loop = asyncio.get_running_loop()
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to watch. Listing a large tree takes long, so it is done on the thread too."""
+        if not self._directories:
+            return
+        start_thread(self._watch, "pybackend-notices")
+
+    def stop(self) -> None:
+        """Stop soon; no notice follows."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        from watchfiles import watch  # only servers that poll need it
+
+        try:
+            for _ in watch(
+                *self._directories,
+                watch_filter=lambda _change, path: _NOT_WATCHED not in path,
+                stop_event=self._stop,
+                step=self._step_ms,
+                rust_timeout=_STOP_CHECK_MS,
+                yield_on_timeout=False,
+                raise_interrupt=False,
+            ):
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._notice)
+        except (OSError, RuntimeError) as error:
+            log.warning("Changes of the repositories are noticed only by polling: they cannot be watched: %s", error)
+
+    def _notice(self) -> None:
+        if not self._stop.is_set():
+            self._changed.set()
+
 
 COMPLAINT_S = 60.0
 """The log names a model that has been changing for this long."""
@@ -83,9 +139,6 @@ class Poller:
     again; the versions that served keep serving.
 
     Args:
-        catalogue: the models.
-        changes: loads and unloads them.
-        scan: the repositories at the start.
         host: the server. It says how often to look, and how long files must stay the same; a notice shortens the wait.
     """
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.mirror.listing import Listing, moment
 from pybackend.mirror.mirrors import Mirrors
+from pybackend.mirror.remote_files import Listing, moment
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
@@ -33,16 +33,7 @@ MOST_BROUGHT_BYTES = 1024 * 1024 * 1024
 
 
 class ModelRepository(ModelCatalogue):
-    """All models by name, and their control.
-
-    Args:
-        scan: the model directories.
-        host: the server.
-        mirrors: the repositories in cloud storage, None for none.
-
-    Attributes:
-        host: the server's shared services.
-    """
+    """All models by name, and their control."""
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
         super().__init__(host.config_name, scan.namespaces)
@@ -120,7 +111,6 @@ class ModelRepository(ModelCatalogue):
         serving if a new one fails.
 
         Args:
-            name: the model's name.
             request: what came with the request. Its files must not change before this returns.
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             home: the namespace of the model that requests this, ``""`` for a client.
@@ -164,11 +154,8 @@ class ModelRepository(ModelCatalogue):
         """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
         Args:
-            name: the model's name.
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
-            asked_by: as for :meth:`load_model`.
             grant: the rights of the confined model that requests this, None if the requester is not confined.
-            home: as for :meth:`load_model`.
 
         Raises:
             InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if several
@@ -182,10 +169,6 @@ class ModelRepository(ModelCatalogue):
 
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
         """Change the rules for requests to a model that name no version.
-
-        Args:
-            name: the model's name.
-            change: the new rules.
 
         Raises:
             InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot have

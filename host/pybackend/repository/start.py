@@ -21,14 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RepositoryStart:
-    """The first loads of a server.
-
-    Args:
-        catalogue: receives the models.
-        changes: loads them.
-        scan: the repositories.
-        host: the server.
-    """
+    """The first loads of a server."""
 
     def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
         self._catalogue = catalogue

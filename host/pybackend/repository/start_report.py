@@ -23,8 +23,6 @@ class StartReport:
     """The outcome of the start.
 
     Args:
-        rows: the state of each version; sorted.
-        took_s: how long loading took.
         is_told: the report follows the lines about failed loads. Then its summary repeats no reasons, unless they are more
             than a screenful away.
     """
@@ -39,7 +37,6 @@ class StartReport:
         """Write the outcome to the log.
 
         Args:
-            settings: the server's.
             with_summary: False if :meth:`fatal` will be the server's last words.
         """
         for name in sorted(

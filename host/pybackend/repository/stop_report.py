@@ -23,7 +23,6 @@ class Unfinished:
     """A version that a stopping server waits for.
 
     Attributes:
-        name: the model's name.
         version: decimal.
         request_count: its unanswered requests; 0 while it is finalized.
     """
@@ -72,11 +71,7 @@ class StopReport:
             await asyncio.sleep(PERIOD_S)
 
     def line(self, now_s: float) -> str:
-        """The line for the log now, ``""`` if there is nothing new.
-
-        Args:
-            now_s: the time, by the loop's clock.
-        """
+        """The line for the log now, ``""`` if there is nothing new."""
         waits = self._waits()
         left_s = round(self._deadline_s - now_s)
         if not waits or left_s <= 0 or (waits == self._said and now_s < self._said_s + REPEAT_S):

@@ -148,8 +148,6 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     """Make the rules for ``standard``: the system, a model's own files, caches and temporary files.
 
     Args:
-        server: places to hide.
-        model: places to open.
         as_root: whether the process keeps the superuser's id, which can read even files that others cannot.
     """
     hidden = hidden_places(server) | {"/proc", "/sys", "/dev"}  # the last three have separate rules

@@ -58,9 +58,6 @@ class Grant:
     def check_control(self, name: str) -> None:
         """Check that it may load and unload a model.
 
-        Args:
-            name: the model's full name.
-
         Raises:
             InferenceError: UNAVAILABLE if it may not.
         """
@@ -78,7 +75,6 @@ class Grant:
         """Check that it may send a configuration or files: for models of the same author, and with a flag for all. Blocking.
 
         Args:
-            name: the full name of the model that it loads.
             own: the directory of the grant's model in the repositories, None if there is none.
             other: that of the model that it loads.
 
@@ -114,11 +110,8 @@ class Grant:
         The result is no wider than this grant, and just as narrow where the options say nothing.
 
         Args:
-            model: the model's name.
-            options: from its configuration.
             usual_level: level of models that name none.
             own: the model's directory if all files in it were sent along, else None.
-            source: of the configuration, for messages.
 
         Raises:
             ModelConfigError: the options are wider than this grant.
@@ -191,7 +184,6 @@ class Grant:
 
         Args:
             path: without links.
-            letters: access letters of file rules.
         """
         if (
             not os.path.lexists(path)

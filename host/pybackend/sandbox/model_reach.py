@@ -36,7 +36,6 @@ class Needs:
         directory: the model's.
         version_directory: the version's.
         model_file: the file to import.
-        python: the interpreter.
         installations: directories without which the interpreter cannot run a model.
         packages: further directories that it searches for modules.
         prefix: of the environment, None for the server's own Python.
@@ -77,11 +76,7 @@ class Blocked:
 
 
 class ModelReach:
-    """The parts of a model's files that users can reach. All methods block.
-
-    Args:
-        needs: the files.
-    """
+    """The parts of a model's files that users can reach. All methods block."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
@@ -126,7 +121,6 @@ class ModelReach:
         """Find a file that the model may use and cannot reach, with the reason why it might.
 
         Args:
-            account: its user.
             follows_links: whether the model may reach files outside its directory by links in it.
         """
         below = obstacle_below(str(self._needs.version_directory), account)
@@ -145,12 +139,7 @@ class ModelReach:
     # Advice
 
     def advice(self, blocked: Blocked, user: ProcessUser) -> str:
-        """Say how to mend it: the most sensible command, then others.
-
-        Args:
-            blocked: what is in the way.
-            user: of the model's processes.
-        """
+        """Say how to mend it: the most sensible command, then others."""
         if not blocked.place.on_way:
             return f"Run {self._opened(blocked, user)}"
         ways = [*self._as_owner(blocked, user), *self._elsewhere(blocked, user), self._opened(blocked, user)]

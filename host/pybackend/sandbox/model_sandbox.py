@@ -53,10 +53,7 @@ class ModelFiles:
     """The files of a version.
 
     Attributes:
-        directory: the model's directory.
-        version_directory: the version's directory.
         model_file: the file to import.
-        environment: the environment that it runs in.
         of_backend: whether the file belongs to a Python-based backend.
         gpu: whether an instance uses a GPU.
         sharing: returns the directories of all models that name this environment in the same way; None if its processes
@@ -78,11 +75,7 @@ def sandbox_of(
     """Make the sandbox of a version that is about to be loaded; None at level ``off``.
 
     Args:
-        sandbox: the server's.
-        name: the model's name.
         options: from its configuration in the repository; the model's code cannot change them.
-        files: of the version.
-        source: of the configuration, for messages.
         required: layers without which it is not loaded, besides those that the operator requires.
 
     Raises:
@@ -338,8 +331,6 @@ class ModelSandbox:
         """Check a report about a process against the kernel's view of it, and log the layers that are not in force.
 
         Args:
-            pid: of the process.
-            confinement: the one that it was given.
             report: by layer the reason why it is not in force.
             is_entered: True if the host's own Python confined the process before starting another program; False if the
                 process confined itself.

@@ -54,7 +54,6 @@ class PrivateRoom:
         """Create a directory with an unguessable name.
 
         Args:
-            mode: its permissions.
             owner: its user and group, None for those of this process.
             within: a directory of this room to create it in, None for the room itself.
 

@@ -29,7 +29,6 @@ class PythonPlaces:
     """The places of an environment.
 
     Attributes:
-        directories: directories to open to the model.
         needed: those without which its Python cannot run a model; the others are only searched for modules.
         objection: the reason why an untrusted model must not have this environment; ``""`` if it may.
     """
@@ -40,13 +39,7 @@ class PythonPlaces:
 
 
 def python_places(environment: Environment, server: ServerPlaces, model_directory: Path) -> PythonPlaces:
-    """Find the directories of an interpreter and its packages.
-
-    Args:
-        environment: the environment.
-        server: tells what is hidden.
-        model_directory: of the model that will run in it.
-    """
+    """Find the directories of an interpreter and its packages."""
     if not environment.is_foreign:
         needed = _own_python(environment)
         return PythonPlaces(_distinct([*needed, *_search_path()]), _distinct([*needed, _directory_of_numpy()]))

@@ -25,12 +25,7 @@ _USER, _OWNING_GROUP, _GROUP, _MASK, _OTHERS = 0x02, 0x04, 0x08, 0x10, 0x20
 
 @dataclass(frozen=True)
 class Account:
-    """A user without privileges, as file permissions see one.
-
-    Attributes:
-        uid: the user's number.
-        groups: numbers of all groups.
-    """
+    """A user without privileges, as file permissions see one."""
 
     uid: int
     groups: frozenset[int]
@@ -41,7 +36,6 @@ class Obstacle:
     """A place that a user cannot use.
 
     Attributes:
-        path: the file or directory.
         owner: number of the user whom it belongs to.
         on_way: whether it is a directory that must be entered on the way; else it is one that must be read.
     """

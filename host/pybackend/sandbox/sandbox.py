@@ -32,17 +32,8 @@ _CACHES_FRESH_S = 2.0
 class Sandbox:
     """Makes the sandboxes of models.
 
-    Args:
-        settings: see below.
-        repositories: directories of models.
-        bundle: the code of stubs, in the server's own directory.
-        environments: directories where environments of models are unpacked.
-
     Attributes:
-        settings: the operator's.
-        places: the server's places on disk.
         users: user ids for processes.
-        scratch: makes private directories.
         exposed: reason why some places cannot be hidden at ``standard``; "" if all can be.
     """
 

@@ -12,11 +12,7 @@ _OWN, _PASSED_BY_OTHERS = 0o700, 0o711
 
 
 class ScratchRoom:
-    """The directory for the private directories of one server's models; it exists on disk only from the first one on.
-
-    Args:
-        places: candidates; see :func:`scratch_places`.
-    """
+    """The directory for the private directories of one server's models; it exists on disk only from the first one on."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self._room = PrivateRoom(places)
@@ -25,8 +21,6 @@ class ScratchRoom:
         """Create a directory that only one user can use; -1 for the user of this process.
 
         Args:
-            uid: the user.
-            gid: the user's group.
             within: directory from :meth:`make_common` to create it in, "" for anywhere.
 
         Raises:
@@ -58,10 +52,6 @@ class ScratchRoom:
 
 
 def scratch_places(server_directory: Path) -> list[Path]:
-    """Return the places for private directories of models, the best first.
-
-    Args:
-        server_directory: the server's own.
-    """
+    """Return the places for private directories of models, the best first."""
     runtime = [Path("/run/pybackend")] if os.geteuid() == 0 else []
     return [*runtime, *room_places(server_directory)]

@@ -43,12 +43,7 @@ _START = (
 
 
 class ShellRunner:
-    """Runs shells for environments, confined at all times, whatever level models have.
-
-    Args:
-        sandbox: the server's.
-        limit_s: time limit of each shell.
-    """
+    """Runs shells for environments, confined at all times, whatever level models have."""
 
     def __init__(self, sandbox: Sandbox, limit_s: float = 10.0) -> None:
         self._sandbox = sandbox
@@ -58,12 +53,6 @@ class ShellRunner:
         self, environment: Environment, directory: Path, command: Sequence[str], cancelled: threading.Event
     ) -> tuple[ShellRun, str]:
         """Run a shell to its end, and kill everything it has started. Blocking: not for the event loop.
-
-        Args:
-            environment: its variables are those of the shell.
-            directory: directory of the scripts.
-            command: the shell and its arguments.
-            cancelled: set when the result is no longer needed.
 
         Returns:
             The outcome, and the private directory that the shell had.

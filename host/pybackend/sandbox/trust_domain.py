@@ -28,7 +28,6 @@ class TrustDomain:
 
     Args:
         users: source of user ids; None if all processes have the host's user.
-        scratch: makes private directories.
 
     Attributes:
         has_ended: whether nothing must be started for it any more.
@@ -52,7 +51,6 @@ class TrustDomain:
         """Add a model that runs in this environment.
 
         Args:
-            member: the model.
             directories: returns the directories of all models that name this environment in the same way, loaded or
                 not.
         """

@@ -16,11 +16,6 @@ log = logging.getLogger(__name__)
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
     """Check that a user reaches what a model needs to run. Blocking.
 
-    Args:
-        name: the model's name.
-        reach: its files.
-        user: the only one that its processes can have.
-
     Raises:
         ModelLoadError: the user does not; the text says what to do.
     """
@@ -32,12 +27,6 @@ def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
 
 def objection_to(separate: ProcessUser, name: str, reach: ModelReach, level: str) -> str:
     """Return the reason why a model must not have its own user but stay root; ``""`` if it may have it. Blocking.
-
-    Args:
-        separate: the user that it would have.
-        name: the model's name.
-        reach: its files.
-        level: its level.
 
     Raises:
         ModelLoadError: it can have neither, or may not stay root because its author closed the files.
@@ -63,14 +52,7 @@ def objection_to(separate: ProcessUser, name: str, reach: ModelReach, level: str
 
 
 def warn_of_closed_files(name: str, reach: ModelReach, user: ProcessUser, *, follows_links: bool) -> None:
-    """Log the first file that a model may use and that is closed to its user. Blocking.
-
-    Args:
-        name: the model's name.
-        reach: its files.
-        user: of its processes.
-        follows_links: whether it may reach files outside its directory by links in it.
-    """
+    """Log the first file that a model may use and that is closed to its user. Blocking."""
     found = reach.unreached(user.account, follows_links=follows_links)
     if found is None:
         return

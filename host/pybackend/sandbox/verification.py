@@ -15,9 +15,6 @@ def contradictions(pid: int, confinement: Confinement, report: Mapping[str, str]
     """Describe how the kernel contradicts the report of a process; ``""`` if it does not.
 
     Args:
-        pid: of the process.
-        confinement: the one that it was given.
-        report: the process's report.
         filters: number of system call filters that it must have loaded.
 
     File access cannot be seen from outside: the process itself tries to open a forbidden file, before it runs the

@@ -34,7 +34,7 @@ class DefaultScheduler:
         return len(self._queue) - len(self._gone)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Accept a request; it is dispatched before the loop's next turn."""
+        """Accept a request. All that arrive until the next iteration of the event loop are dispatched together."""
         self._queue.append(pending)
         if not self._scheduled:
             self._scheduled = True

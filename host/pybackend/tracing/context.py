@@ -15,7 +15,7 @@ _random = SystemRandom()
 
 
 class TraceContext(NamedTuple):
-    """A span, as those know it who continue its trace.
+    """A span, as seen by the services that continue its trace.
 
     Attributes:
         trace_id: of the trace, 128 bits.

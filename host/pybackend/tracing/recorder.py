@@ -42,7 +42,6 @@ class Recorder:
     """A queue and a thread.
 
     Args:
-        sink: where traces go.
         most_waiting: traces that may wait; further ones are lost.
         period_s: the longest that a trace waits for others.
         batch_size: traces that are enough not to wait longer.

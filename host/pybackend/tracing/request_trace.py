@@ -89,9 +89,7 @@ class RecordedTensor(NamedTuple):
 
     Attributes:
         activity: the station at which it was seen.
-        name: its name.
         datatype: wire name of its datatype.
-        shape: its dimensions.
         data: its first bytes.
         nbytes: how many there were.
         ns: when, by ``time.monotonic_ns()``.
@@ -112,10 +110,8 @@ class RequestTrace:
     Attributes:
         number: its id in trace files and for models.
         parent: the record of the request that it was made for; None for a client's.
-        model_name: the model that was asked.
         model_version: the version that answered.
         namespace: of that model; empty on a server without namespaces.
-        request_id: the client's id.
         settings: those under which it was sampled.
         context: its span; with front ends, that of the client's whole request.
         model_context: the span of the model's part.
@@ -123,7 +119,6 @@ class RequestTrace:
         outer: the context that the client sent, None if it sent none.
         door: ``HTTP`` or ``GRPC`` for a client's request, empty for others.
         events: moments, in the order in which they became known.
-        tensors: the beginnings of tensors.
         times: of its last execution; None before it is over.
         executed_ns: when the host had that execution's outputs.
         error: text of the failure, empty for a success.
@@ -210,11 +205,6 @@ class RequestTrace:
     ) -> Callable[[Any], None]:
         """Begin: the request is about to be queued.
 
-        Args:
-            request: the request.
-            model: the version that runs it.
-            on_response: receives the responses.
-
         Returns:
             Receives the responses instead, and passes them on.
         """
@@ -253,6 +243,11 @@ class RequestTrace:
     def model_carrier(self) -> str:
         """The context for the model, which continues the trace; empty if it cannot be continued outside."""
         return self.compute_context.carrier if self.settings.mode is TraceMode.OPENTELEMETRY else ""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace as lines of the log name it; empty if it cannot be continued outside."""
+        return f"{self.context.trace_id:032x}" if self.settings.mode is TraceMode.OPENTELEMETRY else ""
 
     def begin_execution(self) -> None:
         """The request is sent to a stub."""

@@ -57,7 +57,7 @@ class TraceSettings:
     Attributes:
         mode: where traces go.
         levels: what is recorded; empty for no traces.
-        rate: one of so many requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
+        rate: one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
         count: how many more requests may be sampled; -1 for any number.
         log_frequency: traces per file; 0 for one file.
         file: the path of trace files, as it was given; ``""`` if there is none.
@@ -99,11 +99,7 @@ class TraceSettings:
 
 
 class TraceSettingsBook:
-    """The settings in force. What a model does not set itself is as for the whole server.
-
-    Args:
-        initial: of the whole server, at its start.
-    """
+    """The settings in force. What a model does not set itself is as for the whole server."""
 
     def __init__(self, initial: TraceSettings) -> None:
         self._initial = initial

@@ -25,9 +25,6 @@ EXPORT_TIMEOUT_S = 5.0
 class SpanExport:
     """Sends spans.
 
-    Args:
-        settings: where to, and how.
-
     Raises:
         ServerError: the packages of OpenTelemetry are not installed.
     """

@@ -1,23 +1,19 @@
-"""Decides which requests are traced. A request that is not costs a few attributes and one subtraction."""
+"""Decides which requests are traced, and makes the recorder. A request that is not traced costs a few attributes and one subtraction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
+from pybackend.errors import ServerError
 from pybackend.tracing.context import TraceContext, new_context
+from pybackend.tracing.recorder import Recorder
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend.tracing.settings import TraceMode, TraceSettings, TraceSettingsBook
 
 _OFF = TraceSettings()
-
-
-class TraceRecorder(Protocol):
-    """Takes finished traces, and never waits."""
-
-    def add(self, trace: RequestTrace, /) -> None:
-        """Record a trace soon."""
 
 
 class _Sampler:
@@ -52,7 +48,6 @@ class Tracer:
     """The traces of one server.
 
     Args:
-        settings: at its start.
         recorder: receives finished traces; None records nothing.
 
     Attributes:
@@ -60,7 +55,7 @@ class Tracer:
         continues: contexts that clients send are continued.
     """
 
-    def __init__(self, settings: TraceSettings = _OFF, recorder: TraceRecorder | None = None) -> None:
+    def __init__(self, settings: TraceSettings = _OFF, recorder: Recorder | None = None) -> None:
         self._book = TraceSettingsBook(settings)
         self._recorder = recorder
         self.continues = settings.mode is TraceMode.OPENTELEMETRY
@@ -116,22 +111,13 @@ class Tracer:
         """The record of a client's request that :meth:`takes` has sampled.
 
         Args:
-            model_name: the model that it asks.
-            door: ``HTTP`` or ``GRPC``.
             sends: the front end says when the answer was sent.
         """
         sampler = self._models.get(model_name, self._server)
         return RequestTrace(sampler.settings, self._finish, door=door, context=new_context(), sends=sends)
 
     def go_on(self, model_name: str, door: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
-        """The record of a client's request that is part of the client's trace; None if the client does not record it.
-
-        Args:
-            model_name: the model that it asks.
-            door: ``HTTP`` or ``GRPC``.
-            outer: the context that the client sent.
-            sends: the front end says when the answer was sent.
-        """
+        """The record of a client's request that is part of the client's trace; None if the client does not record it."""
         settings = self._models.get(model_name, self._server).settings
         if not outer.sampled or not settings.levels:
             return None
@@ -140,3 +126,38 @@ class Tracer:
     def _finish(self, trace: RequestTrace) -> None:
         if self._recorder is not None:
             self._recorder.add(trace)
+
+
+_MOST_WAITING = 10_000
+_FILE_PERIOD_S = 0.05
+
+
+def make_recorder(settings: TraceSettings) -> Recorder | None:
+    """The recorder; None if traces have no place to go.
+
+    Raises:
+        ServerError: the settings do not fit together, the file cannot be written, or a package is missing.
+    """
+    if settings.invalid_reason:
+        raise ServerError(f"Error: --trace-config: {settings.invalid_reason}. Add --trace-config=triton,file=FILE")
+    if settings.mode is TraceMode.OPENTELEMETRY:
+        from pybackend.tracing.span_export import SpanExport
+
+        export = settings.export
+        # A request that ran has five spans.
+        return Recorder(
+            SpanExport(export),
+            most_waiting=max(1, export.max_queue_size // 5),
+            period_s=export.schedule_delay_ms / 1000,
+            batch_size=max(1, export.max_export_batch_size // 5),
+        )
+    if not settings.file:
+        return None
+    from pybackend.tracing.trace_file import TraceFile
+
+    return Recorder(
+        TraceFile(Path(settings.file).absolute()),
+        most_waiting=_MOST_WAITING,
+        period_s=_FILE_PERIOD_S,
+        batch_size=_MOST_WAITING,
+    )

@@ -47,9 +47,6 @@ class Forest(ABC):
     def contributions(self, rows: "np.ndarray") -> "np.ndarray":
         """Shapley values: what each feature contributes to the sum of the trees, and the sum's bias at the end.
 
-        Args:
-            rows: as for :meth:`predict`.
-
         Returns:
             ``[rows, features + 1]``, or ``[rows, classes, features + 1]`` if the width is not 1.
         """

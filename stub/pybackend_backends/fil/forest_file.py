@@ -53,13 +53,8 @@ PARAMETERS = {
 class ForestFile:
     """A model's file and the forest in it.
 
-    Args:
-        config: the model's configuration.
-
     Attributes:
-        path: of the file.
         parameters: the model's, by name.
-        forest: what the file holds.
 
     Raises:
         TritonModelException: there is no such file, its library is missing, or it cannot be read.
@@ -91,7 +86,7 @@ def _type_of(path: str) -> str:
 
 
 def _read(kind: str, path: str, parameters: Mapping[str, Any], threads: int) -> Forest:
-    """The forest in a file. The modules imported here need libraries of which only one has to be installed."""
+    """The forest in a file. Each module imported here needs another library; only one has to be installed."""
     if kind in {"xgboost_ubj", "xgboost_json", "xgboost"}:
         require("xgboost", backend=BACKEND, extra=EXTRA)
         from pybackend_backends.fil.xgboost_forest import XGBoostForest

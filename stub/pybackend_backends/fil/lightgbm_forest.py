@@ -24,10 +24,6 @@ _END = b"end of trees"
 class LightGBMForest(Forest):
     """A forest of LightGBM.
 
-    Args:
-        content: of a ``model.txt``.
-        threads: that one prediction may use.
-
     Raises:
         UnreadableForest: it is none.
     """

@@ -28,10 +28,6 @@ _PROBABILITIES = ("sigmoid", "softmax", "identity_multiclass", "multiclass_ova")
 class TreeliteForest(Forest):
     """A forest that treelite holds.
 
-    Args:
-        model: of treelite.
-        threads: that one prediction may use.
-
     Raises:
         UnreadableForest: it answers several targets at a time.
     """

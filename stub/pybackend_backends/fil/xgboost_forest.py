@@ -27,10 +27,6 @@ _MATRIX = b'{"data":[%d,true],"shape":[%d,%d],"typestr":"<f4","version":3}'
 class XGBoostForest(Forest):
     """A forest of XGBoost.
 
-    Args:
-        content: of the file, in any format that the installed version reads.
-        threads: that one prediction may use.
-
     Raises:
         UnreadableForest: it is none.
     """

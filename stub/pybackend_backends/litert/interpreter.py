@@ -44,7 +44,6 @@ class OpenFile(NamedTuple):
     """An open model.
 
     Attributes:
-        interpreter: of LiteRT.
         runner: of the chosen signature where the file has several, else None.
         inputs: the library's description of each input, by name.
         outputs: likewise.
@@ -69,8 +68,6 @@ def open_file(config: Mapping[str, Any], path: str, *, threads: Optional[int] = 
     """Load a model's file.
 
     Args:
-        config: the model's configuration.
-        path: of the file.
         threads: of the interpreter; None for those of the parameter ``NUM_THREADS``, else the instance's share of the cores.
 
     Raises:

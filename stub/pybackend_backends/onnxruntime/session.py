@@ -111,11 +111,6 @@ def model_file(config: Mapping[str, Any]) -> str:
 def open_session(config: Mapping[str, Any], path: str, instance: Instance) -> Tuple[Any, Any]:
     """Load the model's file for computing; returns the session, and the options of its runs, None for the usual ones.
 
-    Args:
-        config: the model's complete configuration.
-        path: of the file.
-        instance: where it computes.
-
     Raises:
         TritonModelException: a parameter, an execution provider or the file is wrong.
     """

@@ -7,6 +7,7 @@ import numpy as np
 from pybackend_backends.openvino.runtime import reason, runtime
 from pybackend_backends.output_memory import LARGE_BYTES, SizedOutputs
 from pybackend_sdk.backend import Signature, memory_advice
+from pybackend_sdk.backend.batching import Run
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.tensor import Tensor
 
@@ -19,7 +20,6 @@ class Computation:
     """Computes a model's outputs.
 
     Args:
-        compiled: a compiled model of OpenVINO.
         signature: of its file, inputs and outputs in the order of the compiled model's.
         output_places: the place of each output among the compiled model's, by name.
         most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
@@ -120,3 +120,39 @@ class Computation:
         output = Tensor.empty(name, array.shape, array.dtype)
         np.copyto(output.as_numpy(), array)
         return output
+
+
+class FixedBatch:
+    """Computes batches of any size up to the one that a model's file fixes.
+
+    Args:
+        pads: whether smaller batches are filled up; else they are refused.
+    """
+
+    def __init__(self, run: Run, size: int, *, pads: bool) -> None:
+        self._run = run
+        self._size = size
+        self._pads = pads
+
+    def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, Any]":
+        """Compute the named outputs for as many rows as there are; as of :data:`pybackend_sdk.backend.Run`."""
+        rows = len(next(iter(inputs.values())))
+        if rows == self._size:
+            return self._run(inputs, names)
+        if not self._pads:
+            raise TritonModelException(
+                f"the batch has {rows} rows, and the model's file fixes them to {self._size}: send as many, or let the server "
+                'fill up smaller batches, with parameters ENABLE_BATCH_PADDING "YES"'
+            )
+        outputs = self._run({name: self._padded(array) for name, array in inputs.items()}, names)
+        return {name: _array(output)[:rows] for name, output in outputs.items()}
+
+    def _padded(self, array: "np.ndarray") -> "np.ndarray":
+        filler = b"" if array.dtype == np.object_ else 0
+        padded: np.ndarray = np.full((self._size, *array.shape[1:]), filler, array.dtype)
+        padded[: len(array)] = array
+        return padded
+
+
+def _array(output: Any) -> Any:
+    return output.as_numpy() if isinstance(output, Tensor) else output

@@ -3,9 +3,8 @@
 import json
 from typing import Any, Dict, List, Sequence
 
-from pybackend_backends.openvino.computation import Computation
+from pybackend_backends.openvino.computation import Computation, FixedBatch
 from pybackend_backends.openvino.model_file import find_file, read_model
-from pybackend_backends.openvino.padding import FixedBatch
 from pybackend_backends.openvino.settings import compile_model, new_core, read_settings
 from pybackend_sdk.backend import check_config, complete_config, execute_batch
 from pybackend_sdk.backend.batching import Run

@@ -75,12 +75,6 @@ def find_file(config: Mapping[str, Any]) -> str:
 def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Settings) -> ServedModel:
     """Read a model's file.
 
-    Args:
-        config: the model's configuration, complete or not.
-        core: of OpenVINO.
-        path: of the file.
-        settings: of the model.
-
     Raises:
         TritonModelException: the file is wrong, has an input that cannot be served, or does not take the shapes that the
             configuration asks for.

@@ -97,10 +97,6 @@ def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Se
     """Prepare a model for computing.
 
     Args:
-        config: the model's configuration.
-        core: of OpenVINO.
-        model: as read.
-        settings: of the model.
         device: of the instance's kind, e.g. ``CPU``, which ``TARGET_DEVICE`` replaces.
 
     Raises:

@@ -33,9 +33,7 @@ def match_inputs(model_name: str, arguments: Sequence[Argument], inputs: Sequenc
     """Find the argument of each input.
 
     Args:
-        model_name: for the message of an error.
         arguments: all that ``forward`` has, in order, without ``self``.
-        inputs: the names in config.pbtxt, in order.
 
     Returns:
         The argument's name for the name of each input.

@@ -10,7 +10,6 @@ def device_of(kind: str, device_id: str) -> str:
 
     Args:
         kind: ``CPU``, ``GPU`` or ``MODEL``.
-        device_id: the GPU's number.
 
     Raises:
         TritonModelException: the instance needs a GPU that torch does not see.

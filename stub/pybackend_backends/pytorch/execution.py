@@ -16,7 +16,6 @@ class Execution:
     """A program with the names and the rules of one model.
 
     Args:
-        program: the loaded model.
         arguments: the argument's name for the name of each input.
         outputs: data types, such as ``TYPE_FP32``, by the names of outputs in config.pbtxt, in order.
         device: where inputs go; ``""`` or ``cpu`` to leave them where they are.

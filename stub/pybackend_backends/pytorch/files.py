@@ -60,10 +60,7 @@ def load(config: Mapping[str, Any], files: ModelFiles, device: str, settings: Se
     """Load a model.
 
     Args:
-        config: the model's configuration.
-        files: from :func:`find_files`.
         device: such as ``cpu``; empty to follow the file.
-        settings: the model's parameters.
 
     Raises:
         TritonModelException: a file is damaged or does not fit, or the model cannot be compiled as configured.

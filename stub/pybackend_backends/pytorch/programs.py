@@ -7,11 +7,11 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
+import numpy as np
 import torch
 
 from pybackend_backends.pytorch import archive
 from pybackend_backends.pytorch.arguments import Argument
-from pybackend_backends.pytorch.mapped_weights import map_weights
 from pybackend_sdk.error import TritonModelException
 
 CLASS_MODULE = "pytorch_model_class"
@@ -21,7 +21,6 @@ class Program:
     """A loaded model.
 
     Args:
-        call: takes values by the names of arguments.
         arguments: that ``call`` takes, in the order of ``forward``.
         takes_dictionary: whether ``forward`` has one argument, a dictionary of tensors with any keys.
     """
@@ -38,7 +37,6 @@ def load_torchscript(path: str, device: str, share_weights: bool = True) -> Prog
     """Load what ``torch.jit.save`` wrote.
 
     Args:
-        path: of the archive.
         device: such as ``cpu`` or ``cuda:0``; empty for the devices that the file names.
         share_weights: whether to map large weights from the file. On the CPU only.
 
@@ -83,7 +81,6 @@ def load_class(
     """Make a module of a class in the author's file, with weights of a state dict.
 
     Args:
-        source: the file with the class.
         weights: of the state dict, empty if the class brings its own weights.
         device: such as ``cpu``; empty to leave the module where its class puts it.
         class_name: which class, if the file defines several.
@@ -194,3 +191,48 @@ def _is_dictionary(annotation: Any) -> bool:
 
 def _on_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
+
+
+_LEAST_BYTES = 65536
+"""Smaller weights stay in memory: a mapping costs whole pages."""
+
+
+def map_weights(module: Any, path: str) -> int:
+    """Replace the memory of large parameters and buffers by private mappings of the file, so that instances share one copy.
+
+    ``torch.jit.load`` copies all weights into memory of the process. But torch stores each tensor uncompressed in the archive,
+    so a mapping of the file serves as well. A weight is replaced only by bytes that equal its own.
+
+    Args:
+        module: just loaded from the file, on the CPU. Writing to a mapped weight is possible and stays private.
+
+    Returns:
+        How many bytes are mapped now.
+    """
+    weights: List[Any] = [*module.parameters(), *module.buffers()]
+    large = [weight for weight in weights if _size_bytes(weight) >= _LEAST_BYTES and weight.is_contiguous()]
+    records = _records_by_size(path) if large else {}
+    mapped_bytes = 0
+    for weight in large:
+        for offset in records.get(_size_bytes(weight), ()):
+            view = np.memmap(path, np.uint8, "c", offset, (_size_bytes(weight),))
+            candidate = torch.from_numpy(np.asarray(view)).view(weight.dtype).view(weight.shape)
+            if torch.equal(weight.detach().view(-1).view(torch.uint8), candidate.view(-1).view(torch.uint8)):
+                weight.data = candidate
+                mapped_bytes += view.nbytes
+                break
+    return mapped_bytes
+
+
+def _size_bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size()) if tensor.layout is torch.strided else 0
+
+
+def _records_by_size(path: str) -> Dict[int, List[int]]:
+    """Offsets in the file of the archive's tensors, by their size in bytes."""
+    reader = torch._C.PyTorchFileReader(path)
+    found: Dict[int, List[int]] = {}
+    for name in reader.get_all_records():
+        if name.startswith(("data/", "constants/")):
+            found.setdefault(reader.get_record_size(name), []).append(reader.get_record_offset(name))
+    return found

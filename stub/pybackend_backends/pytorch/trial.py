@@ -28,11 +28,7 @@ class Example(NamedTuple):
 
 
 def traced_examples(path: str) -> "Optional[List[Example]]":
-    """The example inputs that ``torch.jit.trace`` has left in a file; None for a scripted module.
-
-    Args:
-        path: of a TorchScript archive.
-    """
+    """The example inputs that ``torch.jit.trace`` has left in a file; None for a scripted module."""
     if not archive.has_examples(path):
         return None
     with warnings.catch_warnings():

@@ -42,7 +42,6 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
     """The methods that fill a model's outputs.
 
     Args:
-        estimator: fitted.
         configured: names of the outputs in the configuration, none if it leaves them out.
         names: methods that the model's parameters ask for, None if they do not.
 
@@ -80,16 +79,15 @@ def tried(method: Method, example: Any, configured: Mapping[str, Any]) -> Tensor
     """The output of a method, found out by calling it for one row.
 
     Args:
-        method: of an estimator.
         example: one row of what the estimator takes.
-        configured: the output's entry in the configuration, which may say of which numeric type it is.
+        configured: the output's entry in the configuration, which may name its numeric type.
 
     Raises:
         TritonModelException: the method fails.
     """
     try:
         result = method.call(example)
-    except Exception as error:
+    except Exception as error:  # estimators raise anything
         raise TritonModelException(
             f"the estimator fails for a row that its file allows: {type(error).__name__}: {' '.join(str(error).split())}. The versions of "
             "scikit-learn that wrote and read the file may differ"

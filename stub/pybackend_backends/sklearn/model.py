@@ -94,11 +94,7 @@ class TritonPythonModel:
 
 
 class _EstimatorFile:
-    """A model's file, and the signature of the estimator in it as the configuration asks for it.
-
-    Args:
-        config: the model's configuration.
-    """
+    """A model's file, and the signature of the estimator in it as the configuration asks for it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         parameters = read_parameters(config, _PARAMETERS)

@@ -1,4 +1,4 @@
-"""Looks into a fitted estimator or pipeline: what its first step takes, and of which types its columns were."""
+"""Looks into a fitted estimator or pipeline: what its first step takes, and the types of its columns."""
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 

@@ -17,7 +17,6 @@ class Matrix:
     """One input holds whole rows.
 
     Args:
-        estimator: fitted.
         configured: entries of the inputs in the configuration, none if it leaves them out.
 
     Attributes:
@@ -81,11 +80,6 @@ def table_for(estimator: Any, configured: Sequence[Mapping[str, Any]], *, backen
 
     Columns of different types are separate inputs; so are those of a table of numbers if the configuration names them. Otherwise
     one input holds all.
-
-    Args:
-        estimator: fitted.
-        configured: entries of the inputs in the configuration, none if it leaves them out.
-        backend: its name, for messages.
 
     Returns:
         A :class:`Matrix`, :class:`Texts` or :class:`Columns`.

@@ -94,9 +94,6 @@ def read_signature(config: Mapping[str, Any], path: str, *, tag: str, key: str) 
     """Read one signature of a SavedModel.
 
     Args:
-        config: the model's configuration.
-        path: of the directory.
-        tag: one tag of the graph.
         key: of the signature, ``""`` for the usual one.
 
     Raises:

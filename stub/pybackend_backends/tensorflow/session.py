@@ -42,10 +42,6 @@ def open_session(
     """Load a SavedModel for computing.
 
     Args:
-        config: the model's complete configuration.
-        path: of the directory.
-        served: the signature.
-        settings: the model's parameters.
         gpu: number of the GPU that computes, ``""`` for the CPU.
 
     Raises:
@@ -83,12 +79,7 @@ def _advice(error: Exception) -> str:
 
 
 class Computation:
-    """Computes a model's outputs.
-
-    Args:
-        session: with the model's graph.
-        served: the signature.
-    """
+    """Computes a model's outputs."""
 
     def __init__(self, session: Any, served: ServedSignature) -> None:
         self._session = session

@@ -43,10 +43,8 @@ class Answer(Receiver):
     """Sends the text of a request.
 
     Args:
-        request: to answer.
         streams: whether each piece is a response.
         prefix: what a whole answer begins with.
-        prompt_tokens: how many tokens the prompt has.
     """
 
     def __init__(self, request: InferenceRequest, streams: bool, prefix: str, prompt_tokens: int) -> None:

@@ -20,7 +20,6 @@ class Row:
 
     Attributes:
         tokens: the prompt and the answer so far.
-        receiver: of the answer.
     """
 
     def __init__(
@@ -59,11 +58,7 @@ class Row:
 
 
 class TextBatch:
-    """The texts of a model that are continued together.
-
-    Args:
-        model: of the library, a decoder.
-    """
+    """The texts of a model that are continued together."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -33,7 +33,6 @@ class Checkpoint:
     """A directory with a model, and how to read it.
 
     Args:
-        directory: has ``config.json``.
         task: one of TASKS, empty to choose by the architecture in ``config.json``.
         trust_remote_code: whether Python files in the directory may run.
 
@@ -52,7 +51,6 @@ class Checkpoint:
 
         Args:
             dtype: one of DTYPES; ``auto`` for the one of the file.
-            device: such as ``cpu`` or ``cuda:0``.
         """
         loader = getattr(transformers, TASKS[self.task][1])
         model = self._read(loader, f"a model for {self.task}", dtype=DTYPES[dtype])

@@ -39,14 +39,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(config: Any, sampling: Sampling, prompt_tokens: int, device: str) -> Optional[Rules]:
-    """The rules for a text; None if only the library's own ``generate`` knows how.
-
-    Args:
-        config: the model's ``GenerationConfig``.
-        sampling: of the request.
-        prompt_tokens: of the text.
-        device: of the model.
-    """
+    """The rules for a text; None if only the library's own ``generate`` knows how."""
     config = copy.deepcopy(config)
     unknown = config.update(**sampling.options)
     changed = {name: value for name, value in config.to_diff_dict().items() if value is not None}
@@ -86,13 +79,7 @@ def _processors(config: Any, sampling: Sampling, prompt_tokens: int, ends: "froz
 
 
 def has_stop(tokenizer: Any, answer: List[int], stops: List[str]) -> bool:
-    """Whether an answer has one of the texts that end it.
-
-    Args:
-        tokenizer: of the model.
-        answer: its tokens.
-        stops: the texts.
-    """
+    """Whether an answer has one of the texts that end it."""
     if not stops:
         return False
     text = tokenizer.decode(answer, skip_special_tokens=True)
@@ -103,9 +90,7 @@ class Chooser:
     """Chooses the tokens of one text.
 
     Args:
-        rules: of the text.
         seed: of the random numbers, None for arbitrary ones.
-        device: of the scores.
     """
 
     def __init__(self, rules: Rules, seed: Any, device: str) -> None:
@@ -127,7 +112,6 @@ class Chooser:
         """The next token.
 
         Args:
-            tokens: all of the text so far.
             scores: of each token, (1, vocabulary).
         """
         ids = torch.tensor([tokens], device=scores.device)

@@ -39,13 +39,7 @@ class Text(NamedTuple):
 
 
 class Generator:
-    """Continues texts.
-
-    Args:
-        checkpoint: the model.
-        settings: of the model.
-        device: such as ``cpu`` or ``cuda:0``; empty for the one of the file.
-    """
+    """Continues texts."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
         self.tokenizer = checkpoint.tokenizer()
@@ -79,8 +73,6 @@ class Generator:
         """Begin a text. Waits while the instance has as many as it may.
 
         Args:
-            tokens: of the prompt.
-            sampling: how to continue it.
             receiver: gets the answer, in another thread.
 
         Raises:

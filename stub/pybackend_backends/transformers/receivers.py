@@ -53,10 +53,6 @@ class TextPieces(transformers.TextStreamer):  # type: ignore[misc]  # mypy does 
     """Turns tokens into text, and offers it to a receiver as soon as whole words are there.
 
     The text that a slow receiver does not take is joined with the text that follows. It is bounded by the answer.
-
-    Args:
-        tokenizer: of the model.
-        receiver: of the text.
     """
 
     def __init__(self, tokenizer: Any, receiver: Receiver) -> None:

@@ -77,7 +77,6 @@ def pool(states: Any, mask: Any, pooling: str) -> Any:
     Args:
         states: of the tokens, (texts, tokens, size).
         mask: 1 for tokens and 0 for padding, (texts, tokens).
-        pooling: one of POOLINGS.
     """
     if pooling == "cls":
         return states[:, 0]

@@ -36,7 +36,6 @@ class Engine:
 
     Args:
         start: makes the engine; called in the loop's thread.
-        model: its name, for messages.
     """
 
     def __init__(self, start: Callable[[], Any], model: str) -> None:

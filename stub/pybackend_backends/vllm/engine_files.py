@@ -19,9 +19,6 @@ _PLACES = ("model", "tokenizer")
 def read_engine_arguments(config: Mapping[str, Any]) -> Dict[str, Any]:
     """The contents of ``model.json``. Directories may be relative to it.
 
-    Args:
-        config: the model's configuration.
-
     Raises:
         TritonModelException: the file is missing, is no JSON object, or names no model.
     """
@@ -41,10 +38,6 @@ def read_engine_arguments(config: Mapping[str, Any]) -> Dict[str, Any]:
 def read_adapters(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Dict[str, str]:
     """The directories of LoRA adapters by the names that requests use; none if the engine does not enable them.
 
-    Args:
-        config: the model's configuration.
-        arguments: of the engine.
-
     Raises:
         TritonModelException: the file is not an object of names and directories.
     """
@@ -62,11 +55,6 @@ def read_adapters(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Di
 
 def make_engine_arguments(config: Mapping[str, Any], arguments: Mapping[str, Any], arguments_class: Any) -> Any:
     """The arguments as vLLM's ``AsyncEngineArgs``.
-
-    Args:
-        config: the model's configuration.
-        arguments: from ``model.json``.
-        arguments_class: a dataclass.
 
     Raises:
         TritonModelException: this version of vLLM has no argument of that name, or refuses a value.

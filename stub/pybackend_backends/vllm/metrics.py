@@ -70,7 +70,6 @@ class EngineMetrics:
     """All series of a model.
 
     Args:
-        labels: of every series.
         most_tokens: that the model can read and write for a request.
     """
 
@@ -143,12 +142,7 @@ def token_bounds(most_tokens: int) -> List[float]:
 
 
 def stat_logger_factory(model: str, version: str) -> Any:
-    """The function that vLLM calls to make the receiver of an engine's numbers.
-
-    Args:
-        model: the model's name, a label.
-        version: likewise.
-    """
+    """The function that vLLM calls to make the receiver of an engine's numbers."""
     base = import_module("vllm.v1.metrics.loggers").StatLoggerBase
 
     class _Receiver(base):  # type: ignore[misc, valid-type]  # vLLM's class is known at run time only

@@ -13,8 +13,7 @@ from pybackend_backends.vllm.engine_files import (
     read_adapters,
     read_engine_arguments,
 )
-from pybackend_backends.vllm.generation import GenerationReader
-from pybackend_backends.vllm.interface import SIGNATURE
+from pybackend_backends.vllm.generation import SIGNATURE, GenerationReader
 from pybackend_backends.vllm.metrics import stat_logger_factory
 from pybackend_sdk.backend import Ignored, boolean, check_config, complete_config, read_parameters, require
 from pybackend_sdk.error import TritonModelException

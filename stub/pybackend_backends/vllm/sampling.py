@@ -24,7 +24,7 @@ class SamplingReader:
         self._class = module.SamplingParams
         self._kinds = module.RequestOutputKind
         self._grammar_class = getattr(module, "StructuredOutputsParams", None)
-        self._convert = import_module("msgspec").convert  # of which vLLM's own parameters are made
+        self._convert = import_module("msgspec").convert  # the library of vLLM's own parameters
         self._types: Dict[str, Any] = {
             name: kind
             for name, kind in self._class.__annotations__.items()

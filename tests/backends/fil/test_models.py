@@ -18,7 +18,7 @@ treelite = import_late("treelite")
 skops = import_late("skops.io")
 import_late("sklearn")
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e]
 
 FEATURES, CLASSES = 4, 3
 RANDOM = np.random.default_rng(0)

@@ -17,7 +17,7 @@ interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 from tests.backends.litert import files  # noqa: E402
 from tests.backends.litert.files import Op, Type  # noqa: E402
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANDOM = np.random.default_rng(13)
 SIDE = 300

@@ -18,7 +18,7 @@ from openvino import opset13 as ops  # noqa: E402
 
 from tests.backends.openvino import networks  # noqa: E402
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANDOM = np.random.default_rng(11)
 TYPES = {

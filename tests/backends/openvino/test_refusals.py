@@ -22,7 +22,7 @@ from openvino import opset13 as ops
 from tests.backends.onnxruntime import graphs
 from tests.backends.openvino import networks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANDOM = np.random.default_rng(5)
 TENSORS = """

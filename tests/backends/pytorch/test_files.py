@@ -21,7 +21,7 @@ from pybackend_backends.pytorch.completion import bind_inputs, complete  # noqa:
 from pybackend_backends.pytorch.files import CLASS, find_files, load  # noqa: E402
 from tests.backends.pytorch import networks  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.thorough, pytest.mark.torch]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from tests.backends.pytorch import networks  # noqa: E402
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
 
 START_S = 300
 

@@ -17,7 +17,7 @@ pandas = import_late("pandas")
 joblib = import_late("joblib")
 import_late("sklearn")
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e]
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = RANDOM.random((60, 3))

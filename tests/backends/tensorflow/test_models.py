@@ -18,6 +18,7 @@ from tests.backends.tensorflow import networks  # noqa: E402
 
 # Its protobuf modules warn about Python's own deprecations, and it takes long to start.
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.e2e,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

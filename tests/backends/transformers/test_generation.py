@@ -17,7 +17,7 @@ from pybackend_backends.transformers.sampling import read_sampling  # noqa: E402
 from pybackend_backends.transformers.settings import Settings  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.torch, pytest.mark.timeout(300)]
 
 DEADLINE_S = 120
 PROMPTS = ["hello world", "this", "food is not bad . a b c", "good", "a b", "d ."]

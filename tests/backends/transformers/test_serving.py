@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.backends.transformers import tiny_models  # noqa: E402
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(600)]
 
 START_S = 300
 LABELS = ("bad", "good")

@@ -19,7 +19,7 @@ from pybackend_backends.transformers.tasks import WORKERS, pool  # noqa: E402
 from tests.backends.pytorch.networks import Attack  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.torch, pytest.mark.timeout(300)]
 
 TEXTS = ["hello world", "this food is not bad ."]
 

@@ -21,7 +21,7 @@ import tritonclient.grpc as grpcclient
 from tests.support.gates import wait_until
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STAND_IN = Path(__file__).parent / "stand_in"
 DEADLINE_S = 240

@@ -238,6 +238,22 @@ def test_the_time_is_over_while_a_model_finalizes(repository, model):
         assert free_of_processes(stubs)
 
 
+def test_idle_models_are_finalized_although_another_one_hangs(repository, model):
+    idle = write_model(repository, "idle", GATED, identity_config())
+    Gate(idle, "finalize").open()
+    gate = Gate(model, "execute")
+    with serving(repository, flags=("--exit-timeout-secs=3",)) as server:
+        request = Request(server)
+        gate.wait_reached()
+        assert server.stop() == 1
+        assert request.wait().status == 500
+        assert (idle / "finalized").exists()
+        assert "successfully unloaded 'idle' version 1" in server.output
+        cut_short = "'gated' version 1 is unloaded, but its last requests or `finalize` did not end in time"
+        assert cut_short in server.output
+        assert not (model / "finalized").exists()
+
+
 def test_drain_and_finalize_share_one_deadline(repository, model):
     """A request that takes its time leaves ``finalize`` the rest of it, not as much again."""
     Gate(model, "finalize").close()

@@ -37,6 +37,7 @@ def server(tmp_path_factory):
     write_model(repository, "failing", FAILS, identity_config())
     write_model(repository, "unloaded", IDENTITY, identity_config())
     flags = ("--model-control-mode=explicit", "--load-model=busy", "--load-model=failing")
+    flags += ("--metrics-config=summary_latencies=true",)
     with serving(repository, flags=flags) as server:
         yield server
 
@@ -64,6 +65,12 @@ def test_figures_are_those_between_two_looks(server):
     assert busy.requests - before.statistics["busy", "1"]["inference_stats"]["success"]["count"] == 3
     assert (busy.instances, busy.instances_ready) == (2, 2)
     assert 0 < busy.execute_p50_ms <= busy.execute_p99_ms
+    (recent_s,) = (
+        value
+        for series, value in server.metrics().items()
+        if series.startswith('pybackend_recent_execution_seconds{model="busy"') and 'quantile="0.99"' in series
+    )
+    assert busy.execute_p99_ms == recent_s * 1000  # the page has a summary of the last minute, too
     assert busy.execute_ms > 0
     assert busy.queue_ms >= 0
     assert busy.resident_bytes > 2 * 1_000_000

@@ -17,6 +17,7 @@ from tests.support.environments import copy_of, foreign_minors, linked, pack, pa
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
 from tests.support.server import serving
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -31,7 +32,7 @@ def archive():
 
 
 @pytest.mark.spec("pb-V01")
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.zst"])
+@pytest.mark.parametrize("suffix", [".tar.zst", *thorough(".tar", ".tar.gz")])
 def test_a_packed_environment(suffix, tmp_path, about, write_about, cache):
     archive = packed(suffix=suffix)
     write_about(tmp_path, archive)

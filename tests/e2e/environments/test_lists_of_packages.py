@@ -31,7 +31,7 @@ def served(server: ServerProcess) -> ServerProcess:
 
 
 @pytest.mark.spec("pb-V06")
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_requirements_file_is_packed_once(tmp_path, about, write_about, flags):
     model = write_about(tmp_path / "models", "$$TRITON_MODEL_DIRECTORY/requirements.txt")
     (model / "requirements.txt").write_text("numpy\n")
@@ -47,7 +47,7 @@ def test_a_requirements_file_is_packed_once(tmp_path, about, write_about, flags)
         assert "Unpacked /" not in server.output
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_environment_yml_is_packed(tmp_path, about, write_about, flags):
     minor = second_minor()
     model = write_about(tmp_path / "models", "$$TRITON_MODEL_DIRECTORY/environment.yml")
@@ -78,6 +78,7 @@ def test_a_server_that_is_told_to_stop_while_it_packs_does(tmp_path, write_about
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("pb-V01")
 def test_a_conda_environment_knows_where_it_lies(tmp_path, about, write_about, flags):
     """Its prefixes are written by the host, in text and in binaries; its hooks set variables, and so does its author."""

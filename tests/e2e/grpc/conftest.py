@@ -10,6 +10,7 @@ import tritonclient.grpc as client
 
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import ServerProcess, serving
+from tests.support.streams import write_streams
 
 PATIENT = """
 import os
@@ -80,6 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "failing", FAILING, f'backend: "python" {ONE}')
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "flood", FLOOD, f'backend: "python" {ONE} {OFF} {decoupled}')
+    write_streams(repository, "streams", f"max_batch_size: 4 {decoupled}")
     with serving(repository) as process:
         process.repository = repository  # type: ignore[attr-defined]
         yield process

@@ -99,7 +99,7 @@ def test_javascript_with_grpc_js(address):
     check(node, PEERS / "peer.cjs", address, DEFINITIONS, NODE_PATH=str(NODE_MODULES))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("ALL_LANGUAGES" not in os.environ, reason="compiling takes a minute: set ALL_LANGUAGES=1")
 def test_cpp(address, tmp_path):

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.e2e.grpc.conftest import floats, given
 from tests.support.gates import wait_until
+from tests.support.streams import function
 
 pytestmark = pytest.mark.e2e
 
@@ -94,6 +95,28 @@ def test_decoupled_responses_and_their_final_flag(stream):
 def test_an_error_in_the_middle_of_a_decoupled_answer(stream):
     stream.send("repeat", 3, 1)
     assert stream.take(3) == [([0.0], "", False), "no 1", ([2.0], "", False)]
+
+
+FAILURES = {
+    "raised": "raise ValueError('the first')",
+    "sent": "sender.send(failed('the first'), FINAL)",
+    "sent before the flag": "sender.send(failed('the first'))\nsender.send(flags=FINAL)",
+    "returned": "return []",
+    "dropped": "return",
+    "dropped in a cycle": "cycle = [sender]\ncycle.append(cycle)\ndel cycle, sender, request\ngc.collect()",
+}
+
+
+@pytest.mark.spec("srv-G06")
+@pytest.mark.parametrize("code", FAILURES.values(), ids=FAILURES)
+def test_the_first_request_of_a_decoupled_model_fails_and_the_second_succeeds(stream, code):
+    for number, each in enumerate((code, "sender.send(out(7), FINAL)")):
+        tensor = client.InferInput("CODE", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(function(each).reshape(1, 1))
+        stream.client.async_stream_infer("streams", [tensor], request_id=str(number))
+    first, second = stream.take(2)
+    assert isinstance(first, str)
+    assert second == ([7], "1", True)
 
 
 @pytest.mark.spec("srv-G07")

@@ -107,6 +107,7 @@ def growth(server):
 # --- Nothing grows ---
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("pb-B10")
 def test_fifty_calls_of_40_mb(lab, growth):
     code = """

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 
 from tests.support.callers import caller, write_caller, write_targets
 from tests.support.connection import connected
@@ -161,6 +162,35 @@ def test_sequences_run_through_the_parts_that_have_them(server):
     assert ask(2, sequence_id=7) == [1 + 3]
     assert ask(3, sequence_id=7, sequence_end=True) == [1 + 3 + 6]
     assert missing in ask(1, sequence_id=7)
+
+
+@pytest.mark.spec("srv-R17")
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({}, {}),
+        ({"other": "x"}, {}),
+        (
+            {"sequence_start": False, "sequence_end": True},
+            {"sequence_id": 7, "sequence_start": False, "sequence_end": True},
+        ),
+        ({"sequence_id": "next"}, {"sequence_id": "next", "sequence_start": True, "sequence_end": False}),
+    ],
+    ids=["nothing", "something else", "its ends", "another one"],
+)
+def test_clients_read_the_sequence_that_a_step_names(server, named, told):
+    """And no other parameters of responses; over both protocols."""
+    output = 'pb_utils.Tensor("TEXT", np.array(["x"], object))'
+    code = function(f"return [pb_utils.InferenceResponse([{output}], parameters={named!r})]")
+    answer = infer(server, "coded", {"CODE": code}, parameters={"sequence_id": 7, "sequence_start": True})
+    assert answer.document.get("parameters", {}) == told
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpc_client.InferInput("CODE", [1], "BYTES")
+        tensor.set_data_from_numpy(code)
+        response = client.infer("coded", [tensor], sequence_id=7, sequence_start=True).get_response()
+    assert {
+        name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in response.parameters.items()
+    } == told
 
 
 def test_bad_input_is_the_ensemble_s_own_matter(server):

@@ -345,6 +345,7 @@ def test_a_child_that_holds_the_pipe_keeps_nobody_waiting(server, lab, repositor
     assert free_of_processes([child])
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("pb-G02")
 @pytest.mark.faults
 def test_a_flood_of_100_mb(server, lab):

@@ -112,7 +112,7 @@ def test_the_access_log(models, tmp_path):
 
 
 SAYING = """
-import asyncio
+import asyncio, os
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -120,6 +120,8 @@ class TritonPythonModel:
         pb_utils.Logger.log_info("logged")
         if requests[0].inputs()[0].as_numpy()[0] < 0:
             raise ValueError("negative")
+        if requests[0].inputs()[0].as_numpy()[0] > 1:
+            os._exit(3)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
 ASYNC = SAYING.replace("def execute", "async def execute").replace("    print(", "    await asyncio.sleep(0); print(")
@@ -128,7 +130,7 @@ TRACE_ID = PARENT.split("-")[1]
 
 
 def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
-    """Those of the access log and of models, whether the model is asynchronous or not; also for failures, and over gRPC."""
+    """Those of the access log, of models, asynchronous or not, and about deaths of models; also for failures, and over gRPC."""
     for name, code in (("plain", SAYING), ("overlapping", ASYNC)):
         write_model(tmp_path / "models", name, code, identity_config("TYPE_FP32", "[ -1 ]"))
     collecting = pytest.importorskip("tests.e2e.observability.collector").collecting
@@ -149,7 +151,7 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
             )
             tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
             for model in ("plain", "overlapping"):
-                for number in (1, -1):
+                for number in (1, -1, 2):
                     body = {"id": f"{model} {number}", "inputs": [tensor | {"data": [number]}]}
                     server.request("POST", f"/v2/models/{model}/infer", body, {"traceparent": PARENT}, port=port)
             server.request("POST", "/v2/models/plain/generate", {"IN": [1.0], "id": "generated"}, port=port)
@@ -158,12 +160,12 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
                 given = grpc_client.InferInput("IN", [1], "FP32")
                 given.set_data_from_numpy(np.ones(1, np.float32))
                 client.infer("plain", [given], request_id="over gRPC", headers={"traceparent": PARENT})
-            wait_until(lambda: len(access_lines(path)) >= 7, "the access log")
+            wait_until(lambda: len(access_lines(path)) >= 9, "the access log")
         finally:
             assert server.stop() == 0
     about = ("model", "version", "request_id", "trace_id")
     assert [tuple(each.get(name) for name in about) for each in access_lines(path)] == [
-        *((model, "1", f"{model} {number}", TRACE_ID) for model in ("plain", "overlapping") for number in (1, -1)),
+        *((model, "1", f"{model} {number}", TRACE_ID) for model in ("plain", "overlapping") for number in (1, -1, 2)),
         ("plain", "1", "generated", None),
         ("plain", "1", None, None),
         ("plain", "1", "over gRPC", TRACE_ID),
@@ -171,6 +173,8 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
     assert access_lines(path)[0]["message"].endswith(
         f" ms model=plain version=1 request_id=plain 1 trace_id={TRACE_ID}"
     )
+    loaded = [each for each in map(json.loads, lines_of(path)) if each["message"].startswith("successfully loaded")]
+    assert {(each["model"], each["version"]) for each in loaded} == {("plain", "1"), ("overlapping", "1")}
     lines = [each for each in map(json.loads, lines_of(path)) if "instance" in each]
     assert {(each["model"], each["version"]) for each in lines} == {("plain", "1"), ("overlapping", "1")}
     for model in ("plain", "overlapping"):
@@ -178,6 +182,9 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
         assert [(each.get("request_id"), each.get("trace_id")) for each in said][:2] == [
             (f"{model} {number}", TRACE_ID) for number in (1, -1)
         ]
-        (failed,) = [each for each in lines if each["model"] == model and each["level"] == "ERROR"]
+        failed, died = [each for each in lines if each["model"] == model and each["level"] == "ERROR"]
         assert (failed["request_id"], failed["trace_id"]) == (f"{model} -1", TRACE_ID)
+        assert (died["instance"], died["request_id"], died["trace_id"]) == (f"{model}_0", f"{model} 2", TRACE_ID)
+        assert f" and took 1 request (id {model} 2; trace {TRACE_ID}) with it. Restart 1 of" in died["message"]
+        assert f"instance '{model}_0' is restarted" in [each["message"] for each in lines if each["model"] == model]
         assert all("request_id" not in each for each in lines if each["message"] == "printed")

@@ -34,6 +34,7 @@ def test_it_is_among_the_commands():
     assert re.search(r"^ +pack +pack an environment", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_bars_on_a_terminal_and_one_line_elsewhere(python, tmp_path):
     write_wheel(tmp_path / "wheels", "leaf", "1.0", {"leaf.py": "X = 1\n"})
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")

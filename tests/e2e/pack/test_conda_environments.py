@@ -105,6 +105,7 @@ def test_links_and_rights(archive):
     assert not [name for name in members if name.startswith("/") or ".." in name.split("/")]
 
 
+@pytest.mark.thorough
 def test_pip_section_over_conda_packages(channel, tmp_path):
     """It is a requirements file with options, relative to the environment.yml, and may replace what conda has installed."""
     write_wheel(
@@ -160,6 +161,7 @@ def _unpack_zst(archive, directory):
     return unpacked(plain, directory)
 
 
+@pytest.mark.thorough
 def test_environment_that_is_there_is_packed_as_it_lies(channel, tmp_path):
     """Edits by hand are kept, other environments and conda's cache are not touched, nothing is written into it."""
     from pybackend.tools.pack import conda

@@ -16,6 +16,7 @@ from pybackend.tools.pack.scratch import scratch_directory
 from tests.support.conda_channel import write_wheel
 from tests.support.gates import wait_until
 from tests.support.packed_environments import PACK_DEADLINE_S, run_pack
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -91,7 +92,7 @@ def removed(work):
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    [(signal.SIGINT, 130), *thorough((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL))],
     ids=["ctrl-c", "sigterm", "kill-9"],
 )
 def test_ended_in_the_middle(number, status, requirements, python, waiting_python):

@@ -50,6 +50,7 @@ def test_recipe_is_complete(name):
     assert f"({name})" in (RECIPES / "README.md").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(host_platform() != "linux-x86_64", reason="the locks are for linux-x86_64")
 @pytest.mark.parametrize("name", ["numpy-only", "py38-floor"])
 def test_recipe_is_packed_and_served(name, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.conda_channel import write_wheel
 from tests.support.packed_environments import run_pack, second_minor
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -254,8 +255,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     ("size", "flags"),
     [
         ("3m", "-o {0}/env.tar.gz"),
-        ("3m", "-o env.tar.gz --work-directory {0}"),
-        ("128m", "-o env.tar.gz --work-directory {0}"),
+        *thorough(("3m", "-o env.tar.gz --work-directory {0}"), ("128m", "-o env.tar.gz --work-directory {0}")),
     ],
     ids=["archive", "interpreter", "wheels"],
 )

@@ -57,6 +57,7 @@ def test_requirements_become_an_environment_that_runs_anywhere(wheels, python, t
     assert len(names) == 2
 
 
+@pytest.mark.thorough
 def test_same_requirements_give_the_same_bytes_and_a_lock_keeps_them(wheels, python, tmp_path):
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\ntool-pkg\n")
     flags = ("--python", python, "--lock", tmp_path / "env.lock", "--no-msgpack")
@@ -70,6 +71,7 @@ def test_same_requirements_give_the_same_bytes_and_a_lock_keeps_them(wheels, pyt
     assert "was written for other packages, or for another --python or --extra" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_lock_keeps_the_python_that_it_was_written_with(wheels, python, tmp_path):
     """Also where a newer one of that minor version is found."""
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nleaf\n")
@@ -88,6 +90,7 @@ def test_the_lock_keeps_the_python_that_it_was_written_with(wheels, python, tmp_
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
+@pytest.mark.thorough
 def test_project_with_an_extra_and_a_version_of_python_beside_it(wheels, python, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
@@ -152,6 +155,7 @@ def _programs():
     return list(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", _programs(), ids=lambda path: path.strip("/").replace("/", "-"))
 def test_every_cpython_of_this_machine_can_be_moved(path, tmp_path):
     interpreter = probe(path)

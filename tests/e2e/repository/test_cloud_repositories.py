@@ -204,6 +204,36 @@ def test_a_bucket_that_is_away_blinds_nobody(tmp_path, capsys):
         assert "cannot be read: " in control(server, "two", "load")
 
 
+def test_local_models_are_loaded_while_a_bucket_does_not_answer(storage, tmp_path):
+    """Or refuses: a local model is no business of the bucket, unless that is known to have one of the same name."""
+    put_model(storage, "absent", "far", {1: "far"})
+    local = tmp_path / "local"
+    (write_model(local, "near", CODE, CONFIG) / "1" / "text").write_text("before")
+    write_model(local, "failing", "raise ValueError('no weights')", CONFIG)
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--repository-cache-directory")
+    flags = (*flags[:-1], f"{flags[-1]}={tmp_path / 'c'}")
+    with (
+        closing(Gate(storage)) as gate,
+        serving(local, gate.url("absent"), flags=flags, env=environment(), ready=False) as server,
+    ):
+        server.wait_for("2 of 3 models are ready")
+        (local / "near" / "1" / "text").write_text("after a refusal")
+        gate.refusal = (403, "AccessDenied")
+        assert control(server, "near", "load") == ""
+        assert text_of(server, "near") == "after a refusal"
+        server.wait_for("does not say whether it has a model 'near', and is taken to have none")
+        gate.refusal = None
+        (local / "near" / "1" / "text").write_text("after silence")
+        gate.answers.clear()
+        assert control(server, "near", "load") == ""
+        assert text_of(server, "near") == "after silence"
+        assert "ValueError: no weights" in control(server, "failing", "load")
+        gate.answers.set()
+        put_model(storage, "absent", "near", {1: "far"})
+        places = f"{local}/near, {gate.url('absent')}/near"
+        assert f"model appears in two or more repositories: {places}" in control(server, "near", "load")
+
+
 def test_a_missing_bucket_ends_the_start_with_one_sentence(storage, tmp_path):
     url = f"s3://{storage.host}/nowhere/models"
     run = subprocess.run(

@@ -381,6 +381,7 @@ def test_a_stream_ends_on_the_version_on_which_it_began(server):
     wait_until(lambda: old not in server.stub_pids(), "the old version does not end")
 
 
+@pytest.mark.thorough
 def test_a_storm_of_loads_and_unloads_leaves_nothing_behind(server):
     write_model(server.repository, "stormy", telling(1), grouped(1))
     load(server, "stormy")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference.response import InferenceResponse
 from tests.integration.ensembles.conftest import Lab, passing

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import LocalCache
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
@@ -143,6 +143,7 @@ class Turmoil:
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("srv-R17", "srv-R18", "srv-R19")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_each_request_is_answered_once(tmp_path: Path, seed: int) -> None:

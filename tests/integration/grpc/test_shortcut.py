@@ -239,6 +239,16 @@ MALFORMED = {
 }
 
 
+def test_without_fast_paths_nothing_is_remembered(run):
+    async def scenario(port, client, shortcuts):
+        found = [await answer(client, way(client, message(2.5))) for way in (whole, like_grpc, parted) * 3]
+        assert found.count(found[0]) == len(found)
+        assert number(found[0]) == ("1", "", 3.5)
+        assert (shortcuts.since(), port.frontend.memory) == (0, None)
+
+    run(scenario, fast_paths=False)
+
+
 def test_unusual_messages_get_their_usual_answers(run):
     async def scenario(port, client, shortcuts):
         await known(client)

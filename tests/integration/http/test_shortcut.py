@@ -12,11 +12,13 @@ import pytest
 from pybackend.engine.admission import Route
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
+from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
+from pybackend.settings import CorsSettings
 from tests.support.connection import binary_body, post
 from tests.support.engine import engine_on
 from tests.support.repositories import tensors, write_model
@@ -113,11 +115,11 @@ def shortcuts(monkeypatch):
 
 
 @asynccontextmanager
-async def serving(repository, startup_models=("m",), **options):
+async def serving(repository, startup_models=("m",), cors=None, **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
         frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
-        server = HttpServer(make_app(frontend), HttpPort(frontend.kept), frontend)
+        server = HttpServer(make_app(frontend), HttpPort(frontend.kept, cors=cors), frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))
@@ -290,5 +292,26 @@ def test_a_name_that_may_become_ambiguous_has_no_shortcut(tmp_path, shortcuts):
             status, document = await client.ask(1)
             assert status == 400
             assert "There are 2 identifiers of model 'm'" in document["error"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_has_no_fields_of_the_one_before_it(tmp_path, shortcuts):
+    """A request of a web page from elsewhere, and then one that takes the shortcut to an error."""
+    write_model(tmp_path, "m", adding(1), CONFIG)
+    page = {"Origin": "https://example.org"}
+
+    async def main():
+        async with serving(tmp_path, cors=Cors(CorsSettings(frozenset({"*"}), False))) as (_engine, client):
+            body, fields = text(1), {}
+            for fields in ({}, {}, {}, {}, page):
+                client.writer.write(post("/v2/models/m/infer", body, fields))
+                assert (b"access-control-allow-origin" in await client.whole()) is bool(fields)
+            before = len(shortcuts)
+            client.writer.write(post("/v2/models/m/infer", text(-1)))
+            answer = await client.whole()
+            assert answer.startswith(b"HTTP/1.1 500 ")
+            assert b"access-control-allow-origin" not in answer
+            assert len(shortcuts) == before + 1
 
     asyncio.run(main())

@@ -131,6 +131,7 @@ def engine_and_run(tmp_path_factory):
 NAMES = itertools.count()
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(frames=FRAMES)
 def test_whatever_a_stub_says(engine_and_run, frames):

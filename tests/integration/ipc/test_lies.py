@@ -19,6 +19,7 @@ from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
 from tests.support.repositories import identity_config, write_model
+from tests.support.thorough import one_in
 
 BUNDLE = Path(__file__).parent / "scripted_stub"
 BROKE = re.compile(
@@ -116,7 +117,7 @@ async def until(condition):
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("what", LIES)
+@pytest.mark.parametrize("what", one_in(6, LIES))
 def test_lies(engine_and_run, what):
     engine, run = engine_and_run
     (instance,) = engine.repository.find(model_name(what)).instances

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse

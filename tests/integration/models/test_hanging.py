@@ -73,7 +73,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InferenceEng
 def begin(engine: InferenceEngine, name: str) -> PendingRequest:
     """Send a request that is never answered, unless its process dies."""
     request = InferenceRequest(
-        model_name=name, inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=()
+        model_name=name, id="user-7", inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=()
     )
     return engine.open(name).submit(request, lambda response: response.release())
 
@@ -111,7 +111,7 @@ def test_the_log_says_once_where_it_hangs(
 
     line = run(scenario())
     assert re.fullmatch(
-        rf"instance '{kind}_0' has run `execute` for 1\d s, for 1 request: it is at {PLACES[kind]}\. "
+        rf"instance '{kind}_0' has run `execute` for 1\d s, for 1 request \(id user-7\): it is at {PLACES[kind]}\. "
         rf"`pybackend stack {kind}` shows all its threads",
         line,
     ), line

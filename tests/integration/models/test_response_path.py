@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference import pending
 from pybackend.inference.pending import PendingRequest

@@ -251,6 +251,29 @@ def test_a_dropped_sender_ends_the_stream_with_an_error(lab, code):
 
 
 @pytest.mark.spec("pb-D07")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    raise ValueError('no')\nexcept ValueError as error:\n    kept = error",
+        "sender.send(out(1))\ncycle = [sender]\ncycle.append(cycle)",
+    ],
+    ids=["of an exception that is kept", "after a response"],
+)
+def test_a_sender_in_a_cycle_of_an_idle_process(lab, code):
+    """Its collector runs only when new objects are made, so the host has it run."""
+
+    async def watch():
+        stream = lab.stream("gc.collect()\n" + code)
+        async with asyncio.timeout(60):
+            while not stream.pending.answered:
+                lab.engine.repository.trim()  # the server does it once a second
+                await asyncio.sleep(0.01)
+        return await stream.rest()
+
+    assert lab.run(watch())[-1].error.startswith(DROPPED)
+
+
+@pytest.mark.spec("pb-D07")
 def test_a_sender_that_is_kept_and_dropped_later(lab):
     async def watch():
         kept = lab.stream('state["kept"] = sender\nsender.send(out(1))')

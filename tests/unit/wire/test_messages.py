@@ -88,6 +88,7 @@ def test_the_host_requires_the_fields_that_the_wire_defines():
         host_messages.Load("json", None, ["m.py", "m", "m_0", "/m/1", False, [5678, True]]),
         host_messages.Flow(1, 0, None),
         host_messages.Probe(),
+        host_messages.Collect(),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -188,8 +188,6 @@ class CompressedAnswers(Call):
 class CompressedInferCall(CompressedAnswers, InferCall):
     """``ModelInfer`` with a compressed response."""
 
-    takes_shortcut = False
-
 
 class CompressedStreamInferCall(CompressedAnswers, StreamInferCall):
     """``ModelStreamInfer`` with compressed responses."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from itertools import chain
 from typing import Any
 
 from pybackend.engine.admission import Admission
 from pybackend.frontend.grpc.call import Call
-from pybackend.frontend.grpc.call_connection import CallConnection
+from pybackend.frontend.grpc.dispatch import MakeCall
 from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.infer_call import InferCall
 from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
 from pybackend.frontend.grpc.refused_call import RefusedCall
-from pybackend.frontend.grpc.shortcut import known_request
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.frontend.slices import Slices, Turn
@@ -28,8 +27,6 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc_status import GrpcStatus
 
 log = logging.getLogger(__name__)
-
-MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 
 _FREE_BYTES = 64 * 1024
 """Bytes of incomplete messages that every connection may have without being counted."""
@@ -66,6 +63,7 @@ class GrpcConnection(asyncio.Protocol):
     Args:
         frontend: state shared by all connections.
         make_call: makes the object that answers a call.
+        fast: remembers recurring calls; None if nothing is remembered.
         loop: the event loop.
 
     Attributes:
@@ -79,9 +77,12 @@ class GrpcConnection(asyncio.Protocol):
         arriving_count: calls of which a large message is arriving.
     """
 
-    def __init__(self, frontend: GrpcFrontend, make_call: MakeCall, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, frontend: GrpcFrontend, make_call: MakeCall, fast: FastPath | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.frontend = frontend
         self._make_call = make_call
+        self._fast = fast
         self.loop = loop
         self.address = ""
         self.is_secure = False
@@ -290,19 +291,9 @@ class GrpcConnection(asyncio.Protocol):
             call.on_trailers(())
         return call
 
-    def on_whole_request(
-        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
-    ) -> InferCall | None:
-        """A whole call of a known kind has arrived."""
-        known = known_request(self.frontend, data, start, stop)
-        call_head: CallHead = head.memo  # type: ignore[assignment]
-        if known is not None:
-            call = InferCall(self, stream, call_head)
-            if call.submit_known(known):
-                return call
-            call.forget_deadline()
-        call_head.takes_shortcut = False
-        return None
+    def on_whole_request(self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int) -> Call | None:
+        """A whole call with a known head has arrived."""
+        return None if self._fast is None else self._fast.take(self, stream, head, data, start, stop)
 
     def on_ping_acknowledged(self, payload: bytes) -> None:
         """The client is alive."""

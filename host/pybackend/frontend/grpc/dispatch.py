@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.frontend.grpc.call import Call
@@ -22,6 +24,8 @@ from pybackend.frontend.grpc.unary_call import MethodCall
 from pybackend.http2 import Stream
 from pybackend.protocol.grpc_status import GrpcStatus
 
+MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
+
 _INFER = f"/{INFERENCE}/ModelInfer"
 _STREAM_INFER = f"/{INFERENCE}/ModelStreamInfer"
 _COMPRESSED: dict[str, type[CompressedAnswers]] = {
@@ -31,16 +35,22 @@ _COMPRESSED: dict[str, type[CompressedAnswers]] = {
 
 
 class Dispatch:
-    """Makes the calls of one server."""
+    """Makes the calls of one server.
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    Args:
+        engine: handles the requests.
+        infer: makes those of ``ModelInfer``.
+    """
+
+    def __init__(self, engine: InferenceEngine, infer: MakeCall = InferCall) -> None:
         self._methods = methods(engine)
+        self._infer = infer
 
     def __call__(self, connection: CallConnection, stream: Stream, head: CallHead) -> Call:
         """The object that answers a call."""
         path = head.path
         if path == _INFER:
-            return InferCall(connection, stream, head)
+            return self._infer(connection, stream, head)
         if path == _STREAM_INFER:
             return StreamInferCall(connection, stream, head)
         method = self._methods.get(path)
@@ -54,11 +64,12 @@ class CompressingDispatch(Dispatch):
 
     Args:
         engine: handles the requests.
+        infer: makes calls of ``ModelInfer`` whose clients want no compression.
         level: ``low``, ``medium`` or ``high``.
     """
 
-    def __init__(self, engine: InferenceEngine, level: str) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: InferenceEngine, infer: MakeCall, level: str) -> None:
+        super().__init__(engine, infer)
         self._level = level
 
     def __call__(self, connection: CallConnection, stream: Stream, head: CallHead) -> Call:

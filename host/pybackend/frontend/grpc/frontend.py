@@ -17,9 +17,10 @@ from pybackend.frontend.slices import Slices
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.watch import Watch
 from pybackend.http2 import Config, PingRules
-from pybackend.protocol.grpc_layouts import MessageLayouts
-from pybackend.protocol.grpc_message import InferMessage
+from pybackend.protocol.grpc_layouts import MessageLayout, MessageLayouts
+from pybackend.protocol.grpc_message import InferMessage, split_message
 from pybackend.protocol.grpc_request import decode_in_steps, decode_message, plan_arriving
+from pybackend.protocol.grpc_response import MessageHeaders
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
@@ -52,7 +53,22 @@ _TWO_HOURS_S = 7200.0
 """The interval of PINGs that gRPC allows clients without open calls."""
 
 
-def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None) -> Config:
+class Memory:
+    """The recurring parts of messages.
+
+    Attributes:
+        layouts: of requests.
+        plans: of requests, by model version.
+        headers: of answers.
+    """
+
+    def __init__(self) -> None:
+        self.layouts = MessageLayouts()
+        self.plans = PlanCaches()
+        self.headers = MessageHeaders()
+
+
+def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remembers_heads: bool) -> Config:
     """What clients are offered: large frames and windows, so that a large tensor is not a thousand frames."""
     rules = None
     if keepalive.max_ping_strikes:
@@ -64,6 +80,7 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None) -> Config:
         stream_window_bytes=4 * 1024 * 1024,
         ping_rules=rules,
         read_text=partial(read_metadata, policy),
+        remembers_heads=remembers_heads,
     )
 
 
@@ -74,9 +91,8 @@ class GrpcFrontend:
         engine: handles the requests.
         limits: bounds of messages.
         kept: the account of bytes buffered for clients.
-        layouts: cached layouts of earlier messages.
-        plans: cached plans of earlier requests.
-        slices: the scheduler of long work.
+        memory: of recurring messages; None if nothing is remembered.
+        headers: those of the memory.
         senders: connections of all ports whose requests arrive in models' memory.
         connections: all open ones.
         seconds: incremented once a second by the server.
@@ -99,9 +115,13 @@ class GrpcFrontend:
         policy: CallPolicy | None = None,
         settings: GrpcSettings = _DEFAULTS,
         senders: SlowSenders | None = None,
+        *,
+        fast_paths: bool = True,
     ) -> None:
         self.settings = settings
-        self.config = _config(settings.keepalive, policy)
+        self.config = _config(settings.keepalive, policy, remembers_heads=fast_paths)
+        self.memory = Memory() if fast_paths else None
+        self.headers = None if self.memory is None else self.memory.headers
         self.watch = Watch() if watch is None else watch
         self.policy = policy
         self.engine = engine
@@ -109,8 +129,6 @@ class GrpcFrontend:
         self.limits = limits
         self.kept = kept
         self.senders = SlowSenders() if senders is None else senders
-        self.layouts = MessageLayouts()
-        self.plans = PlanCaches()
         self.connections: set[Connection] = set()
         self.slices = Slices()
         self.seconds = 0
@@ -121,6 +139,12 @@ class GrpcFrontend:
         """Read the heads of further calls again, because the rules for them have changed."""
         for connection in self.connections:
             connection.forget_heads()
+
+    def split(self, message: bytes) -> tuple[InferMessage, MessageLayout | None]:
+        """The parts of a small message, and its layout if that was known; see :meth:`MessageLayouts.split`."""
+        if self.memory is None:
+            return split_message(message, self.limits), None
+        return self.memory.layouts.split(message, self.limits)
 
     def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
         """The request in a message, and its admission to the model.
@@ -133,8 +157,8 @@ class GrpcFrontend:
             InferenceError: the model does not serve, or the request is invalid.
         """
         admission = self.engine.open(message.model_name, message.model_version, sender)
-        signature = admission.signature
-        plans = self.plans.of(signature)
+        memory, signature = self.memory, admission.signature
+        plans = None if memory is None else memory.plans.of(signature)
         version, regions = admission.model_version, self.engine.regions
         return admission, decode_message(message, signature, version, self.limits, plans, regions)
 
@@ -150,7 +174,8 @@ class GrpcFrontend:
             InferenceError: the request is invalid.
         """
         signature, version = admission.signature, admission.model_version
-        plans, regions = self.plans.of(signature), self.engine.regions
+        plans = None if self.memory is None else self.memory.plans.of(signature)
+        regions = self.engine.regions
         if arriving:
             return plan_arriving(message, signature, version, self.limits, plans, regions)
         return (yield from decode_in_steps(message, signature, version, self.limits, plans, regions))

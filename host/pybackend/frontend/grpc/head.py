@@ -119,7 +119,7 @@ class CallHead:
         context: the fields of the trace context; None if there are none.
         refusal: the end of a call that cannot be served; None if it can.
         forwarded: metadata that become parameters of its requests; None for none.
-        takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.shortcut`).
+        takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.fast_path`).
 
     Args:
         head: its head.

@@ -13,13 +13,12 @@ from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen, note_request
 from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
-from pybackend.frontend.grpc.shortcut import KnownRequest, known_request, shorten
-from pybackend.frontend.grpc.small_answer import answer_small
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.protocol.grpc_layouts import MessageLayout
 from pybackend.protocol.grpc_response import encode_message
 from pybackend.protocol.grpc_status import GrpcStatus
-from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
+from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -38,54 +37,9 @@ class InferCall(Call):
     """A call of ``ModelInfer``."""
 
     receives_large = True
-    takes_shortcut = True
-    """Known requests are submitted at once, and small results of them are sent at once."""
-    _took_shortcut = False
     _pending: PendingRequest | None = None
     _format: OutputFormat | None = None
     _began_ns = 0
-
-    def on_data(self, payload: bytes | memoryview, ended: bool) -> None:
-        """A piece of the request."""
-        if (
-            ended
-            and self.takes_shortcut
-            and not self._received_bytes
-            and not self.is_over
-            and self.head.forwarded is None
-            and self._exchange is None
-            and type(payload) is bytes
-        ):
-            size = len(payload)
-            known = known_request(self.connection.frontend, payload, 0, size)
-            if known is not None and self.submit_known(known):
-                self.head.takes_shortcut = True
-                self.stream.give_back(size)
-                return
-        super().on_data(payload, ended)
-
-    def submit_known(self, known: KnownRequest) -> bool:
-        """Submit a request that was recognised in the whole body of the call.
-
-        Returns:
-            False if another version would answer now: the request must be checked again.
-        """
-        layout, shortcut, request = known
-        self._format, self._took_shortcut, self.half_closed = ALL_BINARY, True, True
-        try:
-            self._pending = shortcut.route.submit(request, self._on_response)
-        except InferenceError as error:
-            self._refuse(error, shortcut.called)
-            return True
-        except Exception:  # the client gets an answer, whatever it sent
-            log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(INTERNAL)
-            return True
-        if self._pending is None:
-            layout.memo = None
-            self._format, self._took_shortcut, self.half_closed = None, False, False
-            return False
-        return True
 
     def on_message(self, message: bytes) -> None:
         """Submit the request."""
@@ -96,12 +50,9 @@ class InferCall(Call):
             return
         name = ""
         try:
-            parts, layout = frontend.layouts.split(message, frontend.limits)
+            parts, layout = frontend.split(message)
             name = parts.model_name
-            admission, plan = frontend.plan(parts, _SENDER)
-            if layout is not None and layout.memo is None:
-                shorten(layout, admission, plan)
-            self._submit(admission, plan)
+            self._submit(*frontend.plan(parts, _SENDER), layout)
         except InferenceError as error:
             self._refuse(error, name)
 
@@ -127,7 +78,7 @@ class InferCall(Call):
         if self._format is not None:
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
 
-    def _submit(self, admission: Admission, plan: InferPlan) -> None:
+    def _submit(self, admission: Admission, plan: InferPlan, _layout: MessageLayout | None = None) -> None:
         if self.head.forwarded is not None:
             add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
@@ -173,22 +124,13 @@ class InferCall(Call):
         if self.is_over:
             response.release()
             return
-        if (
-            self._took_shortcut
-            and response.error is None
-            and not response.parameters
-            and answer_small(self.stream, response)
-        ):
-            response.release()
-            self.end_answered()
-            return
         self.connection.flush_soon()
         if response.error is not None:
             self.fail(CallError.of(response.error))
             return
         assert self._format is not None
         try:
-            encoded = encode_message(response, self._format)
+            encoded = encode_message(response, self._format, self.connection.frontend.headers)
         except InferenceError as error:
             response.release()
             self.fail(CallError.of(error))

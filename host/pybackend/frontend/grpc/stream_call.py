@@ -86,7 +86,7 @@ class StreamInferCall(Call):
         frontend = self.connection.frontend
         name = request_id = ""
         try:
-            parts, _ = frontend.layouts.split(message, frontend.limits)
+            parts, _ = frontend.split(message)
             name, request_id = parts.model_name, parts.id
             self._submit(*frontend.plan(parts, _SENDER))
         except InferenceError as error:
@@ -199,7 +199,7 @@ class StreamInferCall(Call):
             response.release()
             return
         try:
-            encoded = encode_stream_message(response, request.format)
+            encoded = encode_stream_message(response, request.format, self.connection.frontend.headers)
         except InferenceError as error:
             self._send_error(error, response)
             return

@@ -60,8 +60,8 @@ class State(IntEnum):
     """The head is complete, and the body is arriving."""
     ANSWERING = 3
     """The request is complete."""
-    ANSWERED = 4
-    """The answer is written, and the rest of the body is dropped."""
+    DRAINING = 4
+    """The request was answered early, and the rest of its body is dropped."""
     CLOSING = 5
     """Nothing more is read."""
     CLOSED = 6
@@ -73,9 +73,9 @@ _ENDS = {State.CLOSING, State.CLOSED}
 TRANSITIONS: dict[State, set[State]] = {
     State.IDLE: {State.HEAD, State.BODY, State.ANSWERING, *_ENDS},
     State.HEAD: {State.BODY, *_ENDS},
-    State.BODY: {State.ANSWERING, State.ANSWERED, *_ENDS},
+    State.BODY: {State.ANSWERING, State.DRAINING, *_ENDS},
     State.ANSWERING: {State.IDLE, *_ENDS},
-    State.ANSWERED: {State.IDLE, *_ENDS},
+    State.DRAINING: {State.IDLE, *_ENDS},
     State.CLOSING: {State.CLOSED},
     State.CLOSED: set(),
 }
@@ -87,8 +87,10 @@ class HttpPort:
 
     Attributes:
         kept: the account of memory held for clients.
-        begin: makes the exchange for a request whose head is complete.
-        take: begins a request if its head is known, and returns the bytes that are left; None if nothing is remembered.
+        begin: makes the exchange for a request whose head is complete. The server of the port sets it.
+        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
+            a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
+            remember nothing.
         on_malformed: called with the answer to bytes that are not HTTP, and the client's address.
         watch: follows requests for the log.
         guard: refuses requests by their heads; None if all may pass.
@@ -187,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
 
         Args:
             exchange: reads and answers it.
-            body_bytes: size of the body that follows; 0 if the whole request has arrived.
+            body_bytes: size of the body that must pass through ``on_body``; 0 if the request is complete without that.
         """
         self._exchange = exchange
         if body_bytes:
@@ -208,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
                     take = self.port.take
                     rest = data if take is None else take(self, data)
                     data = self._read_head(rest) if rest is data else rest
-                elif state is State.BODY or state is State.ANSWERED:
+                elif state is State.BODY or state is State.DRAINING:
                     data = self._read_body(data)
                 elif state is State.HEAD:
                     data = self._read_head(data)
@@ -274,7 +276,7 @@ class HttpConnection(asyncio.Protocol):
     def _read_body(self, data: bytes) -> bytes:
         reader = self._reader
         piece, rest = reader.read_body(data)
-        if self.state is State.ANSWERED:
+        if self.state is State.DRAINING:
             if reader.is_complete:
                 self._next()
             return rest
@@ -292,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
         if self.state is State.BODY:
             self._enter(State.ANSWERING)
             self._exchange.on_complete()
-        elif self.state is State.ANSWERED:
+        elif self.state is State.DRAINING:
             self._next()
 
     def _receive_directly(self) -> None:
@@ -386,7 +388,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.state is State.BODY:
             self._exchange = _NOBODY
             if self.keep_alive:
-                self._enter(State.ANSWERED)
+                self._enter(State.DRAINING)
                 self.resume_reading()
             else:
                 self._linger()
@@ -400,6 +402,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self.state = State.IDLE
         self._exchange = _NOBODY
+        self.answer_fields, self.is_1_0 = b"", False
         if self._reader.head_bytes:
             self._reader.begin()
         self._active_at = port.seconds
@@ -428,7 +431,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, error: MalformedRequestError) -> None:
         """Answer bytes that are not HTTP, and end the connection."""
-        has_begun = self._exchange.has_begun or self.state is State.ANSWERED
+        has_begun = self._exchange.has_begun or self.state is State.DRAINING
         self._exchange.on_lost()
         self.keep_alive = False
         self._enter(State.CLOSING)
@@ -443,7 +446,7 @@ class HttpConnection(asyncio.Protocol):
         log.exception("A request could not be handled")  # noqa: LOG004  called in a handler
         has_begun = self._exchange.has_begun
         self._exchange.on_lost()
-        if has_begun or self.state in {State.ANSWERED, State.CLOSING, State.CLOSED}:
+        if has_begun or self.state in {State.DRAINING, State.CLOSING, State.CLOSED}:
             self.transport.abort()
         else:
             self._deny(500, INTERNAL)
@@ -520,7 +523,7 @@ class HttpConnection(asyncio.Protocol):
         taken, self._taken_bytes = self._taken_bytes, 0
         if self._write_paused:
             moved = taken
-        elif self.state in {State.HEAD, State.BODY, State.ANSWERED} and not self._read_paused:
+        elif self.state in {State.HEAD, State.BODY, State.DRAINING} and not self._read_paused:
             moved = received
         else:
             self.pace.rest()

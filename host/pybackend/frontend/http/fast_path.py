@@ -1,9 +1,15 @@
-"""The fast path of an HTTP port: all that it remembers of recurring requests, and their way to the engine.
+"""The fast path of an HTTP port: recurring requests are recognised, and go straight to the engine.
 
-Clients send the same head with every request, and the same JSON part with other tensors. A whole request whose head and JSON part
-are known is neither parsed nor validated again: its tensors go to the engine, and a small answer is put together from parts
-that recur. Everything else takes the ordinary way, which gives the same answers. Without this module (``--no-fast-paths``) all
-requests do.
+Clients send the same head with every request, and the same JSON part with other tensors. If a client sends such requests,
+
+1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head;
+2. the second is parsed, too, and its head is stored;
+3. the third skips the parser, and makes the shortcut, which leads to the version;
+4. the fourth and all others, if each arrives in one piece, skip parser, admission and validation: the tensors are cut out of the bytes
+   and submitted, and a small answer is put together from parts that recur.
+
+Everything else takes the ordinary way, which gives the same answers. With ``--no-fast-paths`` all requests take it, and the
+plans are not stored either.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ from pybackend.inference.validation import (
     validate_header,
 )
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
-from pybackend.protocol.infer_request import parse_header_length, parse_infer
+from pybackend.protocol.infer_request import parse_header_length, parse_infer, parse_raw
 from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
-from pybackend.protocol.raw_request import parse_raw
 
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go directly to their tensors' memory."""

@@ -29,7 +29,7 @@ _FULL = (
 
 
 class HttpServer:
-    """A port.
+    """A listening port: its connections, and the objects that answer their requests.
 
     Args:
         app: the ASGI application.

@@ -16,10 +16,9 @@ from pybackend.frontend.metrics.latency_families import LatencyFamilies
 from pybackend.frontend.metrics.model_lines import ModelLines
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.gpu import open_gpu_meter
-from pybackend.observability.loop_lag import BOUNDS_S, LoopLag
 from pybackend.observability.machine import Machine
 from pybackend.observability.metrics import Family, Sample, labels_text, lines
-from pybackend.observability.process_usage import ProcessUsage, usage_of
+from pybackend.observability.process_usage import BOUNDS_S, LoopLag, ProcessUsage, usage_of
 from pybackend.settings import MetricsSettings
 
 PART_CHARACTERS = 64 * 1024

@@ -26,8 +26,8 @@ _GAUGES = {
     "pybackend_process_resident_bytes": "resident_bytes",
     "pybackend_process_cpu_seconds_total": "cpu_s",
 }
-_EXECUTION_QUANTILES = ("pybackend_recent_execution_us", "nv_inference_compute_infer_summary_us")
-"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``."""
+_RECENT, _WINDOW = "pybackend_recent_execution_seconds", "nv_inference_compute_infer_summary_us"
+"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``, whose pages have both."""
 
 _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
 
@@ -157,13 +157,17 @@ def _parsed(text: str) -> dict[_Version, dict[str, float]]:
         for sample in family.samples:
             labels = sample.labels
             name = _GAUGES.get(sample.name, "")
-            if sample.name in _EXECUTION_QUANTILES and "quantile" in labels:
+            if sample.name in {_RECENT, _WINDOW} and "quantile" in labels:
                 name = _QUANTILES.get(float(labels["quantile"]), "")
             if name and "model" in labels and not isnan(sample.value):
-                value = sample.value / 1000 if name.endswith("_ms") else sample.value
                 model = full_name(labels.get("namespace", ""), labels["model"])
                 figures = found.setdefault((model, labels.get("version", "")), {})
-                figures[name] = figures.get(name, 0) + value  # some have a series for each instance
+                if sample.name == _RECENT:
+                    figures[name] = sample.value * 1000
+                elif sample.name == _WINDOW:
+                    figures.setdefault(name, sample.value / 1000)
+                else:
+                    figures[name] = figures.get(name, 0) + sample.value  # some have a series for each instance
     return found
 
 

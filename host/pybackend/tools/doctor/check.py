@@ -90,8 +90,7 @@ async def check_models(
     checker = _Checker(host, settings, ModelNames({}, scan.namespaces), refusal)
     reports = [ModelReport("", warnings=list(scan.warnings))] if scan.warnings else []
     reports += [
-        ModelReport(name, errors=[f"{DUPLICATE_REASON}: {', '.join(map(str, paths))}"])
-        for name, paths in scan.duplicates.items()
+        ModelReport(name, errors=[f"{DUPLICATE_REASON}: {', '.join(paths)}"]) for name, paths in scan.duplicates.items()
     ]
     for name, directory in scan.models.items():
         report = ModelReport(name)

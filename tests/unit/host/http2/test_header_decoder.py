@@ -70,3 +70,20 @@ def test_remembered_blocks_mean_what_they_say(sections):
             encoder.header_table_size = table_bytes
         head = decoder.request(encoder.encode([*POST, *section]))
         assert [(name.decode(), value.decode()) for name, value in head.fields] == [one[:2] for one in section]
+
+
+def test_most_heads_stay_when_there_are_too_many():
+    decoder = _decoder()
+    blocks = [block(*POST, ("x", f"{number:04}" + "v" * 996)) for number in range(40)]
+    for each in blocks:
+        decoder.request(each)
+    assert len(decoder.known) >= 25
+    assert blocks[-1] in decoder.known
+
+
+def test_a_decoder_that_remembers_nothing_reads_all_the_same():
+    decoder = HeaderDecoder(16_384, 128, remembers=False)
+    heads = [decoder.request(block(*POST)) for _ in range(2)]
+    assert heads[0] is not heads[1]
+    assert [head.path for head in heads] == [b"/a", b"/a"]
+    assert decoder.known == {}

@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.resources import ResourceGate, ResourceTable
-from pybackend.modelconfig.rate_limits import RateLimit
+from pybackend.modelconfig.instances import RateLimit
 
 ANYWHERE = ("R", None)
 

@@ -42,9 +42,9 @@ def test_old_values_leave_the_window():
 
 def test_the_last_executions_have_quantiles_from_the_first_on():
     recent = RecentTimes()
-    assert recent.quantiles_us(0) == ()
+    assert recent.quantiles_s(0) == ()
     recent.add(3_000)
-    assert recent.quantiles_us(1) == (("0.5", 3), ("0.99", 3))
+    assert recent.quantiles_s(1) == (("0.5", 3e-6), ("0.99", 3e-6))
     for number in range(1, 10_001):
         recent.add(number * 1_000)
-    assert recent.quantiles_us(10_001) == (("0.5", 9_744), ("0.99", 9_995))
+    assert recent.quantiles_s(10_001) == (("0.5", 9_744e-6), ("0.99", 9_995e-6))

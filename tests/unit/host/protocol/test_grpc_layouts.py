@@ -82,3 +82,20 @@ def test_the_memory_is_bounded(varied):
         )
         layouts.split(message, LIMITS)
         assert len(layouts) <= grpc_layouts.MOST_LAYOUTS
+
+
+def test_clients_who_take_turns_are_all_known():
+    layouts = MessageLayouts()
+    messages = [request(bytes(40 - number), model_version="v" * number) for number in range(1, 5)]
+    assert len({len(message) for message in messages}) == 1
+    for message in messages:
+        layouts.split(message, LIMITS)
+    assert all(layouts.split(message, LIMITS)[1] for message in messages)
+
+
+def test_most_layouts_stay_when_there_are_too_many():
+    layouts = MessageLayouts()
+    messages = [request(b"1234", model_version=f"{number:05}") for number in range(grpc_layouts.MOST_LAYOUTS + 1)]
+    for message in messages:
+        layouts.split(message, LIMITS)
+    assert len([message for message in messages if layouts.find(message, 0, len(message))]) >= grpc_layouts.MOST_LAYOUTS

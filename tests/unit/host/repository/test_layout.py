@@ -58,7 +58,7 @@ def test_a_name_in_two_repositories_is_served_from_neither(tmp_path: Path) -> No
         (tmp_path / name).mkdir(parents=True)
     scan = scan_repositories([tmp_path / "one", tmp_path / "two"])
     assert dict(scan.models) == {"a": tmp_path / "one/a", "b": tmp_path / "two/b"}
-    assert dict(scan.duplicates) == {"m": (tmp_path / "one/m", tmp_path / "two/m")}
+    assert dict(scan.duplicates) == {"m": (str(tmp_path / "one/m"), str(tmp_path / "two/m"))}
     (warning,) = scan.warnings
     assert warning == (
         f"failed to poll model 'm': not unique across all model repositories: {tmp_path}/one/m, {tmp_path}/two/m"
@@ -80,7 +80,7 @@ def test_namespaces_keep_models_of_one_name_apart(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("two")
     scan = scan_repositories([one, two, tmp_path / "link"], [one / "m"], namespacing=True).again({})
     assert dict(scan.models) == {f"{two}::m": two / "m"}
-    assert dict(scan.duplicates) == {f"{one}::m": (one / "m", one / "m")}
+    assert dict(scan.duplicates) == {f"{one}::m": (str(one / "m"), str(one / "m"))}
     assert scan.namespaces is not None
     assert scan.namespaces.split(f"{one}::m") == (str(one), "m")
 

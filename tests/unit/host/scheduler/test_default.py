@@ -12,16 +12,16 @@ from pybackend.scheduler.default import DefaultScheduler
 
 
 class Instance:
-    """Notes what it executes; ``room`` is how much it takes while it is busy."""
+    """Notes what it executes; ``prefetch_capacity`` is how much it takes while it is busy."""
 
     def __init__(self):
         self.is_idle = False
-        self.room = 0
+        self.prefetch_capacity = 0
         self.executed = []
 
     def execute(self, batch):
         self.executed += batch
-        self.room -= 1
+        self.prefetch_capacity -= 1
 
 
 class Waiting(SimpleNamespace):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from pybackend.errors import InferenceError
 from pybackend.protocol.infer_document import DocumentReader
-from pybackend.protocol.infer_request import parse_infer
+from pybackend.protocol.infer_request import parse_infer, parse_raw
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.raw_request import parse_raw
 from pybackend_wire.dtypes import DATATYPES
 from tests.support.fuzzing import examples
 

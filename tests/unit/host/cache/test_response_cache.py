@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.cache.entry import CachedResponse
-from pybackend.cache.local import LocalCache
+from pybackend.cache.response_cache import LocalCache
 
 SIZE_BYTES = 100
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])

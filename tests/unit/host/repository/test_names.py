@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.repository.namespaces import Namespaces
+from pybackend.repository.names import Namespaces
 
 A, B, BUCKET = "/srv/team_a/models", "/srv/team_b/models", "s3://bucket/models"
 

@@ -1,13 +1,95 @@
-"""Advice on the mistakes that authors of a config.pbtxt make most."""
+"""Explains to an author why a config.pbtxt does not parse: the position, the mistake and the likely intention."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from pybackend.modelconfig.parse_place import Place
 from pybackend.spelling import closest
+
+_SKIPPED = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|[{}\[\]<>]""")
+_CLOSING = {"{": "}", "[": "]", "<": ">"}
+_SNIPPET_LENGTH = 60
+_REASON_LENGTH = 300
+_MOST_BRACKETS = 3
+_VICINITY = 200
+"""How far around the place words are searched: an expression on a megabyte of text could take minutes."""
+
+
+class OpenBracket(NamedTuple):
+    """A bracket or brace that is not closed.
+
+    Attributes:
+        line: counted from 1.
+        quoted: the start of that line.
+    """
+
+    character: str
+    line: int
+    quoted: str
+
+    def __str__(self) -> str:
+        return f"the {self.character} of line {self.line} ({self.quoted})"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a text.
+
+    Attributes:
+        line: counted from 1.
+        column: counted from 1.
+    """
+
+    text: str
+    line: int
+    column: int
+
+    @property
+    def offset(self) -> int:
+        """Characters before it."""
+        lines = self.text.split("\n")[: self.line - 1]
+        return sum(map(len, lines)) + len(lines) + self.column - 1
+
+    @property
+    def word(self) -> str:
+        """The word, number, quoted text or sign that begins here; empty at the end of the text."""
+        following = self.text[self.offset : self.offset + _VICINITY]
+        found = re.match(r'\s*("[^"\n]*"?|\'[^\'\n]*\'?|[\w.+-]+|\S)', following)
+        return found[1] if found else ""
+
+    @property
+    def before(self) -> str:
+        """The text that ends here, without its far beginning."""
+        return self.text[max(0, self.offset - _VICINITY) : self.offset]
+
+    @property
+    def field(self) -> str:
+        """The name of the field whose value begins here, empty if it is unknown."""
+        found = re.search(r"(\w+)\s*:?\s*\Z", self.before)
+        return found[1] if found else ""
+
+    @property
+    def previous(self) -> str:
+        """The last character before it that is no space."""
+        return self.before.rstrip()[-1:]
+
+    def open_brackets(self) -> list[OpenBracket]:
+        """The brackets that are open here, the innermost last; at most three."""
+        brackets: list[tuple[str, int]] = []
+        for found in _SKIPPED.finditer(self.text, 0, min(self.offset, len(self.text))):
+            if found[0] in _CLOSING:
+                brackets.append((found[0], found.start()))
+            elif brackets and found[0] == _CLOSING[brackets[-1][0]]:
+                brackets.pop()
+        return [self._bracket(character, start) for character, start in brackets[-_MOST_BRACKETS:]]
+
+    def _bracket(self, character: str, start: int) -> OpenBracket:
+        line = self.text.count("\n", 0, start)
+        return OpenBracket(character, line + 1, self.text.split("\n")[line].strip()[:_SNIPPET_LENGTH])
+
 
 _OTHER_NAMES: Mapping[str, str] = {
     "shape": "dims",
@@ -27,13 +109,11 @@ _OTHER_NAMES: Mapping[str, str] = {
 _PARAMETER = 'a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } }'
 
 
-def advice(reason: str, place: Place, pool: Any) -> str:
+def _advice(reason: str, place: Place, pool: Any) -> str:
     """Advice, to be appended to the parser's reason; empty if there is none.
 
     Args:
         reason: the parser's, without position and quoted line.
-        place: where the parser stopped.
-        pool: the descriptors of the messages that ``reason`` may name.
     """
     for pattern, advise in _ADVICE.items():
         if match := re.match(pattern, reason):
@@ -160,3 +240,48 @@ _ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
     r"Expected string": _text_expected,
     r"String missing ending quote": _always("; end the text with a quote on the same line"),
 }
+
+
+def parse_reason(reason: str, line: int | None, column: int | None, text: str, pool: Any) -> str:
+    """The reason that protobuf's text format gives, preceded by the position and followed by advice.
+
+    Args:
+        reason: the parser's message, including position and quoted line.
+        line: counted from 1; None if unknown.
+    """
+    if line is None or column is None:
+        return _readable(reason)
+    lines = text.split("\n")
+    shown = lines[line - 1] if line <= len(lines) else ""
+    reason = re.sub(r"^\d+:\d+ : ", "", reason)
+    # text_format quotes the line before its reason, except at the end of the text.
+    at_end = reason.startswith(("'': ", 'Expected "'))
+    reason = reason.removeprefix("'': ").removeprefix(f"'{shown}': ")
+    if at_end and reason.startswith("Expected"):
+        end = Place(text, len(lines), len(lines[-1]) + 1)
+        return f"line {line}, column {column}: {_readable(reason)}{_printable(_end(end))}"
+    hint = _advice(reason, Place(text, line, column), pool)
+    reason = reason.removesuffix(".") if hint.startswith(";") else reason
+    return f"line {line}, column {column}: {_readable(reason)}{_printable(hint)} (in: {_readable(_snippet(shown, column))})"
+
+
+def _end(place: Place) -> str:
+    brackets = place.open_brackets()
+    if not brackets:
+        return " The text ends here: is a value missing?"
+    verb = "is" if len(brackets) == 1 else "are"
+    return f" The text ends here, and {' and '.join(map(str, reversed(brackets)))} {verb} not closed."
+
+
+def _snippet(line: str, column: int) -> str:
+    start = max(0, min(column - _SNIPPET_LENGTH // 2, len(line) - _SNIPPET_LENGTH))
+    return line[start : start + _SNIPPET_LENGTH].strip()
+
+
+def _readable(reason: str) -> str:
+    """A reason that quotes the author's text, cut and cleaned for one line of a terminal."""
+    return _printable(reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}...")
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -7,8 +7,8 @@ import pytest
 from pybackend.errors import ErrorCode
 from pybackend.inference.validation import validate
 from pybackend.protocol.infer_plan import ALL_BINARY
+from pybackend.protocol.infer_request import parse_raw
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.raw_request import parse_raw
 
 RID = "[request id: <id_unknown>] "
 
