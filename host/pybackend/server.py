@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,6 +29,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
+from pybackend.frontend.local_socket import LocalSocket
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.tls import PortCertificates, port_certificates
@@ -112,6 +114,7 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
         self._clouds: list[HttpServer] = []
+        self._shared: list[tuple[str, socket.socket, Callable[[], Awaitable[None]], str]] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -141,6 +144,7 @@ class Server:
         background += [asyncio.create_task(each.follow()) for each in followed]
         try:
             failed = await self._load(visited=visitor is not None)
+            await self._share(take_part=failed is None and not self._stop.is_set())
             said = EXIT_OK
             if failed is None:
                 said = await self._serve(visitor, sockets)
@@ -179,8 +183,15 @@ class Server:
 
     @staticmethod
     def _handle_hangup(readers: Sequence[Callable[[], None]]) -> None:
-        """On SIGHUP open the log's file again, and read the API keys and the certificates again."""
+        """On SIGHUP open the log's file again, and read the API keys and the certificates again.
+
+        A server without any of these ends with its terminal; a service has none, and goes on.
+        """
         actions = [*([LOG.reopen] if LOG.has_file else []), *readers]
+        if not actions and not _has_terminal():
+            actions = [
+                partial(log.info, "Signal (1) received: there is no log file, certificate or key to read again.")
+            ]
         if actions:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [action() for action in actions])
 
@@ -233,8 +244,9 @@ class Server:
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
-            await self._http.start(sockets.http, sockets.http_tls)
-            log.info("Started HTTPService at %s", address_of(sockets.http))
+            start = partial(self._http.start, sockets.http, sockets.http_tls)
+            shared = self._settings.http.reuse_port
+            await self._open("HTTPService", sockets.http, start, shared=shared)
         if sockets.grpc is not None:
             calls = GrpcFrontend(
                 self._engine,
@@ -250,8 +262,9 @@ class Server:
                 rules.keys.on_change.append(calls.forget_heads)
             self._grpc = GrpcServer(calls)
             rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
-            await self._grpc.start(sockets.grpc, sockets.grpc_tls)
-            log.info("Started GRPCInferenceService at %s%s", address_of(sockets.grpc), _warning_of_reach(sockets))
+            start = partial(self._grpc.start, sockets.grpc, sockets.grpc_tls)
+            warning, shared = _warning_of_reach(sockets), self._settings.grpc.reuse_port
+            await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=shared)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
@@ -276,6 +289,31 @@ class Server:
             rules.warn(cloud.name, sock, secure=False)
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
+
+    async def _open(
+        self,
+        service: str,
+        sock: socket.socket,
+        start: Callable[[], Awaitable[None]],
+        warning: str = "",
+        *,
+        shared: bool,
+    ) -> None:
+        """Open a port; a shared one when the models are loaded, because its other servers can answer until then."""
+        if shared and not isinstance(sock, LocalSocket):
+            self._shared.append((service, sock, start, warning))
+            return
+        await start()
+        log.info("Started %s at %s%s", service, address_of(sock), warning)
+
+    async def _share(self, *, take_part: bool) -> None:
+        """Open the shared ports, or let go of them."""
+        for service, sock, start, warning in self._shared:
+            if take_part:
+                await start()
+                log.info("Started %s at %s%s", service, address_of(sock), warning)
+            else:
+                release(sock)
 
     async def _load(self, *, visited: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait.
@@ -376,6 +414,15 @@ def _warning_of_reach(sockets: _Sockets) -> str:
         ", which other machines can reach, unlike HTTP. --http-address does not apply to gRPC: "
         "--grpc-address=127.0.0.1 limits it to this machine"
     )
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, whose end sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def raise_descriptor_limit() -> None:

@@ -23,7 +23,10 @@ from pybackend.instance import plan, prefetch, services, session
 from pybackend.ipc import channel, stub_messages
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
-from pybackend.protocol import infer_plan, json_outline, json_pieces, large_request, limits, plan_cache
+from pybackend.protocol import infer_plan, limits, plan_cache
+from pybackend.protocol.json import large_request
+from pybackend.protocol.json import outline as json_outline
+from pybackend.protocol.json import pieces as json_pieces
 from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
 
@@ -38,6 +41,13 @@ def test_flags_of_serve_are_all_documented_and_all_there():
     )
     present = set(re.findall(r"--[a-z][a-z-]+", shown.stdout)) - {"--help"}
     assert documented == present
+
+
+def test_the_first_page_leads_to_every_page_of_the_manual():
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([a-z]+/[\w-]+\.md)", (docs / "index.md").read_text()))
+    parts = ("authors", "frameworks", "operators", "reference")
+    assert {str(page.relative_to(docs)) for part in parts for page in (docs / part).glob("*.md")} - linked == set()
 
 
 def test_flags_of_serve_are_in_the_groups_of_its_help():

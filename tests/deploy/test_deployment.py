@@ -124,6 +124,31 @@ def test_the_unit_starts_a_server():
     assert settings.exit_timeout_s < limit
 
 
+def test_a_reload_of_the_unit_ends_no_server(tmp_path):
+    """Even if the server has nothing to read again: no file of the log, no certificates, no keys."""
+    reload = re.search(r"^ExecReload=(.+)$", UNIT.read_text(), re.MULTILINE)[1]
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    command = [sys.executable, "-m", "pybackend", "serve", str(tmp_path), *ports]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said = ""
+        for reloaded, end in ((False, "Started Metrics Service"), (True, "to read again")):
+            if reloaded:
+                subprocess.run(shlex.split(reload.replace("$MAINPID", str(server.pid))), check=True, timeout=60)
+            for line in server.stdout:
+                said += line
+                if end in line:
+                    break
+        assert "Signal (1) received: there is no log file, certificate or key to read again." in said
+        assert server.poll() is None, said
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert server.returncode == 0
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze here")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     program = tmp_path / "pybackend"

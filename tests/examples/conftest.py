@@ -31,8 +31,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         clients = [client for example in demo.find_examples() for client in demo.find_clients(example)]
         metafunc.parametrize(
             "client",
-            [pytest.param(each, id=f"{each.parent.name}-{each.name}", marks=_marks(each.parent)) for each in clients],
+            [
+                pytest.param(each, id=f"{each.parent.name}-{each.name}", marks=_marks_of_client(each))
+                for each in clients
+            ],
         )
+
+
+ALWAYS = {"add_sub", "bls", "decoupled", "ensemble", "packed_environment", "sequence"}
+"""Examples whose clients ``make test`` runs; ``make demo`` and ``make test-all`` run those of all."""
+
+
+def _marks_of_client(client: Path) -> list[pytest.MarkDecorator]:
+    return _marks(client.parent) + ([] if client.parent.name in ALWAYS else [pytest.mark.thorough])
 
 
 def _marks(example: Path) -> list[pytest.MarkDecorator]:

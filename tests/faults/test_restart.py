@@ -195,7 +195,8 @@ def test_what_clients_announce_leaves_descriptors_for_a_restart(tmp_path):
 def test_a_thread_that_goes_on_keeps_no_process_alive(tmp_path):
     """Neither that of a model which failed to load nor that of one which is finalized."""
     directory = write_victim(tmp_path, "lingering", code=LINGERING)
-    with serving(tmp_path, flags=("--exit-timeout-secs=3600",)) as server:
+    grace = {"pybackend.instance.session.EXIT_GRACE_S": 0.5}
+    with serving(tmp_path, flags=("--exit-timeout-secs=3600",), limits=grace) as server:
         (directory / "broken").touch()
         kill(server, "lingering")
         wait_until(lambda: len(starts(directory)) >= 4, "nobody tries again")

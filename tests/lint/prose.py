@@ -44,7 +44,7 @@ CODE: tuple[str, ...] = (
     "host/pybackend/observability/*.py",
     "host/pybackend/tools/pack/*.py",
     "host/pybackend/process/*.py",
-    "host/pybackend/protocol/*.py",
+    "host/pybackend/protocol/**/*.py",
     "host/pybackend/repository/*.py",
     "host/pybackend/sandbox/*.py",
     "host/pybackend/scheduler/*.py",

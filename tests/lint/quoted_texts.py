@@ -19,7 +19,7 @@ VALUE = re.compile(
     r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|\[[^\]]*\]|<[^>]*>|\{[^}]*\}|\.\.\.|->"  # quoted, in brackets, left out
     r"|\S*/\S+|--[\w-]+|\b\w+\.(?:py|pbtxt|lib|tar\.gz)\b"  # paths, flags, files
     r"|[\w-]*\d[\w.]*"  # numbers, and names with numbers
-    r"|\b[a-zA-Z]\b'?|\bFILE\b|\bmodels$|\b(?:mode|mean|split|add_sub|talker)\b|\|"  # names in examples
+    r"|\b[a-zA-Z]\b'?|\bFILE\b|\bmodels$|\b(?:mode|mean|split|add_sub|talker|HTTPService)\b|\|"  # names in examples
     r"|\bPython(?= \d)|\bglibc(?= [\d.]+$)|\bUNAVAILABLE\b"
     r"|(?<=\w): |(?<=[\w)])\. |\bThe process\b|(?<=inconsistent) "  # where a text is put together from two
 )

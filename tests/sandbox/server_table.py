@@ -489,7 +489,7 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "stop the server for others with texts full of commas",
                 "slices end at commas between texts",
-                "tests/unit/host/protocol/test_large_request.py::test_texts_full_of_commas_are_cut_between_them",
+                "tests/unit/host/protocol/json/test_large_request.py::test_texts_full_of_commas_are_cut_between_them",
             ),
             ServerAttack(
                 "block other requests with a small request for a large response",
@@ -499,12 +499,12 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "make the server parse millions of dimensions, inputs, parameters or brackets",
                 "limits are checked before anything is converted",
-                "tests/unit/host/protocol/test_large_request.py::test_refused_before_it_is_converted",
+                "tests/unit/host/protocol/json/test_large_request.py::test_refused_before_it_is_converted",
             ),
             ServerAttack(
                 "have a tensor filled with another tensor's values, or refused, by the way that a key is written",
                 "what stands in for data contains a number that no client knows",
-                "tests/unit/host/protocol/test_large_request.py::test_what_is_written_oddly_means_the_same",
+                "tests/unit/host/protocol/json/test_large_request.py::test_what_is_written_oddly_means_the_same",
             ),
             ServerAttack(
                 "break the server with a number of thousands of digits",

@@ -24,6 +24,7 @@ from tests.sandbox.hosts import (
 )
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.server import ServerProcess, serving
+from tests.support.thorough import thorough
 
 pytestmark = [
     pytest.mark.e2e,
@@ -127,6 +128,7 @@ def test_a_repository_in_another_users_home(base):
         assert user_of(server, "third") == OTHER_UID + 1
 
 
+@pytest.mark.thorough
 def test_a_model_file_of_another_user(base):
     write_each(base / "models")
     files = {name: base / "models" / name / "1" / "model.py" for name in LEVELS}
@@ -149,6 +151,7 @@ def test_a_model_file_of_another_user(base):
     }
 
 
+@pytest.mark.thorough
 def test_an_access_control_list_counts(base):
     """As ``setfacl -m u:NUMBER:x`` makes it, which the mode shows only as permissions of the group."""
     home = base / "home"
@@ -184,6 +187,7 @@ def test_an_interpreter_in_another_users_home(base):
     assert f"cannot enter {home}, where the server's Python lies. Install the server where all" in found["third"]
 
 
+@pytest.mark.thorough
 def test_an_interpreter_in_a_directory_of_root(base):
     """As below ``/root``: the processes of models stay root, and are told apart from the server by the other layers."""
     closed = base / "closed"
@@ -204,7 +208,7 @@ def test_an_interpreter_in_a_directory_of_root(base):
             )
 
 
-@pytest.mark.parametrize("owner", [0, OTHER_UID])
+@pytest.mark.parametrize("owner", [0, *thorough(OTHER_UID)])
 def test_an_environment_below_a_closed_directory(base, owner):
     closed = base / "closed"
     closed.mkdir()

@@ -139,6 +139,7 @@ def test_an_import_runs_a_pickle_only_in_the_sandbox(place, who):
     assert_confined(notes, who, least=2)
 
 
+@pytest.mark.thorough
 def test_a_floor_holds_for_the_framework_that_verifies(place):
     flags = ["--trust-pickle", "--verify", "--", "--sandbox-floor=strict"]
     assert ran(place, "root", "-m", "pybackend", "import", hostile_pickle(place), *flags) == []
@@ -158,6 +159,7 @@ def test_a_program_runs_in_a_model_s_sandbox_on_request(place, hostile_environme
     assert_confined(ran(place, "user", *run, "python", "-c", ""), "user", least=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("who", ["root", *thorough("user")])
 def test_an_import_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
     flags = [f"--environment={hostile_environment}", "--verify", f"--parameter=SANDBOX_WRITE={place / 'evidence'}"]

@@ -50,7 +50,7 @@ async def engine_on(
     abandoned_limit_s: float | None = None,
     cache: ResponseCache | None = None,
     queued_bytes: QueuedBytes | None = None,
-    room_places: Sequence[Path] | None = None,
+    runtime_places: Sequence[Path] | None = None,
     more_repositories: Sequence[Path] = (),
     mirrors: Mirrors | None = None,
     namespacing: bool = False,
@@ -71,7 +71,7 @@ async def engine_on(
         abandoned_limit_s: how long a replaced version may execute for nobody.
         cache: for responses, None for none.
         queued_bytes: bounds the bytes of requests, None for no bound.
-        room_places: where files lie that come with a load; the usual ones if None.
+        runtime_places: where files lie that come with a load; the usual ones if None.
         more_repositories: directories of models beside the first.
         mirrors: repositories in cloud storage, which are open; None for none.
         namespacing: each repository is a namespace.
@@ -95,8 +95,8 @@ async def engine_on(
         cache=cache,
         queued_bytes=queued_bytes,
     )
-    if room_places is not None:
-        host = replace(host, room_places=room_places)
+    if runtime_places is not None:
+        host = replace(host, runtime_places=runtime_places)
     listings = {} if mirrors is None else mirrors.listings
     scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
     models = ModelRepository(scan, host, mirrors)

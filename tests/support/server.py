@@ -244,7 +244,14 @@ class ServerProcess:
 def serving(
     *repositories: Path, flags: tuple[str, ...] = (), ready: bool = True, **popen: Any
 ) -> Iterator[ServerProcess]:
-    """A server for the length of a ``with`` block; it is stopped, or killed, whatever happens in there."""
+    """A server for the length of a ``with`` block; it is stopped, or killed, whatever happens in there.
+
+    Args:
+        repositories: of models.
+        flags: of the command line.
+        ready: whether to wait until it is.
+        popen: arguments of ``subprocess.Popen``, or ``limits`` of ``warm_process``.
+    """
     server = ServerProcess(list(repositories), *flags, **popen)
     try:
         yield server.wait_ready() if ready else server
@@ -254,10 +261,11 @@ def serving(
 
 
 def _start(arguments: list[str], python: Sequence[str], popen: dict[str, Any]) -> subprocess.Popen[bytes] | WarmProcess:
-    if popen.keys() <= {"env", "cwd"} and [*python] == [sys.executable]:
+    if popen.keys() <= {"env", "cwd", "limits"} and [*python] == [sys.executable]:
         warm = warm_process(arguments, **popen)
         if warm is not None:
             return warm
+    assert "limits" not in popen, "only a server that is forked can have other limits"
     return subprocess.Popen(
         [*python, "-m", "pybackend", *arguments],
         stdin=subprocess.DEVNULL,

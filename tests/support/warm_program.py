@@ -76,12 +76,17 @@ def _watch(interrupt: signal.Handlers, output: int, reports: int) -> None:
     os._exit(0)
 
 
-def _run(arguments: list[str], environment: dict[str, str], directory: str) -> None:
+def _run(arguments: list[str], environment: dict[str, str], directory: str, limits: dict[str, float]) -> None:
     from pybackend.cli import main as command
 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    for constant, value in limits.items():
+        place, _, name = constant.rpartition(".")
+        module = import_module(place)
+        getattr(module, name)  # a constant that is gone has no other value
+        setattr(module, name, value)
     sys.argv = ["pybackend", *arguments]
     sys.exit(command())
 

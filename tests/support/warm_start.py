@@ -36,14 +36,14 @@ class WarmProcess:
         stdout: the end of a pipe to read what it writes to stdout and stderr.
     """
 
-    def __init__(self, forker: _Forker, arguments: Sequence[str], place: _Place) -> None:
+    def __init__(self, forker: _Forker, request: Sequence[object]) -> None:
         self._ended: int | None = None
         self._ending = threading.Lock()
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         self.stdout = open(reading, "rb", buffering=0)  # noqa: SIM115  closed by ServerProcess
         with theirs:
-            forker.request(arguments, place, writing, theirs.fileno())
+            forker.request(request, writing, theirs.fileno())
         os.close(writing)
         self._descriptor = self._reports.fileno()
         weakref.finalize(self, self._reports.close)
@@ -97,7 +97,7 @@ class WarmProcess:
 class _Place:
     """What a process inherits, as far as tests change it."""
 
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     directory: Path
 
     @classmethod
@@ -128,9 +128,8 @@ class _Forker:
                 cwd=place.directory,
             )
 
-    def request(self, arguments: Sequence[str], place: _Place, output: int, reports: int) -> None:
-        request = json.dumps([arguments, place.environment, str(place.directory)]).encode()
-        socket.send_fds(self._requests, [request], [output, reports])
+    def request(self, request: Sequence[object], output: int, reports: int) -> None:
+        socket.send_fds(self._requests, [json.dumps(request).encode()], [output, reports])
 
     def cpu_s(self) -> float:
         """What it has taken so far, with those of its processes that have ended."""
@@ -151,9 +150,19 @@ _places: list[_Place | None] = [None]
 
 
 def warm_process(
-    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> WarmProcess | None:
     """``python -m pybackend ARGUMENTS``, forked; ``env`` and ``cwd`` as of ``subprocess.Popen``.
+
+    Args:
+        arguments: of the command line.
+        env: its environment, if not this process's.
+        cwd: its working directory, if not this process's.
+        limits: other values of constants, by their full names: what a server waits seconds for, a test need not.
 
     Returns:
         None where processes are not to be forked, or where that would not be the same: the environment has variables that
@@ -165,7 +174,7 @@ def warm_process(
     if not _forkers:
         _forkers.append(_Forker(origin))
     (forker,) = _forkers
-    return WarmProcess(forker, arguments, place)
+    return WarmProcess(forker, [arguments, dict(place.environment), str(place.directory), dict(limits or {})])
 
 
 @contextmanager

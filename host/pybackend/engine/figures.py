@@ -164,6 +164,14 @@ class RepositoryFigures:
         for row, model in self._repository.known():
             yield row, None if model is None else VersionFigures(model)
 
+    def changes(self) -> Iterator[tuple[str, str, bool]]:
+        """Each model that serves, or whose last change failed: name, namespace, and whether the change failed."""
+        for full_name, entry in self._repository.entries.items():
+            failed = entry.failed_change is not None
+            if failed or any(version.is_ready for version in entry.versions.values()):
+                namespace, name = self._repository.names.split(full_name)
+                yield name, namespace, failed
+
     @property
     def listings(self) -> Sequence[Listing]:
         """The repositories in cloud storage."""

@@ -18,6 +18,9 @@ _T = TypeVar("_T")
 
 _LOOK_S = 2.0
 
+_MOST_READING_S = 10.0
+"""A FIFO in the place of a file, or a disk that hangs, must not end the following."""
+
 
 class FollowedFiles(Generic[_T]):
     """Some files with one meaning.
@@ -61,11 +64,22 @@ class FollowedFiles(Generic[_T]):
                 continue
             self._stamps = stamps
             try:
-                self._take(await (await begin_apart(self._read)))
+                self._take(await self._read_in_time())
             except ServerError as error:
                 log.error("The %s stay as they were: %s", self._what, error)  # noqa: TRY400  the operator's mistake
             else:
                 log.info("Read the %s in %s again.", self._what, ", ".join(map(str, self._files)))
+
+    async def _read_in_time(self) -> _T:
+        reading = await begin_apart(self._read)
+        try:
+            async with asyncio.timeout(_MOST_READING_S):
+                return await reading
+        except TimeoutError:
+            names = ", ".join(map(str, self._files))
+            raise ServerError(
+                f"reading {names} takes longer than {_MOST_READING_S:g} s: is each of them a file?"
+            ) from None
 
     def _look(self) -> list[tuple[int, ...]]:
         """Changes with the files."""

@@ -57,6 +57,7 @@ async def listen(
         refusal: sent to clients of a plain port that are not accepted.
         tls: makes connections secure; None for a plain port.
     """
+    sock.listen(BACKLOG)  # for one that shares its port; others listen already
     listener: Listener
     if tls is not None:
         listener = SecureListener(sock, make_protocol, tls)

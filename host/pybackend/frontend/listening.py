@@ -16,7 +16,7 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  what a socket says 
 
 
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
-    """A bound socket; connections wait in its backlog until it is served.
+    """A bound socket; connections wait in its backlog until it is served. A shared one is not offered any before.
 
     Args:
         address: an IPv4 or IPv6 address, a host's name, or ``unix:`` and the path of a Unix-domain socket. The IPv6 address
@@ -40,8 +40,9 @@ def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> 
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
-        # Two sockets may be bound to one port while neither listens; listening now decides between them.
-        sock.listen(BACKLOG)
+        if not reuse_port:
+            # Two sockets may be bound to one port while neither listens; listening now decides between them.
+            sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise _bind_error(error, address, port, service, reuse_port=reuse_port) from None

@@ -59,7 +59,7 @@ class ServerConnection:
             raise
 
     def forget_heads(self) -> None:
-        """Make new ``RequestHead`` objects for further requests, so that no ``memo`` of an earlier one is seen."""
+        """Make new ``RequestHead`` objects for further requests, so that no ``user_data`` of an earlier one is seen."""
         self._core.decoder.forget()
 
     @property

@@ -24,14 +24,14 @@ class RequestHead:
         path: path and query; empty for CONNECT.
         fields: the other fields.
         content_length: the announced length of the body, or None.
-        memo: a place for the reader of the head, which this package never touches. A head is shared by requests that repeat
+        user_data: a place for the reader of the head, which this package never touches. A head is shared by requests that repeat
             it, so a reading of it that depends on nothing else need be made only once. It is dropped with the head.
         takes_whole: requests with this head, if they lie whole in what was received, are offered to
             ``ConnectionReceiver.on_whole_request``. Its receiver sets it, for a head without ``content_length``; it is reset once
             a request was declined.
     """
 
-    __slots__ = ("authority", "content_length", "fields", "memo", "method", "path", "scheme", "takes_whole")
+    __slots__ = ("authority", "content_length", "fields", "method", "path", "scheme", "takes_whole", "user_data")
 
     def __init__(self, pseudo: dict[bytes, bytes], fields: Fields, content_length: int | None) -> None:
         self.method = pseudo.get(b":method", b"")
@@ -40,7 +40,7 @@ class RequestHead:
         self.path = pseudo.get(b":path", b"")
         self.fields = fields
         self.content_length = content_length
-        self.memo: object = None
+        self.user_data: object = None
         self.takes_whole = False
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from pybackend.mirror.mirror import LATE_S, Choose, InUse, Mirror
 from pybackend.mirror.progress import Progress, terminal
 from pybackend.mirror.remote_files import Listing
 from pybackend.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
-from pybackend.sandbox.private_room import PrivateRoom
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Mirrors:
     ) -> None:
         parsed = {url.identity: url for url in (located(parse_url(text)) for text in urls)}
         self._mirrors = [Mirror(url, cache_directory or _place(url), patience or Patience()) for url in parsed.values()]
-        self._rooms: dict[Path, PrivateRoom] = {}
+        self._runtime_directories: dict[Path, RuntimeDirectory] = {}
         self._progress = Progress(terminal())
         self._places = asyncio.Semaphore(_FETCHES)
 
@@ -75,9 +75,9 @@ class Mirrors:
         """
         for mirror in self._mirrors:
             place = mirror.cache_directory
-            room = self._rooms.setdefault(place, PrivateRoom([place / _ROOMS]))
+            directory = self._runtime_directories.setdefault(place, RuntimeDirectory([place / _ROOMS]))
             try:
-                mirror.open(room.make(_ENTERED), room.make())
+                mirror.open(directory.make(_ENTERED), directory.make())
             except OSError as error:
                 raise ServerError(
                     f"{place} cannot hold the models of {mirror.url.text}: {error.strerror}. Name another directory by "
@@ -91,8 +91,8 @@ class Mirrors:
 
     def close(self) -> None:
         """Remove the local directories; what was downloaded stays in the cache. Blocking."""
-        for room in self._rooms.values():
-            room.close()
+        for directory in self._runtime_directories.values():
+            directory.close()
 
     # Listing
 

@@ -20,7 +20,7 @@ from pybackend.ipc.arena import TensorBudget
 from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
-from pybackend.sandbox.private_room import room_places
+from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import DEFAULT_SETTLE_S, DebugSettings, MetricsSettings
 
@@ -70,7 +70,7 @@ class ModelHost:
         validate_outputs: outputs must be as configured, in models that do not say.
         gpu_models_on_cpu: without a GPU, models that are configured for one run on the CPU.
         metrics: selects the distributions of latencies that are measured.
-        room_places: candidate locations for the server's private runtime directories.
+        runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
@@ -103,7 +103,7 @@ class ModelHost:
     validate_outputs: bool = False
     gpu_models_on_cpu: bool = False
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    room_places: Sequence[Path] = field(default_factory=lambda: room_places(default_cache_directory()))
+    runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
 

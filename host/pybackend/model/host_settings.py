@@ -21,7 +21,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
 from pybackend.process.launcher import StubLauncher
-from pybackend.sandbox.private_room import room_places
+from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
 from pybackend.settings import EnvironmentSettings, ModelControlMode, Settings
@@ -83,7 +83,7 @@ def make_host(
         resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
         environments=_environments(settings.environments, sandbox),
         sandbox=sandbox,
-        room_places=room_places(launcher.bundle.parent),
+        runtime_places=runtime_places(launcher.bundle.parent),
         disconnect_slow_clients=disconnect_slow_clients,
         tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
     )

@@ -22,9 +22,10 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
-from pybackend.protocol.infer_response import encode_document, json_values
-from pybackend.protocol.json_document import parse_document, type_error
-from pybackend.protocol.json_outline import (
+from pybackend.protocol.documents.metadata import encode_error
+from pybackend.protocol.json.document import parse_document, type_error
+from pybackend.protocol.json.infer_response import encode_document, json_values
+from pybackend.protocol.json.outline import (
     LARGEST_SKELETON_BYTES,
     SLICE_BYTES,
     Form,
@@ -32,11 +33,10 @@ from pybackend.protocol.json_outline import (
     outline_in_steps,
     unescaped_end,
 )
-from pybackend.protocol.json_slices import SlicedData
+from pybackend.protocol.json.request_parameters import custom_parameter
+from pybackend.protocol.json.slices import SlicedData
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.metadata import encode_error
 from pybackend.protocol.refusals import invalid
-from pybackend.protocol.request_parameters import custom_parameter
 from pybackend.protocol.steps import Steps
 from pybackend.spelling import closest
 

@@ -1,6 +1,6 @@
 """The content of a request's JSON part: the layout of the bytes that follow it, and the format of the response.
 
-Made by ``infer_request``, ``raw_request`` and ``grpc_request``, and by ``plan_cache`` from earlier ones. The front end then supplies the binary tensors' bytes, small ones with
+Made by ``json.infer_request`` and ``grpc.request``, and by ``plan_cache`` from earlier ones. The front end then supplies the binary tensors' bytes, small ones with
 :func:`attach_blobs`, large ones directly in shared memory.
 """
 

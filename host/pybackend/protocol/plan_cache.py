@@ -1,6 +1,6 @@
 """A cache of plans by header (JSON part, or head of a gRPC message): clients that send binary tensors repeat theirs.
 
-In front of ``infer_request`` and ``grpc_request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
+In front of ``json.infer_request`` and ``grpc.request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
 bytes, which is more than half of the codec's cost for a small request.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
-from pybackend.protocol.json_templates import JsonTemplates
-from pybackend.protocol.leading_id import ANY_ID, ID_AGAIN, LEADING_ID
+from pybackend.protocol.json.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
+from pybackend.protocol.json.templates import JsonTemplates
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -81,8 +81,8 @@ class PlanCache:
 
     def put_with_id(self, header: bytes, plan: InferPlan) -> None:
         """As :meth:`put`, for a JSON part that begins with an id. The rest of it, which is likely to recur, is kept as if there were no id."""
-        match = LEADING_ID.match(header)
-        if match and not plan.request.has_options and not ID_AGAIN.search(header, match.end()):
+        match = ID_AT_START.match(header)
+        if match and not plan.request.has_options and not SECOND_ID.search(header, match.end()):
             self.put(b"{" + header[match.end() :], plan, whole=False)
 
     def filled(self, header: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
@@ -117,7 +117,7 @@ class PlanCache:
         header = message[start:end]
         known, request_id = self._plans.get(header), ""
         if known is None:
-            match = LEADING_ID.match(header)
+            match = ID_AT_START.match(header)
             known = self._plans.get(b"{" + header[match.end() :]) if match else None
             if match is None or known is None:
                 return None

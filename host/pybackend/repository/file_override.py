@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.sandbox.private_room import PrivateRoom
 from pybackend.sandbox.removal import open_directory
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 FILE_PREFIX = "file:"
 
@@ -75,8 +75,8 @@ def _inside(key: str) -> PurePosixPath:
 class OverrideDirectories:
     """The model directories made from files that came with load requests."""
 
-    def __init__(self, room: PrivateRoom) -> None:
-        self._room = room
+    def __init__(self, directory: RuntimeDirectory) -> None:
+        self._directory = directory
         self._closed = False
         self._users: dict[Path, int] = {}
         self._sizes: dict[Path, int] = {}
@@ -114,7 +114,7 @@ class OverrideDirectories:
             )
 
     def _make(self, model_name: str, contents: Mapping[PurePosixPath, FileContent]) -> Path:
-        parent = self._room.make(_PASSED_BY_OTHERS)
+        parent = self._directory.make(_PASSED_BY_OTHERS)
         try:
             descriptor = open_directory(str(parent))
             try:
@@ -123,13 +123,13 @@ class OverrideDirectories:
             finally:
                 os.close(descriptor)
         except BaseException:  # whatever ended it: half a model must not stay
-            self._room.remove(parent)
+            self._directory.remove(parent)
             raise
         return parent / model_name
 
     def holds(self, directory: Path) -> bool:
         """True if a directory was made here."""
-        return self._room.contains(directory)
+        return self._directory.contains(directory)
 
     def hold(self, directory: Path) -> None:
         """Count a user of a directory; does nothing for directories that were not made here."""
@@ -142,18 +142,18 @@ class OverrideDirectories:
         if users > 1:
             self._users[directory] = users - 1
         elif users:
-            await asyncio.to_thread(self._room.remove, directory.parent)
+            await asyncio.to_thread(self._directory.remove, directory.parent)
             self._sizes.pop(directory, None)
 
     def remove_abandoned(self) -> None:
         """Remove directories left behind by servers that no longer run. Blocking."""
-        self._room.remove_abandoned()
+        self._directory.remove_abandoned()
 
     def close(self) -> None:
         """Remove everything; no directory is made afterwards."""
         with self._writing:
             self._closed = True
-            self._room.close()
+            self._directory.close()
 
 
 def _write(top: int, parts: tuple[str, ...], content: FileContent) -> None:

@@ -24,7 +24,7 @@ from pybackend.repository.start import RepositoryStart
 from pybackend.repository.stop_report import Unfinished
 from pybackend.repository.traffic import change_traffic
 from pybackend.sandbox.grant import Grant
-from pybackend.sandbox.private_room import PrivateRoom
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ModelRepository(ModelCatalogue):
         super().__init__(host.config_name, scan.namespaces)
         self.host = host
         self._scan = scan
-        self._directories = OverrideDirectories(PrivateRoom(host.room_places))
+        self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self._changes = ModelChanges(self, scan, host, self._directories, mirrors or Mirrors())
         self._running: set[asyncio.Task[None]] = set()
         self._poller: Poller | None = None

@@ -17,13 +17,12 @@ from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standa
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.leftovers import end_processes_of
 from pybackend.sandbox.limits import resource_limits
-from pybackend.sandbox.model_reach import ModelReach, Needs
+from pybackend.sandbox.model_reach import ModelReach, Needs, check_reach, objection_to, warn_of_closed_files
 from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
 from pybackend.sandbox.process_user import ProcessUser, given_user, separate_user, server_user
 from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
-from pybackend.sandbox.user_choice import check_reach, objection_to, warn_of_closed_files
 from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement

@@ -15,7 +15,7 @@ from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
 from pybackend.sandbox.limits import raised_limit
 from pybackend.sandbox.options import SandboxOptions, rank
-from pybackend.sandbox.scratch import ScratchRoom, scratch_places
+from pybackend.sandbox.runtime_directory import ScratchDirectories, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
@@ -46,7 +46,7 @@ class Sandbox:
     ) -> None:
         self.settings = settings
         self.users = UserRange()
-        self.scratch = ScratchRoom(scratch_places(bundle.parent))
+        self.scratch = ScratchDirectories(scratch_places(bundle.parent))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
             private=(str(bundle.parent), *self.scratch.places),

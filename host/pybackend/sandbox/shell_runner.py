@@ -63,12 +63,12 @@ class ShellRunner:
             Cancelled: it was cancelled before its end.
         """
         files = ModelFiles(directory, directory, Path(command[0]), environment)
-        room = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)
+        confined = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)
         try:
-            confinement = _tightened(room.of_instance(0).confinement)
+            confinement = _tightened(confined.of_instance(0).confinement)
             return self._run(confinement, command, cancelled), confinement.variables["TMPDIR"] or ""
         finally:
-            asyncio.run(room.close())
+            asyncio.run(confined.close())
 
     def _run(self, confinement: Confinement, command: Sequence[str], cancelled: threading.Event) -> ShellRun:
         own = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pybackend.sandbox.file_rules import OWN, resolved
 from pybackend.sandbox.leftovers import end_processes_of, users_with_processes
-from pybackend.sandbox.scratch import ScratchRoom
+from pybackend.sandbox.runtime_directory import ScratchDirectories
 from pybackend.sandbox.users import NoUsersError, UserRange
 from pybackend_wire.confinement import Confinement
 
@@ -33,12 +33,12 @@ class TrustDomain:
         has_ended: whether nothing must be started for it any more.
     """
 
-    def __init__(self, users: UserRange | None, scratch: ScratchRoom) -> None:
+    def __init__(self, users: UserRange | None, scratch: ScratchDirectories) -> None:
         self._users = users
         self._scratch = scratch
         self._block: range | None = None
         self._free: list[int] = []
-        self._room = ""
+        self._common_scratch = ""
         self._own_scratch = ""
         self._members: dict[object, _Member] = {}
         self.has_ended = False
@@ -84,8 +84,8 @@ class TrustDomain:
             alive = [uid for uid in users_with_processes(self._block) if not end_processes_of(uid, uid)]
             if not alive:
                 self._users.give_back(*self._block)
-        if self._room:
-            self._scratch.remove(self._room)
+        if self._common_scratch:
+            self._scratch.remove(self._common_scratch)
 
     # Resources for its members' processes
 
@@ -119,9 +119,9 @@ class TrustDomain:
             OSError: no place is usable.
         """
         with self._changing:
-            if not self._room:
-                self._room = self._scratch.make_common()
-        return self._scratch.make(uid, gid, self._room)
+            if not self._common_scratch:
+                self._common_scratch = self._scratch.make_common()
+        return self._scratch.make(uid, gid, self._common_scratch)
 
     def _open(self, users: UserRange) -> None:
         try:
@@ -164,8 +164,8 @@ class TrustDomain:
             uid = self._block.start
             if not self._own_scratch:
                 self._own_scratch = self.make_scratch(uid, uid)
-        if self._room:
-            rules.append((self._room, OWN))
+        if self._common_scratch:
+            rules.append((self._common_scratch, OWN))
         return first._replace(
             paths=resolved(rules),
             limits={name: max(one.limits[name] for one in confinements) for name in first.limits},

@@ -14,7 +14,7 @@ from tests.support.warm_start import starts
 DEADLINE_S = 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def whole_starts() -> Iterator[None]:
     """Servers start from the command line, with all of their imports."""
     with starts(warm=False):

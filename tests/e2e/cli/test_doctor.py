@@ -229,6 +229,32 @@ class TestRepositories:
         assert f"Socket '127.0.0.1:{port}' already in use. Stop the program" in found["HTTP port"]["advice"]
         assert found["repository"]["found"] == f"no model in {tmp_path}"
 
+    def test_files_that_flags_name(self, tmp_path):
+        """They are read as the server reads them, and a file of the log is not made."""
+        keys, log = tmp_path / "keys", tmp_path / "server.log"
+        keys.write_text("0123456789abcdef\n")
+        keys.chmod(0o644)
+        (tmp_path / "models").mkdir()
+        arguments = (str(tmp_path / "models"), *FREE_PORTS)
+        status, found = rows(*arguments, f"--api-key-file={keys}", f"--log-file={log}")
+        assert (status, found["log file"]) == (
+            0,
+            {"layer": "log file", "status": "ok", "found": f"{log} can be written", "advice": ""},
+        )
+        assert (found["API keys"]["status"], log.exists()) == ("warn", False)
+        assert found["API keys"]["advice"].endswith("`chmod o-r` it.")
+        tls = ("--grpc-use-ssl", "--grpc-server-cert=none.pem", "--grpc-server-key=none.key")
+        files = (f"--api-key-file={tmp_path}/none", f"--log-file={tmp_path}/none/server.log", *tls)
+        status, found = rows(*arguments, *files)
+        assert (status, found["API keys"]["advice"]) == (
+            1,
+            f"--api-key-file {tmp_path}/none cannot be read: No such file or directory",
+        )
+        assert found["log file"]["found"] == f"{tmp_path}/none/server.log cannot be written"
+        assert found["GRPC certificates"]["advice"].startswith(
+            "--grpc-server-cert none.pem and --grpc-server-key none.key cannot be used: No such file or directory."
+        )
+
     def test_a_repository_that_is_not_there(self, tmp_path):
         status, found = rows(str(tmp_path / "none"), *FREE_PORTS)
         assert (status, found["repository"]["status"]) == (1, "fail")

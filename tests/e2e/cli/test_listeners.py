@@ -15,10 +15,11 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 
+from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("whole_starts")]
+pytestmark = pytest.mark.e2e
 
 READY = "1 of 1 model is ready"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -167,6 +168,42 @@ def test_two_servers_share_their_ports(empty):
             assert re.search(
                 "already in use. With --reuse-http-port, every server on the port needs that flag", server.output
             )
+
+
+SLOW = (
+    GATE
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        pass_gate(args["model_repository"], "initialize")
+
+    def execute(self, requests):
+        return []
+"""
+)
+
+
+@pytest.mark.spec("srv-H43")
+def test_a_server_takes_no_connections_of_a_shared_port_before_it_is_ready(empty, tmp_path):
+    """So that a new version of a server can start beside the old one without an error for any client."""
+    gate = Gate(write_model(tmp_path / "slow", "slow", SLOW, identity_config()), "initialize")
+    shared = ("--reuse-http-port", "--reuse-grpc-port", "--id=one")
+    with serving(empty, flags=shared, ready=False) as first:
+        first.wait_for("Started HTTPService")
+        ports = (f"--http-port={first.port}", f"--grpc-port={first.grpc_url.rpartition(':')[2]}")
+        with serving(tmp_path / "slow", flags=(*shared, *ports, "--id=two"), ready=False) as second:
+            gate.wait_reached()
+            assert {first.get("/v2").json["name"] for _ in range(40)} == {"one"}
+            assert "HTTPService" not in second.output
+            gate.open()
+            second.wait_for("Started GRPCInferenceService")
+            wait_until(lambda: first.get("/v2").json["name"] == "two", "the new server takes part")
+            first.stop()
+            assert {second.get("/v2").json["name"] for _ in range(20)} == {"two"}
+        gate.close()
+        with serving(tmp_path / "slow", flags=(*shared, *ports), ready=False) as third:
+            gate.wait_reached(2)
+            assert third.stop() == 0, "a signal while it loads"
 
 
 def test_many_servers_start_at_one_path(empty, tmp_path):

@@ -16,7 +16,7 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("whole_starts")]
+pytestmark = pytest.mark.e2e
 
 GATED = (
     GATE
@@ -91,7 +91,7 @@ def connect_fails(server: ServerProcess) -> bool:
 
 
 @pytest.mark.spec("srv-P05", "srv-P06", "pb-F01")
-def test_requests_under_way_are_answered_and_models_finalized(repository, model):
+def test_requests_under_way_are_answered_and_models_finalized(repository, model, whole_starts):
     gate = Gate(model, "execute")
     with serving(repository) as server:
         metrics_port = server.metrics_port
@@ -286,7 +286,7 @@ def test_a_second_signal_ends_it_at_once(repository, model, first):
         assert not hasattr(request.wait(), "status") or request.wait().status >= 500
 
 
-def test_a_second_signal_ends_finalize_at_once(repository, model):
+def test_a_second_signal_ends_finalize_at_once(repository, model, whole_starts):
     Gate(model, "finalize").close()
     Gate(model, "execute").open()
     with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:

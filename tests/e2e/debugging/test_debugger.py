@@ -21,6 +21,7 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.e2e
 
@@ -128,7 +129,7 @@ def test_waiting_for_a_debugger_everything_can_be_stopped_in(repository, model):
         client.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *thorough(signal.SIGINT)])
 def test_a_server_that_waits_for_a_debugger_can_be_stopped(repository, model, number):
     with serving(repository, flags=(*FLAGS, PATIENT, "--debug-wait"), ready=False) as server:
         server.wait_for("waiting for a debugger to attach to 127.0.0.1:")
@@ -170,6 +171,7 @@ def two_free_ports() -> int:
             return port
 
 
+@pytest.mark.thorough
 def test_ports_follow_each_other(repository, model):
     """From the given one on."""
     port = two_free_ports()
@@ -178,6 +180,7 @@ def test_ports_follow_each_other(repository, model):
         assert [debugger_port(server, f"m_0_{index}") for index in range(2)] == [port, port + 1]
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_while_stopped_is_restarted_on_its_port(repository, model, send):
     with serving(repository, flags=FLAGS) as server:
         client = attach(server, "m_0", model, "while executing")
@@ -200,6 +203,7 @@ def test_a_process_that_is_killed_while_stopped_is_restarted_on_its_port(reposit
         assert free_of_processes([pid])
 
 
+@pytest.mark.thorough
 def test_an_editor_that_goes_away_leaves_a_model_that_runs(repository, model, send):
     with serving(repository, flags=FLAGS) as server:
         client = attach(server, "m_0", model, "while executing")
@@ -245,6 +249,7 @@ def test_a_second_signal_ends_a_server_whose_model_is_stopped(repository, model,
         wait_until(lambda: request.is_answered, "the request is neither answered nor refused")
 
 
+@pytest.mark.thorough
 def test_forked_processes_run_through_breakpoints(repository, send):
     """No debugger hears of them: one that stopped there would never go on."""
     code = """
@@ -292,6 +297,7 @@ def test_a_model_that_is_not_there(repository, model):
         assert infer(server, "m", {"IN": np.ones(1, np.float32)})["OUT"].tolist() == [3]
 
 
+@pytest.mark.thorough
 def test_threads_of_the_model_stop_too(repository, send):
     """Coroutines of ``execute`` and ``is_ready`` run beside the main thread."""
     code = """
@@ -325,6 +331,7 @@ class TritonPythonModel:
         client.detach()
 
 
+@pytest.mark.thorough
 def test_a_stopped_model_can_call_others(repository, model, send):
     """From the editor's console: what carries the answer is not stopped."""
     write_model(repository, "other", IDENTITY, identity_config())

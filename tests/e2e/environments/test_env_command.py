@@ -159,6 +159,7 @@ def test_a_wrong_command_is_told_in_words(arguments, expected, env):
     assert expected in text
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_is_no_error(filled, tmp_path):
     command = f"{sys.executable} -m pybackend env inspect {packed()} | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)

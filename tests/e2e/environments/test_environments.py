@@ -168,6 +168,7 @@ def test_libraries_of_the_host_do_not_reach_it(tmp_path, about, write_about, cac
     assert (own["environ"]["COLOUR"], hosts["environ"]["COLOUR"]) == ("red", "red")
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_an_instance_that_is_restarted_keeps_its_environment(tmp_path, about, write_about, archive):
     """Even if the archive is gone by then."""

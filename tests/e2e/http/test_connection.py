@@ -612,6 +612,16 @@ def test_heads_that_servers_could_understand_differently(connect, data, status, 
     assert connection.at_end()
 
 
+@pytest.mark.parametrize("target", ["http://x", "http://x%v2", "/v2#", "/v2#/infer"])
+def test_targets_that_name_no_path(connect, target):
+    connection = connect()
+    connection.send(headless("Host: a", path=target))
+    reply = connection.reply()
+    assert (reply.status, reply.headers["connection"]) == (400, "close")
+    assert reply.error.startswith("Invalid HTTP request received: its target ")
+    assert connection.at_end()
+
+
 @pytest.mark.parametrize("host", ["a", "", "a.b:8000", "127.0.0.1:", "[::1]:80", "[fe80::1%25eth0]", " x\t", "a_b"])
 def test_hosts(connect, host):
     connection = connect()

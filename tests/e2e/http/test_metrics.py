@@ -70,6 +70,10 @@ MEMORY = {
     ),
 }
 READY = {
+    "pybackend_model_change_failed": (
+        "gauge",
+        "1 if the model as it is in the repository failed to load, and an earlier state of it serves",
+    ),
     "pybackend_model_ready": (
         "gauge",
         "1 if the version is ready, 0 if it is not; models without a version have an empty one",

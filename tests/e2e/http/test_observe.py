@@ -107,9 +107,10 @@ class Prometheus:
         directory: for its files.
         rules: those that it follows.
         server: to scrape.
+        more: settings of the scrape.
     """
 
-    def __init__(self, directory, rules, server):
+    def __init__(self, directory, rules, server, more=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -118,7 +119,7 @@ class Prometheus:
         settings = {
             "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(rules)],
-            "scrape_configs": [{"job_name": "pybackend", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "pybackend", "static_configs": [{"targets": [target]}], **(more or {})}],
         }
         (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
         self._command = [
@@ -184,6 +185,22 @@ def test_prometheus_scrapes_and_answers_every_query(server, tmp_path):
         for text in rules:
             assert prometheus.ask("query", query=text) is not None
         assert prometheus.firing() == set()
+
+
+@needs_prometheus
+def test_prometheus_scrapes_a_server_with_keys_as_the_page_says(tmp_path):
+    page = (OBSERVE.parent / "observe.md").read_text()
+    more = yaml.safe_load(re.search(r"^ +authorization: .*$", page, re.MULTILINE)[0])
+    keys = tmp_path / "keys"
+    keys.write_text("0123456789abcdef\n")
+    keys.chmod(0o600)
+    more["authorization"]["credentials_file"] = str(keys)
+    (tmp_path / "models").mkdir()
+    with (
+        serving(tmp_path / "models", flags=(f"--api-key-file={keys}",), ready=False) as server,
+        Prometheus(tmp_path, OBSERVE / "alerts.yml", server, more) as prometheus,
+    ):
+        wait_until(lambda: prometheus.result("up == 1"), lambda: f"{prometheus.ask('targets')}", 60)
 
 
 @needs_prometheus

@@ -394,7 +394,6 @@ def test_output_aliases_the_models_array_until_execute_returns(lab):
     assert answer["OUT0"].tolist() == [[0, 1], [2, 3]]
 
 
-@pytest.mark.thorough
 @pytest.mark.spec("pb-H07")
 def test_200_mb(tmp_path):
     """No shared memory has to be sized: nothing of this lies in /dev/shm, whose size is thus of no concern."""

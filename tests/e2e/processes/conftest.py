@@ -1,4 +1,4 @@
-"""Servers of these tests start from the command line, each in a process that has nothing of another."""
+"""A server whose processes have nothing of another, for tests of what processes are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from tests.support.warm_start import starts
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def whole_starts() -> Iterator[None]:
+    """Servers start from the command line."""
     with starts(warm=False):
         yield

@@ -71,7 +71,7 @@ NOT_EQUAL = {"path"}
 """Each model has its own directory there."""
 
 
-def test_a_model_cannot_tell(tmp_path):
+def test_a_model_cannot_tell(tmp_path, whole_starts):
     write_caller(tmp_path, "forked")
     write_caller(tmp_path, "spawned", extra="instance_group { kind: KIND_CPU }\n" + SPAWNED)
     with serving(tmp_path) as server:

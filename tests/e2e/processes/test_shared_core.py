@@ -57,7 +57,7 @@ def waits_on_one_core(server, run, own):
     return 1 in core_counts(server)
 
 
-def test_processes_share_a_core_while_they_wait_and_models_see_all_cores(tmp_path):
+def test_processes_share_a_core_while_they_wait_and_models_see_all_cores(tmp_path, whole_starts):
     directory = write_caller(tmp_path, extra=TWO)
     gate = Gate(directory, "busy")
     own = sorted(os.sched_getaffinity(0))

@@ -107,12 +107,15 @@ def test_a_broken_change_leaves_the_old_version_serving(server):
     assert re.match(
         r"serves as before; the change at \d\d:\d\d failed: ValueError: the weights are missing", row["reason"]
     )
+    failed = 'pybackend_model_change_failed{model="kept"}'
+    assert server.metrics()[failed] == 1
     # It may be tried again without a change, too.
     reply = server.request("POST", "/v2/repository/models/kept/load")
     assert (reply.status, "the weights are missing" in reply.error) == (400, True)
     write_model(server.repository, "kept", telling(9), None)
     tells(server, "kept", 9)
     wait_until(lambda: rows(server, "kept") == [{"name": "kept", "version": "1", "state": "READY"}], "all is well")
+    assert server.metrics()[failed] == 0
 
 
 @pytest.mark.spec("srv-R02")

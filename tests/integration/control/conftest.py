@@ -44,7 +44,9 @@ def start(repository, scratch):
 
     def start(*startup_models, **options):
         engines.append(
-            running_engine(repository, explicit=True, startup_models=startup_models, room_places=[scratch], **options)
+            running_engine(
+                repository, explicit=True, startup_models=startup_models, runtime_places=[scratch], **options
+            )
         )
         return engines[-1].__enter__()
 

@@ -15,6 +15,7 @@ from tests.support.ensembles import held, request_of
 from tests.support.gates import Gate
 from tests.support.model_control import CONFIG, answering, until
 from tests.support.repositories import write_model
+from tests.support.thorough import one_in
 
 COUNT = 8
 """Requests; the first of them is held in ``execute``."""
@@ -32,9 +33,7 @@ SCHEDULERS = {
     "iterative": "max_batch_size: 2 sequence_batching { oldest { } iterative_sequence: true }",
 }
 
-each_scheduler = pytest.mark.parametrize(
-    "scheduler", SCHEDULERS.values(), ids=[key.replace(" ", "_") for key in SCHEDULERS]
-)
+each_scheduler = pytest.mark.parametrize("scheduler", one_in(3, SCHEDULERS.values()))
 
 
 def request(number: int, scheduler: str) -> InferenceRequest:

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from pybackend.engine.admission import CLIENT
 from pybackend.frontend.pace import IDLE_SECONDS, SLOW_AFTER_SECONDS, STALLED_SECONDS
-from pybackend.protocol.grpc_message import written_varint
+from pybackend.protocol.grpc.message import written_varint
 from tests.support import http2
 from tests.support.engine import engine_on
 from tests.support.grpc_calls import INFER, REFLECTION, SERVER_LIVE, STREAM_INFER, framed, grpc_port

@@ -31,7 +31,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.session import StubSession
 from pybackend.ipc.channel import StubChannel
-from pybackend.protocol.grpc_arriving import ArrivingMessage
+from pybackend.protocol.grpc.arriving import ArrivingMessage
 from pybackend_wire.framing import FrameDecoder
 from tests.integration.http.test_shortcut import serving
 from tests.support.connection import post

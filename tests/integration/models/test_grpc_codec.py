@@ -18,11 +18,11 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.protocol.grpc_arriving import ArrivingMessage
-from pybackend.protocol.grpc_message import InferMessage, split_message
-from pybackend.protocol.grpc_request import decode_message, plan_arriving
-from pybackend.protocol.grpc_response import encode_message, encode_stream_error, encode_stream_message
-from pybackend.protocol.grpc_status import STATUS
+from pybackend.protocol.grpc.arriving import ArrivingMessage
+from pybackend.protocol.grpc.message import InferMessage, split_message
+from pybackend.protocol.grpc.request import decode_message, plan_arriving
+from pybackend.protocol.grpc.response import encode_message, encode_stream_error, encode_stream_message
+from pybackend.protocol.grpc.status import STATUS
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.inference.request import InferenceRequest, ParameterValue
-from pybackend.protocol.request_parameters import BINARY_DATA_OUTPUT, RESERVED_NAMES, RESERVED_PREFIX
+from pybackend.protocol.json.request_parameters import BINARY_DATA_OUTPUT, RESERVED_NAMES, RESERVED_PREFIX
 
 MOST_HEADERS = 256
 """Requests with more headers are refused: the name of each is compared with the pattern."""

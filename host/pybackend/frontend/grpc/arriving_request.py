@@ -7,8 +7,8 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_in_steps
-from pybackend.protocol.grpc_arriving import ArrivingMessage
-from pybackend.protocol.grpc_message import InferMessage
+from pybackend.protocol.grpc.arriving import ArrivingMessage
+from pybackend.protocol.grpc.message import InferMessage
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.steps import Steps
 

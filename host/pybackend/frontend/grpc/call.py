@@ -25,8 +25,8 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.watch import Exchange
 from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_response import EncodedMessage
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.response import EncodedMessage
+from pybackend.protocol.grpc.status import GrpcStatus
 
 log = logging.getLogger(__name__)
 

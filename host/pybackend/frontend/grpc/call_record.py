@@ -12,7 +12,7 @@ from pybackend.frontend.traced import begin_trace
 from pybackend.frontend.watch import Exchange
 from pybackend.http2 import HeaderBlock
 from pybackend.inference.request import InferenceRequest
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.tracing.request_trace import RequestTrace
 from pybackend.tracing.tracer import Tracer
 

@@ -18,7 +18,7 @@ from pybackend.frontend.grpc.infer_call import InferCall
 from pybackend.frontend.grpc.stream_call import StreamInferCall
 from pybackend.http2 import ErrorCode, RemoteProtocolError
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_response import EncodedMessage
+from pybackend.protocol.grpc.response import EncodedMessage
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pa
 from pybackend.frontend.slices import Slices, Turn
 from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 
 log = logging.getLogger(__name__)
 
@@ -281,9 +281,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> Call:
         """A call begins."""
-        call_head = head.memo
+        call_head = head.user_data
         if call_head is None:
-            call_head = head.memo = CallHead(head, self.frontend.policy)
+            call_head = head.user_data = CallHead(head, self.frontend.policy)
         elif call_head.takes_shortcut:  # type: ignore[attr-defined]
             head.takes_whole = head.content_length is None
         call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)  # type: ignore[arg-type,attr-defined]

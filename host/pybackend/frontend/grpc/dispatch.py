@@ -22,7 +22,7 @@ from pybackend.frontend.grpc.methods import INFERENCE, methods
 from pybackend.frontend.grpc.stream_call import StreamInferCall
 from pybackend.frontend.grpc.unary_call import MethodCall
 from pybackend.http2 import Stream
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 
 MakeCall = Callable[[CallConnection, Stream, CallHead], Call]
 

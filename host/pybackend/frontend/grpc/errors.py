@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 
 from pybackend.errors import InferenceError
 from pybackend.http2 import HeaderBlock
-from pybackend.protocol.grpc_status import STATUS, GrpcStatus
+from pybackend.protocol.grpc.status import STATUS, GrpcStatus
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OK = (b":status", b"200")

@@ -24,8 +24,8 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked
-from pybackend.protocol.grpc_layouts import MessageLayout
-from pybackend.protocol.grpc_response import id_field, message_format
+from pybackend.protocol.grpc.layouts import MessageLayout
+from pybackend.protocol.grpc.response import id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend.protocol.recurring import Recurring
 
@@ -83,7 +83,7 @@ class FastPath:
     ) -> InferCall | None:
         """Answer a whole call with a known head; None if its message, between two offsets, must take the ordinary way."""
         known = self.known(data, start, stop)
-        call_head: CallHead = head.memo  # type: ignore[assignment]
+        call_head: CallHead = head.user_data  # type: ignore[assignment]
         if known is not None:
             call = _FastCall(self, connection, stream, call_head)
             if call.submit_known(known):
@@ -115,7 +115,7 @@ class FastPath:
         if found is None:
             return None
         layout, request_id, raw = found
-        shortcut: Shortcut | None = layout.memo
+        shortcut: Shortcut | None = layout.user_data
         if shortcut is None:
             return None
         inputs = [*map(InputTensor, shortcut.names, shortcut.datatypes, shortcut.shapes, raw)]
@@ -208,13 +208,13 @@ class _FastCall(InferCall):
             self.fail(INTERNAL)
             return True
         if self._pending is None:
-            layout.memo = None
+            layout.user_data = None
             self._format, self._took_shortcut, self.half_closed = None, False, False
             return False
         return True
 
     def _submit(self, admission: Admission, plan: InferPlan, layout: MessageLayout | None = None) -> None:
-        if layout is not None and layout.memo is None:
+        if layout is not None and layout.user_data is None:
             _shorten(layout, admission, plan)
         super()._submit(admission, plan)
 
@@ -246,7 +246,7 @@ def _shorten(layout: MessageLayout, admission: Admission, plan: InferPlan) -> No
     route = admission.route()
     if route is None:
         return
-    layout.memo = Shortcut(
+    layout.user_data = Shortcut(
         route,
         layout.model_name,
         tuple(each.name for each in request.inputs),

@@ -7,7 +7,7 @@ from struct import Struct
 
 from pybackend.frontend.compression import BrokenStreamError, Coding, Inflater
 from pybackend.frontend.grpc.errors import CallError
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.limits import BodyLimits
 
 PREFIX = Struct(">BI")

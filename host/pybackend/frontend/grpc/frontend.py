@@ -17,10 +17,10 @@ from pybackend.frontend.slices import Slices
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.watch import Watch
 from pybackend.http2 import Config, PingRules
-from pybackend.protocol.grpc_layouts import MessageLayout, MessageLayouts
-from pybackend.protocol.grpc_message import InferMessage, split_message
-from pybackend.protocol.grpc_request import decode_in_steps, decode_message, plan_arriving
-from pybackend.protocol.grpc_response import MessageHeaders
+from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
+from pybackend.protocol.grpc.message import InferMessage, split_message
+from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving
+from pybackend.protocol.grpc.response import MessageHeaders
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches

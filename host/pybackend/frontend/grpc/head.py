@@ -15,7 +15,7 @@ from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
 from pybackend.frontend.traced import ContextFields, trace_context
 from pybackend.http2 import Fields, HeaderBlock, RequestHead
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 
 _CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)
 """The content type of a call: messages are in protobuf, and not in JSON or another encoding."""

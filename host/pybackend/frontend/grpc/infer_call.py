@@ -15,9 +15,9 @@ from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_layouts import MessageLayout
-from pybackend.protocol.grpc_response import encode_message
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.layouts import MessageLayout
+from pybackend.protocol.grpc.response import encode_message
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat
 
 log = logging.getLogger(__name__)

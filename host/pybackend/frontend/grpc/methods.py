@@ -13,15 +13,15 @@ from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.shared_memory import shared_memory_methods
 from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
-from pybackend.protocol.grpc_message import check_load_fields
-from pybackend.protocol.metadata import tensor_documents
-from pybackend.protocol.repository_request import (
+from pybackend.protocol.documents.metadata import tensor_documents
+from pybackend.protocol.documents.repository import (
     CONFIG,
     FILE_PREFIX,
     REPOSITORY_NAMED,
     UNLOAD_DEPENDENTS,
     unknown_parameter,
 )
+from pybackend.protocol.grpc.message import check_load_fields
 from pybackend.schema.messages import message_class
 
 INFERENCE = "inference.GRPCInferenceService"

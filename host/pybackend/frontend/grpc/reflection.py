@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import descriptor_pool, message_class
 
 PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")

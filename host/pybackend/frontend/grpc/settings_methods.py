@@ -7,8 +7,8 @@ from typing import Any
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.observability.logging import LOG
-from pybackend.protocol.log_document import log_changes, log_values
-from pybackend.protocol.trace_document import trace_changes, trace_values
+from pybackend.protocol.documents.log import log_changes, log_values
+from pybackend.protocol.documents.trace import trace_changes, trace_values
 from pybackend.schema.messages import message_class
 
 _FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}

@@ -19,7 +19,7 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc_response import encode_stream_error, encode_stream_message
+from pybackend.protocol.grpc.response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.tracing.request_trace import RequestTrace
 

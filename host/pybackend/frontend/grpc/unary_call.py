@@ -16,8 +16,8 @@ from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.framing import too_large_error
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
-from pybackend.protocol.grpc_message import check_field_count
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.message import check_field_count
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class
 
 log = logging.getLogger(__name__)

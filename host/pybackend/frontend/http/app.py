@@ -30,7 +30,7 @@ from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.model_path import SlashesInNames, client_address, model_name, model_path, version
-from pybackend.protocol.metadata import (
+from pybackend.protocol.documents.metadata import (
     encode_error,
     environment_document,
     model_metadata,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -16,7 +15,7 @@ from uvicorn.server import ServerState
 from pybackend.engine.answers import Answers
 from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.exchange import Exchange
-from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead
+from pybackend.frontend.http.request_reader import RequestHead, path_of
 from pybackend.frontend.watch import RECORD
 
 _KEY = "exchange"
@@ -99,10 +98,7 @@ class AsgiExchange(Exchange):
     __slots__ = ("_chunked", "_connection", "_protocol", "_status", "is_1_0", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
-        try:
-            httptools.parse_url(head.target)
-        except httptools.HttpParserInvalidURLError:
-            raise MalformedRequestError(400, "Invalid HTTP request received: its target is not a path") from None
+        path_of(head.target)  # uvicorn's object has no answer to a target without one
         self._connection = connection
         self._chunked = head.chunked
         self.record = connection.record

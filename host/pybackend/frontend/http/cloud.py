@@ -15,7 +15,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.restrictions import Headers, Restrictions, only_value
 from pybackend.frontend.http.errors import STATUS
-from pybackend.protocol.metadata import encode_error
+from pybackend.protocol.documents.metadata import encode_error
 from pybackend.settings import CloudSettings
 
 _JSON = "application/json"

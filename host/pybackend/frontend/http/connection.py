@@ -27,7 +27,7 @@ from pybackend.frontend.watch import Exchange as Record
 from pybackend.frontend.watch import Watch
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
-from pybackend.protocol.metadata import encode_error
+from pybackend.protocol.documents.metadata import encode_error
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.compression import Coding, deflated
-from pybackend.protocol.infer_response import EncodedResponse
+from pybackend.protocol.json.infer_response import EncodedResponse
 
 LEVEL = 1
 """zlib's level for answers: higher ones take several times as long for a few percent."""

@@ -34,9 +34,9 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.inference.validation import Checked
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
-from pybackend.protocol.infer_request import parse_header_length
-from pybackend.protocol.infer_response import binary_header, encode_values, json_frame
-from pybackend.protocol.json_tensor import unpacker
+from pybackend.protocol.json.infer_request import parse_header_length
+from pybackend.protocol.json.infer_response import binary_header, encode_values, json_frame
+from pybackend.protocol.json.tensor import unpacker
 from pybackend.protocol.plan_cache import PlanCache, PlanCaches
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE

@@ -20,8 +20,8 @@ from pybackend.frontend.http.infer_route import ERRORS, disconnected
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.frontend.watch import RECORD
 from pybackend.inference.validation import Checked
+from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
-from pybackend.protocol.metadata import encode_error
 
 _SENDER = Sender("http")
 

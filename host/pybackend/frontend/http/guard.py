@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import httptools
-
 from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.model_path import infer_target, routed_path
+from pybackend.frontend.http.request_reader import path_of
 
 
 class Refused(NamedTuple):
@@ -60,6 +59,9 @@ class HttpGuard:
             target: as in the request line.
             headers: of the call.
             sender: its address, for the log.
+
+        Raises:
+            MalformedRequestError: the target has no path.
         """
         if self._cors is not None and method == b"OPTIONS" and self._cors.is_preflight(headers):
             return None
@@ -76,9 +78,9 @@ def _path(target: bytes) -> str:
     """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI.
 
     Raises:
-        httptools.HttpParserInvalidURLError: the target is no path.
+        MalformedRequestError: the target has none.
     """
     if infer_target(target) is not None:
         return "/v2/models/-/infer"
-    path: bytes = httptools.parse_url(target).path
+    path = path_of(target)
     return routed_path(path) if b"%" in path else path.decode("latin-1")

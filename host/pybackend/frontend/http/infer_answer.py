@@ -23,8 +23,8 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import OutputFormat
-from pybackend.protocol.infer_response import EncodedResponse, encode_response
-from pybackend.protocol.json_pieces import PiecewiseResponse, is_large
+from pybackend.protocol.json.infer_response import EncodedResponse, encode_response
+from pybackend.protocol.json.pieces import PiecewiseResponse, is_large
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from pybackend.inference.validation import (
     validate_header,
 )
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
-from pybackend.protocol.infer_request import parse_header_length, parse_infer, parse_raw
-from pybackend.protocol.large_request import LARGE_JSON_BYTES, parse_large
+from pybackend.protocol.json.infer_request import parse_header_length, parse_infer, parse_raw
+from pybackend.protocol.json.large_request import LARGE_JSON_BYTES, parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 

@@ -22,8 +22,8 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
-from pybackend.protocol.infer_response import EncodedResponse, encode_response
-from pybackend.protocol.json_pieces import PiecewiseResponse, is_large
+from pybackend.protocol.json.infer_response import EncodedResponse, encode_response
+from pybackend.protocol.json.pieces import PiecewiseResponse, is_large
 
 _TENSOR = {
     "type": "object",

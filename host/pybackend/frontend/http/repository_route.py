@@ -13,13 +13,13 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS
 from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
-from pybackend.protocol.repository_request import (
+from pybackend.protocol.documents.repository import (
     index_document,
     parse_index_request,
     parse_load_request,
     parse_unload_request,
 )
-from pybackend.protocol.traffic_document import traffic_change_in, traffic_document
+from pybackend.protocol.documents.traffic import traffic_change_in, traffic_document
 
 _ON_LOOP_BYTES = 64 * 1024
 """A longer body is parsed on a thread: 64 MiB of base64 take a quarter of a second."""

@@ -68,6 +68,9 @@ class RequestHead:
         self.method = parsed.method
         self.target = parsed.target
         self.version = parsed.version
+        if b"#" in self.target:
+            # Readers with and without the fragment would find different routes.
+            raise _invalid("its target has a fragment, which is the client's own matter: write # as %23 in a name")
         self.headers = parsed.headers
         self.keep_alive = parsed.keep_alive
         self.raw = raw
@@ -119,6 +122,21 @@ def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
         raise _invalid(
             "the only transfer coding of this server is chunked. Compress a body with Content-Encoding instead", 501
         )
+
+
+def path_of(target: bytes) -> bytes:
+    """The path of a target, as it is written.
+
+    Raises:
+        MalformedRequestError: it has none.
+    """
+    try:
+        path: bytes | None = httptools.parse_url(target).path
+    except httptools.HttpParserInvalidURLError:
+        path = None
+    if path is None:
+        raise _invalid("its target is not a path")
+    return path
 
 
 class _ParsedHead:

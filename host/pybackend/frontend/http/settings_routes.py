@@ -10,8 +10,8 @@ from pybackend.frontend.http.arrival import small_body
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.model_path import model_name, model_path
 from pybackend.observability.logging import LOG
-from pybackend.protocol.log_document import log_changes_in, log_document
-from pybackend.protocol.trace_document import trace_changes_in, trace_document
+from pybackend.protocol.documents.log import log_changes_in, log_document
+from pybackend.protocol.documents.trace import trace_changes_in, trace_document
 
 _JSON = "application/json"
 

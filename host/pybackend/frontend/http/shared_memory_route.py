@@ -18,7 +18,7 @@ from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS
 from pybackend.frontend.http.model_path import client_address, name_in_path
-from pybackend.protocol.region_document import parse_registration
+from pybackend.protocol.documents.region import parse_registration
 
 _REGISTRATION = {
     "type": "object",

@@ -87,7 +87,7 @@ class MetricsApp:
         await send({"type": "http.response.body", "body": body})
 
     def _text(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
-        yield from lines([self._ready_family()])
+        yield from lines([self._ready_family(), self._change_family()])
         yield from self._model_lines.text(versions)
         yield from lines(self._families(versions, usage))
 
@@ -114,6 +114,14 @@ class MetricsApp:
             else:
                 state = "UNLOADED" if version.was_unloaded else row.state
                 yield "", self._model_lines.labels_of(version).with_label("state", state), version.is_ready
+
+    def _change_family(self) -> Family:
+        samples = []
+        for name, namespace, failed in self._engine.figures.changes():
+            labels = labels_text({"model": name} | ({"namespace": namespace} if namespace else {}))
+            samples.append(("", labels, float(failed)))
+        text = "1 if the model as it is in the repository failed to load, and an earlier state of it serves"
+        return Family("pybackend_model_change_failed", "gauge", text, samples)
 
     def _of_processes(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         """Usage by instance: the time of each begins at 0 again when its process is replaced, which a sum would hide."""

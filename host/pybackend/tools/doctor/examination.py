@@ -12,7 +12,7 @@ from pybackend.repository.layout import RepositoryScan, scan_repositories
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings
-from pybackend.tools.doctor import machine, models, ports, trial
+from pybackend.tools.doctor import files, machine, models, ports, trial
 from pybackend.tools.doctor.finding import Finding, Status, fail
 from pybackend.tools.doctor.host import model_host
 
@@ -37,7 +37,7 @@ async def examine(settings: Settings) -> list[Finding]:
 
 async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     """Check what the settings name; returns the findings and the number of processes that models would have."""
-    findings = list(ports.examine(settings.http, settings.grpc))
+    findings = [*ports.examine(settings.http, settings.grpc), *files.examine(settings)]
     cloud = settings.cloud_repositories
     try:
         mirrors = Mirrors(cloud.urls, cloud.cache_directory)

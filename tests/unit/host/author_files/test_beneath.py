@@ -155,7 +155,7 @@ def test_a_deep_path_takes_few_descriptors(opening, tmp_path):
     """Its author can make it as deep as no path can be written."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     inner = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(3000):
+    for _ in range(2100):
         os.mkdir("d", dir_fd=inner)
         outer, inner = inner, os.open("d", os.O_RDONLY, dir_fd=inner)
         os.close(outer)
@@ -163,7 +163,7 @@ def test_a_deep_path_takes_few_descriptors(opening, tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 300, hard))
     try:
         with held(tmp_path) as top, pytest.raises(OSError, match="File name too long"):
-            opening(top, "/".join(["d"] * 3000))
+            opening(top, "/".join(["d"] * 2100))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         parent = os.open(tmp_path, os.O_RDONLY)

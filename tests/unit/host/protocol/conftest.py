@@ -11,7 +11,7 @@ import pytest
 from pybackend.inference.validation import validate_bytes_tensors, validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, check_body_size
-from pybackend.protocol.infer_request import parse_infer
+from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.limits import BodyLimits
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
-from pybackend.protocol.infer_response import encode_response
+from pybackend.protocol.json.infer_response import encode_response
 from pybackend_wire.dtypes import DATATYPES
 
 http = pytest.importorskip("tritonclient.http")

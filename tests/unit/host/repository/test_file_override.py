@@ -12,7 +12,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.repository.file_override import OverrideDirectories, check_keys, override_paths
-from pybackend.sandbox.private_room import PrivateRoom
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def rooms(tmp_path):
 
 @pytest.fixture
 def directories(rooms):
-    directories = OverrideDirectories(PrivateRoom([rooms]))
+    directories = OverrideDirectories(RuntimeDirectory([rooms]))
     yield directories
     directories.close()
     assert not rooms.exists() or list(rooms.iterdir()) == []
@@ -120,9 +120,9 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from pybackend.repository.file_override import OverrideDirectories
-from pybackend.sandbox.private_room import PrivateRoom
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
-print(OverrideDirectories(PrivateRoom([Path(sys.argv[1])])).make("m", {"file:1/model.py": b"code"}), flush=True)
+print(OverrideDirectories(RuntimeDirectory([Path(sys.argv[1])])).make("m", {"file:1/model.py": b"code"}), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

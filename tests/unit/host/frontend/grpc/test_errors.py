@@ -9,7 +9,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.errors import LONGEST_MESSAGE_BYTES, CallError, trailers, trailers_only
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 
 
 def fields(block):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.framing import MessageReader
-from pybackend.protocol.grpc_status import GrpcStatus
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.limits import BodyLimits
 from tests.support.grpc_calls import framed
 

@@ -12,7 +12,7 @@ from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
-from pybackend.protocol.infer_response import encode_response
+from pybackend.protocol.json.infer_response import encode_response
 
 
 def response(*outputs, **fields):

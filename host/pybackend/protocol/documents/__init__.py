@@ -1,0 +1,1 @@
+"""The small documents around infer: metadata, the repository, logs, traces, traffic and regions."""

@@ -1,0 +1,42 @@
+"""The JSON with which a client registers a shared memory region."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.protocol.json.document import as_object, as_string, as_unsigned, parse_document
+
+
+class Registration(NamedTuple):
+    """A region to register.
+
+    Attributes:
+        key: the name of the shared memory object.
+        offset: start of the region in the object, in bytes.
+    """
+
+    key: str
+    offset: int
+    byte_size: int
+
+
+def parse_registration(body: bytes) -> Registration:
+    """Read the body of a request to register a region.
+
+    Raises:
+        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for a missing member.
+    """
+    document = as_object(parse_document(body, None), "key")
+    for member in ("key", "byte_size"):
+        if member not in document:
+            raise InferenceError(
+                f"Shared memory register request has no '{member}' field. Write "
+                '{"key": "/input", "offset": 0, "byte_size": 64}',
+                ErrorCode.INVALID_ARG,
+            )
+    return Registration(
+        as_string(document["key"], "key"),
+        as_unsigned(document.get("offset", 0), "offset"),
+        as_unsigned(document["byte_size"], "byte_size"),
+    )

@@ -1,0 +1,1 @@
+"""gRPC: requests and responses of infer as protobuf messages."""

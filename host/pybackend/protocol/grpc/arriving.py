@@ -1,0 +1,202 @@
+"""Reads a large gRPC request while it arrives: raw tensors are copied from the network to their final place, once.
+
+Used by front ends in place of ``split_message`` and ``decode_message`` for messages that are too large to collect. A
+tensor gets its room when its length has arrived; everything before the tensors is collected, up to a limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from pybackend.inference.tensor import InputTensor, obtain
+from pybackend.inference.validation import byte_size_error
+from pybackend.protocol.grpc.message import (
+    BYTES_FIELD,
+    MOST_FIELDS,
+    RAW,
+    InferMessage,
+    UnusualError,
+    read_varint,
+    split_message,
+    too_many_fields_error,
+    unreadable_error,
+)
+from pybackend.protocol.grpc.request import no_data_error
+from pybackend.protocol.infer_plan import InferPlan
+from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.refusals import invalid
+from pybackend.protocol.steps import Steps, at_once
+from pybackend_wire.dtypes import ITEMSIZE
+
+PlanOf = Callable[[InferMessage, bool], Steps[InferPlan]]
+"""Opens an admission to the model of a message, and plans the request: with ``plan_arriving`` in one step if the flag says
+that raw tensors follow, otherwise with ``decode_in_steps``."""
+
+
+class ArrivingMessage:
+    """One ``ModelInferRequest`` that arrives piece by piece."""
+
+    def __init__(
+        self,
+        nbytes: int,
+        limits: BodyLimits,
+        plan_of: PlanOf,
+        make_room: Callable[[InputTensor, int], memoryview],
+        on_shortage: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Nothing has arrived.
+
+        Args:
+            limits: bounds of all that is not a raw tensor.
+            plan_of: called once, when all that precedes the first raw tensor has arrived, or at the end.
+            make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
+            on_shortage: called when the model has no memory left; returns True if some may be available now.
+        """
+        self._left_bytes = nbytes
+        self._limits = limits
+        self._plan_of = plan_of
+        self._make_room = make_room
+        self._on_shortage = on_shortage
+        self._plan: InferPlan | None = None
+        self._collected = bytearray()  # the head; later the tag and length of a raw tensor
+        self._at = self._field_count = 0  # in the head
+        self._is_unusual = False
+        self._waiting: deque[tuple[InputTensor, int]] = deque()
+        self._tensor: InputTensor | None = None
+        self._room: memoryview | None = None
+        self._filled_bytes = 0
+        self._surplus_bytes = 0
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Process the next bytes.
+
+        Raises:
+            InferenceError: the bytes make the request invalid, or there is no memory for them.
+        """
+        view = memoryview(data)
+        while view:
+            room = self._room
+            if room is not None:
+                taken = min(len(view), len(room))
+                room[:taken] = view[:taken]
+                self.stored(taken)
+                view = view[taken:]
+                continue
+            if self._surplus_bytes:
+                taken = min(len(view), self._surplus_bytes)
+                self._surplus_bytes -= taken
+            elif self._plan is None:
+                taken = self._collect(view)
+            else:
+                taken = self._take_tag(view)
+            self._left_bytes -= taken
+            view = view[taken:]
+
+    @property
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes, if they belong to a tensor. Bytes that are written there are not fed: see :meth:`stored`."""
+        return self._room
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes that are held outside the tensors' memory."""
+        return len(self._collected)
+
+    def stored(self, count: int) -> None:
+        """Record that the next bytes were written to :attr:`room`.
+
+        Raises:
+            InferenceError: there is no memory for them.
+        """
+        room = self._room
+        assert room is not None
+        assert self._tensor is not None
+        self._left_bytes -= count
+        self._filled_bytes += count
+        if self._tensor.lease is not None:
+            obtain(partial(self._tensor.lease.arrived, self._filled_bytes), self._on_shortage)
+        self._room = room[count:] if count < len(room) else None
+
+    def finish(self) -> Steps[InferPlan]:
+        """The request, once all bytes have arrived: tensors given as lists of values are converted in steps.
+
+        Raises:
+            InferenceError: the request is invalid.
+        """
+        if self._plan is None:
+            return (yield from self._plan_of(split_message(bytes(self._collected), self._limits), False))
+        if self._room is not None or self._surplus_bytes or self._collected:
+            raise unreadable_error("its last field is cut off")
+        if self._waiting:
+            raise no_data_error(self._waiting[0][0].name, self._plan.request.model_name)
+        return self._plan
+
+    def _collect(self, view: memoryview) -> int:
+        """Take bytes of the head; those behind its end are left."""
+        before = len(self._collected)
+        self._collected += view
+        if self._is_unusual or not self._reach_tensors():
+            self._limits.check_head(len(self._collected))
+            return len(view)
+        head = bytes(self._collected[: self._at])
+        self._collected = bytearray()
+        self._plan = at_once(self._plan_of(split_message(head, self._limits), True))
+        self._waiting.extend(self._plan.binary_inputs)
+        return self._at - before
+
+    def _reach_tensors(self) -> bool:
+        """Skip complete fields; True if the next one is a raw tensor, which has at least its tag in the bytes so far."""
+        collected = self._collected
+        while self._at < len(collected):
+            tag = collected[self._at]
+            if tag == RAW:
+                return True
+            if tag & 7 != BYTES_FIELD or tag > RAW:
+                self._is_unusual = True  # split_message reads it when it is complete
+                return False
+            try:
+                size, begin = read_varint(collected, self._at + 1)
+            except IndexError:
+                return False
+            except UnusualError:
+                raise unreadable_error("a field is too long") from None
+            self._field_count += 1
+            if self._field_count > MOST_FIELDS:
+                raise too_many_fields_error()
+            self._at = begin + size
+        return False
+
+    def _take_tag(self, view: memoryview) -> int:
+        """Take one byte of the tag and the length before a raw tensor."""
+        self._collected.append(view[0])
+        if self._collected[0] != RAW:
+            raise invalid("other fields follow raw_input_contents: write the fields of large requests in their order")
+        try:
+            size, _ = read_varint(self._collected, 1)
+        except IndexError:
+            return 1
+        except UnusualError:
+            raise unreadable_error("a tensor is too long") from None
+        self._collected.clear()
+        if size > self._left_bytes - 1:
+            raise unreadable_error("a tensor is longer than the message")
+        self._field_count += 1
+        if self._field_count > MOST_FIELDS:
+            raise too_many_fields_error()
+        if self._waiting:
+            self._begin_tensor(*self._waiting.popleft(), size)
+        else:
+            self._surplus_bytes = size
+        return 1
+
+    def _begin_tensor(self, tensor: InputTensor, expected: int, size: int) -> None:
+        assert self._plan is not None
+        if size != expected and ITEMSIZE[tensor.datatype]:
+            raise byte_size_error(self._plan.request, tensor, size, self._plan.request.model_name)
+        if size:
+            self._tensor, self._filled_bytes = tensor, 0
+            self._room = obtain(partial(self._make_room, tensor, size), self._on_shortage)
+        else:
+            tensor.data = b""

@@ -1,0 +1,144 @@
+"""Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes but the id.
+
+In front of ``message`` for small messages. Their length says how long the beginning is, its bytes where everything lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+from pybackend.protocol.grpc.message import (
+    ID,
+    MODEL_NAME,
+    MODEL_VERSION,
+    RAW,
+    InferMessage,
+    split_message,
+    written_varint,
+)
+from pybackend.protocol.infer_plan import SMALL_BYTES
+from pybackend.protocol.limits import BodyLimits
+from pybackend.protocol.recurring import Recurring
+
+LONGEST_BEGINNING_BYTES = 4096
+MOST_LAYOUTS = 512
+"""With the longest beginning this limits the memory to a few MB, a key and its parts."""
+
+_MOST_OF_ONE_LENGTH = 4
+"""Beginnings of different lengths that messages of one length may have, so that clients who take turns are all known."""
+
+_MOST_TENSORS = 16
+_LONGEST_TEXT_BYTES = 0x7F
+"""The longest name, version and id in front of which the length is one byte."""
+
+_RAW_TAG = bytes((RAW,))
+
+
+class MessageLayout:
+    """A message whose id and tensors may vary.
+
+    Attributes:
+        model_name: as the client sent it.
+        model_version: likewise.
+        head: the message without id and raw tensors.
+        unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
+        tags: these tags and lengths.
+        user_data: a place for a front end, which this module never touches.
+    """
+
+    __slots__ = ("head", "model_name", "model_version", "tags", "unpack", "user_data")
+
+    def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes]) -> None:
+        self.model_name = message.model_name
+        self.model_version = message.model_version
+        self.head = message.head
+        self.user_data: Any = None
+        self.tags = tuple(tags)
+        others = (f"{len(tag)}s{size}s" for tag, size in zip(tags, sizes[1:], strict=True))
+        self.unpack = Struct(f"{sizes[0]}s" + "".join(others)).unpack_from
+
+
+class MessageLayouts:
+    """The layouts of recent messages without parameters."""
+
+    def __init__(self) -> None:
+        # Bytes up to the first raw tensor's, by the message's length without an id; and layouts by that length and these bytes.
+        self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS)
+        self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS)
+
+    def __len__(self) -> int:
+        """The layouts that are remembered, or the lengths if these are more."""
+        return max(len(self._layouts), len(self._beginnings))
+
+    def find(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
+        """Recognise a serialized ``ModelInferRequest`` that lies between two offsets.
+
+        Returns:
+            Its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
+        """
+        nbytes = stop - start
+        for size in self._beginnings.get(nbytes, ()):
+            begin = start + size
+            layout = self._layouts.get((nbytes, data[start:begin]))
+            if layout is not None:
+                fields = layout.unpack(data, begin)
+                return (layout, "", fields[::2]) if fields[1::2] == layout.tags else None
+        return self._find_with_id(data, start, stop)
+
+    def _find_with_id(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
+        """The same for a message that has an id, behind the model's name and version."""
+        at = start
+        for tag in (MODEL_NAME, MODEL_VERSION):
+            if at + 1 < stop and data[at] == tag:
+                if data[at + 1] > _LONGEST_TEXT_BYTES:
+                    return None
+                at += 2 + data[at + 1]
+        if at + 1 >= stop or data[at] != ID or data[at + 1] > _LONGEST_TEXT_BYTES:
+            return None
+        size = data[at + 1] + 2
+        nbytes = stop - start - size
+        for beginning in self._beginnings.get(nbytes, ()):
+            begin = start + size + beginning
+            layout = self._layouts.get((nbytes, data[start:at] + data[at + size : begin]))
+            if layout is not None:
+                fields = layout.unpack(data, begin)
+                try:
+                    request_id = data[at + 2 : at + size].decode()
+                except UnicodeDecodeError:
+                    return None
+                return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
+        return None
+
+    def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
+        """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc.message.split_message`.
+
+        Returns:
+            Its parts, and its layout if that was known.
+        """
+        found = self.find(data, 0, len(data))
+        if found is not None:
+            layout, request_id, raw = found
+            name, version = layout.model_name, layout.model_version
+            return InferMessage(name, version, request_id, b"", layout.head, list(raw)), layout
+        message = split_message(data, limits)
+        if message.raw and not message.parameters:
+            self._remember(message)
+        return message, None
+
+    def _remember(self, message: InferMessage) -> None:
+        """Remember a message as encoders write it: without an id, its raw tensors behind all else."""
+        sizes = [len(tensor) for tensor in message.raw]
+        if max(sizes) > SMALL_BYTES or len(sizes) > _MOST_TENSORS:
+            return
+        first_tag, *tags = [_RAW_TAG + written_varint(size) for size in sizes]
+        beginning = message.head + first_tag
+        if len(beginning) > LONGEST_BEGINNING_BYTES:
+            return
+        nbytes = len(beginning) + sum(sizes) + sum(map(len, tags))
+        others = [size for size in self._beginnings.get(nbytes, ()) if size != len(beginning)]
+        self._beginnings.remember(nbytes, (len(beginning), *others[: _MOST_OF_ONE_LENGTH - 1]))
+        key = nbytes, beginning
+        if key not in self._layouts:
+            self._layouts.remember(key, MessageLayout(message, sizes, tags))

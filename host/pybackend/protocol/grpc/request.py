@@ -1,0 +1,271 @@
+"""Parses a gRPC infer request into a plan: the station between ``message`` and an admission.
+
+Usage: a front end calls :func:`~pybackend.protocol.grpc.message.split_message`, opens an admission to the model that the
+message names, and calls :func:`decode_message`. A request whose head was seen before costs no protobuf. All others are
+read in the order of the reference's checks.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from pybackend.errors import InferenceError
+from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import validate_header
+from pybackend.modelconfig.signature import ModelSignature
+from pybackend.protocol.classification import ClassRequest
+from pybackend.protocol.grpc.contents import cut_contents, encode_contents
+from pybackend.protocol.grpc.message import InferMessage, parse_part
+from pybackend.protocol.grpc.parameters import INT64, STRING, apply_grpc_parameters, parameter_error
+from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
+from pybackend.protocol.limits import MOST_DIMS, BodyLimits
+from pybackend.protocol.plan_cache import PlanCache
+from pybackend.protocol.refusals import (
+    classes_in_region_error,
+    datatype_error,
+    invalid,
+    region_size_error,
+    repeated_error,
+    too_many_dims_error,
+)
+from pybackend.protocol.steps import Steps, at_once
+from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
+
+_REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+
+
+def decode_message(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache | None,
+    regions: RegionFinder = NO_REGIONS,
+) -> InferPlan:
+    """The request in a message.
+
+    Args:
+        plans: plans of the model version; None if nothing is remembered.
+
+    Returns:
+        A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
+
+    Raises:
+        InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
+            unregistered shared memory.
+    """
+    plan = None if plans is None else plans.filled(message.head, message.raw)
+    if plan is not None:
+        if message.id or message.parameters:
+            _apply_parameters(plan, message)
+        return plan
+    return at_once(decode_in_steps(message, signature, model_version, limits, plans, regions))
+
+
+def decode_in_steps(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache | None,
+    regions: RegionFinder = NO_REGIONS,
+) -> Steps[InferPlan]:
+    """Like :func:`decode_message`, in steps of a few milliseconds; for messages that are large and whole."""
+    raw_sizes = [len(data) for data in message.raw]
+    plan = yield from _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, regions)
+    for (tensor, _), data in zip(plan.binary_inputs, message.raw, strict=False):
+        tensor.data = data
+    return plan
+
+
+def plan_arriving(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache | None,
+    regions: RegionFinder = NO_REGIONS,
+) -> InferPlan:
+    """The request in a message whose raw tensors have not arrived.
+
+    Args:
+        message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
+
+    Returns:
+        A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
+        may have any.
+
+    Raises:
+        InferenceError: as for :func:`decode_message`.
+    """
+    plan = None if plans is None else plans.get(message.head)
+    if plan is None:
+        return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, regions))
+    _apply_parameters(plan, message)
+    return plan
+
+
+def no_data_error(tensor_name: str, model_name: str) -> InferenceError:
+    """The error for an input without contents for which there is no raw tensor."""
+    return invalid(f"unable to find data for input tensor '{tensor_name}' for model '{model_name}' in request.")
+
+
+def _apply_parameters(plan: InferPlan, message: InferMessage) -> None:
+    plan.request.id = message.id
+    if message.parameters:
+        parameters = parse_part(message.parameters).parameters
+        plan.wants_empty_final = apply_grpc_parameters(plan.request, parameters)
+
+
+def _plan_unknown(
+    message: InferMessage,
+    signature: ModelSignature,
+    model_version: str,
+    limits: BodyLimits,
+    plans: PlanCache | None,
+    raw_sizes: list[int] | None,
+    regions: RegionFinder,
+) -> Steps[InferPlan]:
+    """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
+
+    Args:
+        plans: receives the plan; None if nothing is remembered.
+        raw_sizes: of the raw tensors; None if they have not arrived.
+    """
+    skeleton, cut = cut_contents(message.head)
+    head = parse_part(skeleton)
+    plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
+    _apply_parameters(plan, message)
+    request = plan.request
+    names: set[str] = set()
+    for item in head.inputs:
+        request.inputs.append(_tensor(item, names, request.id))
+    plan.output_format = _read_outputs(head.outputs, request, signature, regions)
+    has_raw = raw_sizes is None or bool(raw_sizes)
+    for place, (item, tensor) in enumerate(zip(head.inputs, list(request.inputs), strict=True)):
+        part = _source_region(item, has_raw, signature.model_name, regions)
+        if part is not None:
+            request.inputs[place] = tensor_in_region(tensor.name, tensor.datatype, tensor.shape, part)
+            request.regions = request.regions or {}
+            continue
+        if item.HasField("contents"):
+            contents = cut.get(place)
+            if contents is None:
+                item.contents.DiscardUnknownFields()
+                contents = item.contents.SerializeToString()
+            steps = encode_contents(tensor.name, tensor.datatype, contents, signature.model_name, limits)
+            tensor.data = yield from steps
+            continue
+        if raw_sizes is None:
+            size = prod(tensor.shape) * ITEMSIZE[tensor.datatype]
+        elif len(plan.binary_inputs) < len(raw_sizes):
+            size = raw_sizes[len(plan.binary_inputs)]
+        else:
+            raise no_data_error(tensor.name, signature.model_name)
+        plan.binary_inputs.append((tensor, size))
+        plan.binary_bytes += size
+    plan.checked = validate_header(request, signature, plan.binary_inputs)
+    if plans is not None:
+        plans.put(message.head, plan, whole=False)
+    return plan
+
+
+def _tensor(item: Any, names: set[str], request_id: str) -> InputTensor:
+    """An input without its bytes."""
+    name, datatype = item.name, item.datatype
+    if len(item.shape) > MOST_DIMS:
+        raise too_many_dims_error(name, len(item.shape))
+    if datatype not in DATATYPES:
+        raise datatype_error(name, datatype)
+    if name in names:
+        raise repeated_error("input", name, request_id)
+    names.add(name)
+    return InputTensor(name, datatype, list(item.shape))
+
+
+def _source_region(item: Any, has_raw: bool, model_name: str, regions: RegionFinder) -> RegionPart | None:
+    """The part of a region that has an input's data, None if it is in the message; refuses an input with two sources."""
+    named = _named_region(item.parameters, item.name) if item.parameters else None
+    if named is not None:
+        if item.HasField("contents"):
+            raise invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' for model "
+                f"'{model_name}'"
+            )
+        return regions.find(*named)
+    if has_raw and item.HasField("contents"):
+        raise invalid(
+            f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
+            f"'{model_name}'"
+        )
+    return None
+
+
+def _named_region(parameters: Any, tensor_name: str) -> tuple[str, int, int] | None:
+    """The name of a shared memory region, an offset and a size in bytes; None if a tensor's parameters name no region."""
+    region = _memory_parameter(parameters, _REGION, STRING, tensor_name)
+    offset = _memory_parameter(parameters, _OFFSET, INT64, tensor_name)
+    byte_size = _memory_parameter(parameters, _BYTE_SIZE, INT64, tensor_name)
+    if region is None:
+        for name, value in ((_OFFSET, offset), (_BYTE_SIZE, byte_size)):
+            if value is not None:
+                raise invalid(
+                    f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor_name}'"
+                )
+        return None
+    if byte_size is None:
+        raise region_size_error(tensor_name)
+    return region, offset or 0, byte_size
+
+
+def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -> Any:
+    if name not in parameters:
+        return None
+    value = parameters[name]
+    if value.WhichOneof("parameter_choice") != kind:
+        raise parameter_error(name, f" parameter for tensor '{tensor_name}', expected {kind}.")
+    return getattr(value, kind)
+
+
+def _read_outputs(
+    outputs: Any, request: InferenceRequest, signature: ModelSignature, regions: RegionFinder
+) -> OutputFormat:
+    classes: dict[str, ClassRequest] = {}
+    names: dict[str, None] = {}
+    for item in outputs:
+        name = item.name
+        if name in names:
+            raise repeated_error("output", name, request.id)
+        names[name] = None
+        if not item.parameters:
+            continue
+        count = _class_count(item.parameters)
+        named = _named_region(item.parameters, name)
+        if named is not None:
+            if count:
+                raise classes_in_region_error()
+            request.regions = request.regions or {}
+            request.regions[name] = RegionOutput.of(regions.find(*named))
+        if count and name in signature.outputs:  # the validation reports unknown names
+            classes[name] = ClassRequest(count, signature.max_batch_size > 0, signature.outputs[name].labels)
+    request.requested_outputs = tuple(names)
+    return OutputFormat(binary_default=True, classes=classes) if classes else ALL_BINARY
+
+
+def _class_count(parameters: Any) -> int:
+    """The number of classes, 0 if none are requested."""
+    if "classification" not in parameters:
+        return 0
+    value = parameters["classification"]
+    if value.WhichOneof("parameter_choice") != INT64:
+        raise _class_type_error()
+    if value.int64_param <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return int(value.int64_param)
+
+
+def _class_type_error() -> InferenceError:
+    return parameter_error("classification", " parameter, expected int64_param")

@@ -1,0 +1,265 @@
+"""Encodes responses as gRPC messages: a header, and the outputs' memory as raw tensors behind it, without copying it.
+
+The last station of a gRPC request before the front end adds its framing. Fields are written in the order of their
+numbers, so the raw tensors come last, each after its tag and length. protobuf writes everything before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.request import ParameterValue
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
+from pybackend.protocol.grpc.message import written_varint
+from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
+from pybackend.protocol.json.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
+from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
+from pybackend.protocol.recurring import Recurring
+from pybackend.schema.messages import message_class
+
+LARGEST_MESSAGE_BYTES = 2**31 - 1
+"""The largest message that protobuf, and so any client, can read."""
+
+FINAL = "triton_final_response"
+
+_ID, _RAW = bytes((3 << 3 | 2,)), bytes((6 << 3 | 2,))  # tags of ModelInferResponse
+_INFER_RESPONSE = bytes((2 << 3 | 2,))  # tag of ModelStreamInferResponse
+
+_MOST_HEADERS = 512
+
+
+class EncodedMessage:
+    """A serialized message, in pieces.
+
+    Attributes:
+        pieces: what to send, in this order.
+        nbytes: total length.
+        borrows_memory: True if a piece is a view of the response's memory: release the response after sending it.
+    """
+
+    __slots__ = ("borrows_memory", "nbytes", "pieces")
+
+    def __init__(self, pieces: list[Buffer], nbytes: int, borrows_memory: bool) -> None:
+        self.pieces = pieces
+        self.nbytes = nbytes
+        self.borrows_memory = borrows_memory
+
+
+def encode_message(
+    response: InferenceResponse, output_format: OutputFormat, headers: MessageHeaders | None = None
+) -> EncodedMessage:
+    """Encode a result as a ``ModelInferResponse``; not for responses that hold an error.
+
+    Args:
+        response: its outputs' memory may be released after this returns, unless the message has ``borrows_memory``.
+        output_format: from the request's plan.
+        headers: of earlier responses; None if nothing is remembered.
+
+    Raises:
+        InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
+            cannot be sent.
+    """
+    return _encode(response, output_format, _parameters(response.parameters) if response.parameters else b"", headers)
+
+
+def encode_stream_message(
+    response: InferenceResponse, output_format: OutputFormat, headers: MessageHeaders | None = None
+) -> EncodedMessage:
+    """Encode a result as a ``ModelStreamInferResponse``, which says whether it is its request's last.
+
+    A response that only ends the stream becomes one without outputs.
+
+    Args:
+        response: as for :func:`encode_message`.
+        output_format: as for :func:`encode_message`.
+        headers: as for :func:`encode_message`.
+
+    Raises:
+        InferenceError: as for :func:`encode_message`.
+    """
+    if response.parameters:
+        inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}), headers)
+    else:
+        inner = _encode(response, output_format, _final_flag(response.final), headers)
+    head = _INFER_RESPONSE + written_varint(inner.nbytes)
+    inner.pieces[0] = head + inner.pieces[0]
+    inner.nbytes += len(head)
+    _check_size(inner.nbytes)
+    return inner
+
+
+def encode_stream_error(error: InferenceError, request_id: str, response: InferenceResponse | None = None) -> bytes:
+    """Encode a failure as a ``ModelStreamInferResponse``.
+
+    Args:
+        error: the failure.
+        request_id: ``""`` if the request has none.
+        response: the response that holds the failure; None if the request was refused before it ran.
+    """
+    inner = message_class("inference.ModelInferResponse")(id=_text(request_id))
+    if response is not None:
+        inner.model_name = _text(response.model_name)
+        inner.model_version = response.model_version
+        inner.parameters[FINAL].bool_param = response.final
+    message = message_class("inference.ModelStreamInferResponse")(
+        error_message=_text(error.message), infer_response=inner
+    )
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def message_format(response: InferenceResponse) -> tuple[bytes, int] | None:
+    """The message of a result with small outputs and without parameters, as a format for bytes.
+
+    Returns:
+        The format, in which ``%b`` stands for the field of the id (see :func:`id_field`) and then for the data of each output; and the
+        size of the message without an id. None if an output is not small.
+    """
+    header = _make_header(response, response.outputs)
+    if not header.is_small:
+        return None
+    form = _constant(header.model) + b"%b" + _constant(header.tensors)
+    return form + b"".join(_constant(tag) + b"%b" for tag in header.tags), header.nbytes
+
+
+def _constant(part: bytes) -> bytes:
+    return part.replace(b"%", b"%%")
+
+
+def id_field(request_id: str) -> bytes:
+    """The field of a message that has an id."""
+    written = request_id.encode("utf-8", "replace")
+    return _ID + written_varint(len(written)) + written
+
+
+class _Header(NamedTuple):
+    """The recurring part of the responses of a model whose outputs have the same shapes.
+
+    Attributes:
+        model: the fields before the id.
+        tensors: the outputs.
+        tags: what precedes each raw tensor.
+        nbytes: length of all of these and of the raw tensors.
+        is_small: every raw tensor is short enough to be copied.
+    """
+
+    model: bytes
+    tensors: bytes
+    tags: tuple[bytes, ...]
+    nbytes: int
+    is_small: bool
+
+
+class MessageHeaders(Recurring[tuple[str | int, ...], _Header]):
+    """Those of earlier responses, by the names of model and version, and name, datatype, size and dimensions of each output."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_HEADERS)
+
+
+def _encode(
+    response: InferenceResponse, output_format: OutputFormat, parameters: bytes, headers: MessageHeaders | None
+) -> EncodedMessage:
+    outputs = response.outputs if output_format is ALL_BINARY else wanted_outputs(response.outputs, output_format)
+    model, tensors, tags, nbytes, is_small = (
+        _make_header(response, outputs) if headers is None else _header_of(response, outputs, headers)
+    )
+    parts: list[Buffer] = [model]
+    if response.id:
+        identifier = id_field(response.id)
+        parts.append(identifier)
+        nbytes += len(identifier)
+    if parameters:
+        parts.append(parameters)
+        nbytes += len(parameters)
+    parts.append(tensors)
+    _check_size(nbytes)
+    if is_small:
+        for tag, tensor in zip(tags, outputs, strict=True):
+            parts += (tag, tensor.data)
+        return EncodedMessage([b"".join(parts)], nbytes, False)
+    pieces: list[Buffer] = []
+    borrows_memory = False
+    for tag, tensor in zip(tags, outputs, strict=True):
+        parts.append(tag)
+        data = tensor.data
+        if len(data) <= SMALL_BYTES:
+            parts.append(data)
+            continue
+        pieces += (b"".join(parts), data)
+        parts = []
+        borrows_memory = borrows_memory or type(data) is not bytes
+    if parts:
+        pieces.append(b"".join(parts))
+    return EncodedMessage(pieces, nbytes, borrows_memory)
+
+
+def _header_of(response: InferenceResponse, outputs: Sequence[OutputTensor], headers: MessageHeaders) -> _Header:
+    layout: list[str | int] = [response.model_name, response.model_version]
+    for tensor in outputs:
+        layout += (tensor.name, tensor.datatype, len(tensor.data))
+        layout += tensor.shape
+    key = tuple(layout)
+    header = headers.get(key)
+    if header is None:
+        header = _make_header(response, outputs)
+        if len(response.model_name) + sum(len(tensor.name) for tensor in outputs) <= LONGEST_CACHED_NAMES:
+            headers.remember(key, header)
+    return header
+
+
+def _make_header(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
+    of = message_class("inference.ModelInferResponse")
+    model = of(model_name=_text(response.model_name), model_version=response.model_version).SerializeToString()
+    described = [{"name": _text(each.name), "datatype": each.datatype, "shape": each.shape} for each in outputs]
+    tensors = of(outputs=described).SerializeToString()
+    sizes = [len(tensor.data) for tensor in outputs]
+    tags = tuple(_RAW + written_varint(size) for size in sizes)
+    nbytes = len(model) + len(tensors) + sum(sizes) + sum(map(len, tags))
+    return _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
+
+
+@lru_cache(maxsize=2)
+def _final_flag(final: bool) -> bytes:
+    return _parameters({FINAL: final})
+
+
+def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
+    message = message_class("inference.ModelInferResponse")()
+    for name, value in parameters.items():
+        field = message.parameters[_text(name)]
+        if isinstance(value, bool):
+            field.bool_param = value
+        elif isinstance(value, str):
+            field.string_param = _text(value)
+        elif isinstance(value, float):
+            field.double_param = value
+        elif INT64_MIN <= value <= INT64_MAX:
+            field.int64_param = value
+        elif INT64_MAX < value <= UINT64_MAX:
+            field.uint64_param = value
+        else:
+            raise InferenceError(f"the response's parameter '{name}' is {value}, which does not fit in 64 bits")
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def _text(value: str) -> str:
+    """Text that UTF-8 can hold: ``?`` for lone surrogates, which may come from models."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "replace").decode()
+    return value
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > LARGEST_MESSAGE_BYTES:
+        raise InferenceError(
+            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {LARGEST_MESSAGE_BYTES}.",
+            ErrorCode.INVALID_ARG,
+        )

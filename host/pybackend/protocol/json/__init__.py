@@ -1,0 +1,1 @@
+"""JSON, and JSON with binary tensors behind it: requests and responses of infer over HTTP."""

@@ -1,0 +1,255 @@
+"""Encodes a response: JSON, or JSON followed by binary tensors.
+
+The last station of the hot path before the HTTP protocol writes. Outputs come from an untrusted stub, but their sizes
+were checked against their shapes on arrival; only the contents of BYTES elements are checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.region import IN_REGION
+from pybackend.inference.request import ParameterValue
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.protocol.classification import classes_of
+from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
+from pybackend.protocol.json.tensor import FLOATS, decode_values
+from pybackend_wire.bytes_tensor import BytesTensorError
+
+LONGEST_CACHED_NAMES = 4096
+"""Characters of all outputs' names. Stubs send them, so the cache of headers must not keep names of any length."""
+
+
+class EncodedResponse:
+    """The body of a response, in pieces.
+
+    Attributes:
+        header_json: the JSON part, or the whole body.
+        json_length: value of ``Inference-Header-Content-Length``; None if nothing follows the JSON part.
+        chunks: the binary tensors, sent after ``header_json`` in this order.
+        body_bytes: total length.
+        borrows_memory: True if a chunk is a view of the response's memory: release the response after sending it.
+    """
+
+    __slots__ = ("body_bytes", "borrows_memory", "chunks", "header_json", "json_length")
+
+    def __init__(self, header_json: bytes, chunks: list[Buffer], json_length: int | None = None) -> None:
+        body_bytes = len(header_json)
+        borrows_memory = False
+        for chunk in chunks:
+            body_bytes += len(chunk)
+            if type(chunk) is not bytes:
+                borrows_memory = True
+        self.header_json = header_json
+        self.json_length = json_length
+        self.chunks = chunks
+        self.body_bytes = body_bytes
+        self.borrows_memory = borrows_memory
+
+
+class BinaryParameters(Struct, gc=False):
+    """JSON parameters of an output whose bytes follow the JSON part."""
+
+    binary_data_size: int
+
+
+class OutputHead(Struct, gc=False):
+    """An output in the response's JSON, without its data."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: BinaryParameters | UnsetType = UNSET
+
+
+class _Output(Struct, gc=False):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: BinaryParameters | UnsetType = UNSET
+    data: Sequence[Any] | UnsetType = UNSET
+
+
+class _Document(Struct, gc=False, kw_only=True):
+    id: str | UnsetType
+    model_name: str
+    model_version: str
+    parameters: Mapping[str, ParameterValue] | UnsetType
+    outputs: list[_Output]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
+    """Encode a result; not for responses that hold an error.
+
+    Args:
+        response: its outputs' memory may be released after this returns, unless the result has ``borrows_memory``.
+
+    Raises:
+        InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
+            INTERNAL; a BYTES output is malformed.
+    """
+    if output_format is ALL_BINARY and not response.parameters and response.id.isascii():
+        return _encode_binary(response)
+    outputs: list[_Output] = []
+    chunks: list[Buffer] = []
+    may_hold_nan = False
+    for tensor in wanted_outputs(response.outputs, output_format):
+        if tensor.data is IN_REGION:
+            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape))
+            continue
+        if not output_format.is_binary(tensor.name):
+            data = json_values(tensor, tensor.data)
+            outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, UNSET, data))
+            may_hold_nan = may_hold_nan or tensor.datatype in FLOATS
+            continue
+        size = len(tensor.data)
+        outputs.append(_Output(tensor.name, tensor.datatype, tensor.shape, BinaryParameters(size)))
+        if size:
+            chunks.append(chunk_of(tensor.data, size))
+    document = _Document(
+        id=response.id or UNSET,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        parameters=response.parameters or UNSET,
+        outputs=outputs,
+    )
+    header_json = encode_document(document, may_hold_nan=may_hold_nan or document.parameters is not UNSET)
+    return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
+
+
+def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat) -> Sequence[OutputTensor]:
+    """The outputs, with classes instead of tensors where requested."""
+    classes = output_format.classes
+    if classes is None:
+        return outputs
+    return [classes_of(each, classes[each.name]) if each.name in classes else each for each in outputs]
+
+
+def _encode_binary(response: InferenceResponse) -> EncodedResponse:
+    """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
+    layout = []
+    chunks: list[Buffer] = []
+    name_length = 0
+    for tensor in response.outputs:
+        data = tensor.data
+        size = len(data)
+        name_length += len(tensor.name)
+        layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
+        if size:
+            chunks.append(chunk_of(data, size))
+    cached = name_length <= LONGEST_CACHED_NAMES
+    header_of = _cached_binary_header if cached else binary_header
+    header_json = header_of(response.model_name, response.model_version, tuple(layout))
+    if response.id:
+        # The first member, as in every other response.
+        header_json = b'{"id":%b,%b' % (_encode(response.id), header_json[1:])
+    return EncodedResponse(header_json, chunks, len(header_json) if chunks else None)
+
+
+def chunk_of(data: Buffer, size: int) -> Buffer:
+    """A tensor's bytes to send: a copy if that costs less than keeping the response's memory."""
+    return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
+
+
+def binary_header(
+    model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    """The JSON part of a response whose outputs are all binary, without an id.
+
+    Args:
+        layout: name, datatype, shape and size in bytes of each output.
+    """
+    outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
+    document = _Document(
+        id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
+    )
+    return encode_document(document, may_hold_nan=False)
+
+
+def json_frame(model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+    """A response that is JSON only, without an id, and with ``%b`` for the values of each output.
+
+    See :func:`encode_values`.
+    """
+    document = _Document(id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=[])
+    beginning = encode_document(document, may_hold_nan=False).removesuffix(b"]}")
+    heads = [
+        encode_document(OutputHead(name, datatype, shape), may_hold_nan=False) for name, datatype, shape, _ in layout
+    ]
+    outputs = [head.removesuffix(b"}").replace(b"%", b"%%") + b',"data":%b}' for head in heads]
+    return beginning.replace(b"%", b"%%") + b",".join(outputs) + b"]}"
+
+
+def encode_values(values: Sequence[Any]) -> bytes:
+    """The JSON of an output's numbers; NaN and infinities are ``null``."""
+    return _encode(values)
+
+
+_cached_binary_header = lru_cache(maxsize=512)(binary_header)
+
+
+def document_head(response: InferenceResponse) -> bytes:
+    """A response's JSON up to the start of its first output."""
+    document = _Document(
+        id=response.id or UNSET,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        parameters=response.parameters or UNSET,
+        outputs=[],
+    )
+    return encode_document(document, may_hold_nan=document.parameters is not UNSET).removesuffix(b"]}")
+
+
+def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
+    """An output's elements as JSON values.
+
+    Args:
+        data: its bytes, or those of some of its elements.
+
+    Raises:
+        InferenceError: as for :func:`encode_response`.
+    """
+    try:
+        return decode_values(tensor.datatype, data)
+    except UnicodeDecodeError:
+        raise not_text_error(tensor) from None
+    except BytesTensorError as error:
+        raise InferenceError(f"the model's output '{tensor.name}' is broken: {error}") from None
+
+
+def not_text_error(tensor: OutputTensor) -> InferenceError:
+    """The error for an output that cannot be sent as JSON."""
+    return InferenceError(
+        f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary data "
+        "format for output: set 'binary_data' in its parameters, or name no outputs and set 'binary_data_output' in "
+        "the request's",
+        ErrorCode.INVALID_ARG,
+    )
+
+
+def encode_document(document: Any, *, may_hold_nan: bool) -> bytes:
+    """JSON of a document, with bare ``NaN`` and ``Infinity``, and ``?`` for text that UTF-8 cannot hold."""
+    try:
+        text = _encode(document)
+    except UnicodeEncodeError:
+        return _encode_literally(document)
+    # msgspec writes NaN and infinities as null, which otherwise occurs only inside strings.
+    if may_hold_nan and b"null" in text:
+        return _encode_literally(document)
+    return text
+
+
+def _encode_literally(document: Any) -> bytes:
+    text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")

@@ -1,0 +1,200 @@
+"""Finds the tensors' data in a large JSON document without parsing it.
+
+Used by: ``large_request`` and ``generate``, which parse the rest, called the skeleton, like a small document, and the data in
+slices. The skeleton is limited in size: no legitimate one needs a megabyte, and its contents (dimensions, inputs, parameters)
+cost far more to parse than numbers. Only texts make that of ``generate`` longer, which checks it itself.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import InputTensor
+from pybackend.protocol.json.document import MAX_NESTING, NESTING_TEXT
+
+LARGEST_SKELETON_BYTES = 1024 * 1024
+SLICE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The place of the data in a kind of document.
+
+    Attributes:
+        depth: nesting depth of a flat tensor's elements.
+        key: matches what comes before the array of data.
+        skeleton_bytes: limit of the rest.
+    """
+
+    depth: int
+    key: re.Pattern[bytes]
+    skeleton_bytes: int
+
+
+INFER = Form(4, re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\Z'), LARGEST_SKELETON_BYTES)
+"""The document, its inputs, the input, its data."""
+
+_LONGEST_KEY_BYTES = 64
+_TOKEN_BITS = 63
+_OPENING, _CLOSING = 0x7B, 0x7D
+"""Brackets and braces with bit 5 set, which makes brackets and braces equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A document, split into skeleton and data.
+
+    Attributes:
+        skeleton: the document with ``[token, n]`` in place of the n-th array of data.
+        token: a number that no client can know, so that nothing a client sends looks like such a place.
+        spans: where these arrays begin and end in the document, brackets included.
+        places: where in the skeleton each of them is left out, and by how many bytes what follows is shifted.
+    """
+
+    skeleton: bytes
+    token: int
+    spans: list[tuple[int, int]]
+    places: list[tuple[int, int]]
+
+    def offset(self, place: int) -> int:
+        """Map a position in the skeleton to the document."""
+        return place + sum(shift for at, shift in self.places if at < place)
+
+
+class _Outliner:
+    """Scans a document slice by slice."""
+
+    def __init__(self, text: bytes | bytearray, form: Form) -> None:
+        self._text = text
+        self._form = form
+        self._token = secrets.randbits(_TOKEN_BITS)
+        self._depth = 0
+        self._in_string = 0
+        self._copied = 0
+        self._data_begin = -1
+        self._skeleton = bytearray()
+        self._spans: list[tuple[int, int]] = []
+        self._places: list[tuple[int, int]] = []
+
+    def follow(self, begin: int, end: int) -> None:
+        """Scan the next slice, which must not end within an escape."""
+        # Same length, without escaped quotes.
+        plain = self._text[begin:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+        octets = np.frombuffer(plain, np.uint8)
+        folded = octets | 0x20
+        places = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
+        quotes = np.flatnonzero(octets == ord('"'))
+        if self._in_string or len(quotes):
+            places = places[(np.searchsorted(quotes, places) + self._in_string) & 1 == 0]
+            self._in_string = (self._in_string + len(quotes)) & 1
+        if len(places):
+            opens = folded[places] == _OPENING
+            depths = self._depth + np.cumsum(np.where(opens, 1, -1))
+            self._depth = int(depths[-1])
+            borders = np.flatnonzero(np.where(opens, depths, depths + 1) == self._form.depth)
+            for place, is_open in zip(places[borders].tolist(), opens[borders].tolist(), strict=True):
+                self._border(begin + place, is_open=is_open)
+            self._check_nesting(int(depths.max()))
+        outside = 0 if self._data_begin >= 0 else end - self._copied
+        check_skeleton(len(self._skeleton) + outside, self._form.skeleton_bytes)
+
+    def outline(self) -> Outline:
+        """The result, once everything was scanned."""
+        if self._data_begin >= 0:
+            self._end_data(len(self._text))
+        skeleton = bytes(self._text) if not self._spans else bytes(self._skeleton + self._text[self._copied :])
+        return Outline(skeleton, self._token, self._spans, self._places)
+
+    def _border(self, place: int, *, is_open: bool) -> None:
+        if self._data_begin >= 0:
+            if not is_open:
+                self._end_data(place + 1)
+        elif is_open and self._text[place] == ord("["):
+            before = bytes(self._text[max(0, place - _LONGEST_KEY_BYTES) : place])
+            if self._form.key.search(before):
+                self._skeleton += self._text[self._copied : place]
+                self._data_begin = place
+
+    def _end_data(self, end: int) -> None:
+        stand_in = b"[%d,%d]" % (self._token, len(self._spans))
+        self._skeleton += stand_in
+        self._places.append((len(self._skeleton) - 1, end - self._data_begin - len(stand_in)))
+        self._spans.append((self._data_begin, end))
+        self._copied, self._data_begin = end, -1
+
+    def _check_nesting(self, depth: int) -> None:
+        if depth - self._form.depth + 1 >= MAX_NESTING:
+            where = "Unable to parse 'data'" if self._data_begin >= 0 else "failed to parse the request JSON buffer"
+            raise InferenceError(f"{where}: {NESTING_TEXT}", ErrorCode.INVALID_ARG)
+
+
+def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> None:
+    """Refuse a document with too many bytes outside tensor data.
+
+    Raises:
+        InferenceError: INVALID_ARG, it has too many.
+    """
+    if nbytes > most_bytes:
+        raise InferenceError(
+            f"request JSON has more than {most_bytes} bytes beside its tensors' data. Shapes, names and "
+            "parameters never take so much; send large values as tensors",
+            ErrorCode.INVALID_ARG,
+        )
+
+
+def unescaped_end(text: bytes | bytearray, begin: int, end: int) -> int:
+    """The end of a part, or one more if an escape would be cut there. ``begin`` is within none."""
+    part = text[begin:end]
+    return end + (len(part) - len(part.rstrip(b"\\"))) % 2
+
+
+def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:
+    """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check.
+
+    Raises:
+        InferenceError: INVALID_ARG; it is nested too deeply, or too much of it is not tensor data.
+    """
+    outliner, begin, size = _Outliner(text, form), 0, len(text)
+    while begin < size:
+        end = min(unescaped_end(text, begin, begin + SLICE_BYTES), size)
+        outliner.follow(begin, end)
+        begin = end
+        yield
+    return outliner.outline()
+
+
+class CutTensor(NamedTuple):
+    """A tensor without its data.
+
+    Attributes:
+        tensor: the tensor.
+        number: index of its data among all arrays that were cut out.
+        element_count: according to its shape.
+    """
+
+    tensor: InputTensor
+    number: int
+    element_count: int
+
+
+class CutTensors:
+    """The tensors whose data was cut out of a document, for conversion after the rest was parsed."""
+
+    def __init__(self, outline: Outline) -> None:
+        self._token = outline.token
+        self.offset = outline.offset
+        self.tensors: list[CutTensor] = []
+
+    def add(self, tensor: InputTensor, stands_in: list[int], count: int) -> bool:
+        """Note a tensor; False if this is not what stands in for data."""
+        if len(stands_in) != 2 or stands_in[0] != self._token:
+            return False
+        self.tensors.append(CutTensor(tensor, stands_in[1], count))
+        return True
