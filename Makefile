@@ -79,7 +79,7 @@ format: $(MARK)-dev ## let ruff format and fix what it can
 
 fuzz: $(MARK)-dev ## try properties with new examples, and the decoders of requests with much more garbage than the tests do
 	FUZZ_TIMES=$(TIMES) $(BIN)/python -m pytest --all --timeout 0 -o faulthandler_timeout=0 -n $(JOBS) $(PYTEST_ARGS) \
-	  -m hypothesis tests/unit tests/integration tests/e2e/http/test_garbage.py
+	  -m hypothesis tests/unit tests/integration tests/e2e/http/test_garbage.py tests/e2e/test_fast_paths.py
 
 schema: $(MARK)-dev ## compile the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I $(SCHEMA)/definitions --include_imports \
